@@ -1,0 +1,84 @@
+# The only entry points that people and CI use. `make help` lists them.
+#
+# Everything lives in .venv; a stamp file per set of packages makes repeated calls fast. A set is installed
+# again when pyproject.toml or its pins change.
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+PYTHON  := $(BIN)/python
+PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
+
+DATA    ?= ./data
+ROUNDS  ?= 50
+QUICK   ?=
+ARGS    ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format bench crash memory recovery fuzz docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---------------------------------------------------------------- the environment
+
+$(VENV)/.made: scripts/make-venv
+	@scripts/make-venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.made pyproject.toml requirements/run.txt
+	@echo "installing what a broker needs into $(VENV)" >&2
+	@$(PIP) -c requirements/run.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	@echo "installing what the tests need into $(VENV)" >&2
+	@$(PIP) -c requirements/dev.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.run requirements/bench.txt
+	@echo "installing what the benchmarks need into $(VENV)" >&2
+	@$(PIP) -c requirements/bench.txt -e '.[bench]'
+	@touch $@
+
+# ---------------------------------------------------------------- run and test
+
+run: $(VENV)/.run ## start one broker on port 7440 (DATA=./data, ARGS=... for more flags)
+	@exec $(BIN)/stentor serve --data $(DATA) $(ARGS)
+
+test: check ## everything that must pass: check, then all tests (ARGS=... for pytest)
+	@$(PYTHON) -m pytest $(ARGS)
+
+check: $(VENV)/.dev ## lint, format, types, layers
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check --quiet || { echo "run 'make format' to format these files" >&2; $(BIN)/ruff format --check; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/.dev ## format the code and fix what ruff can fix
+	@$(BIN)/ruff check --fix --quiet || true
+	@$(BIN)/ruff format
+
+docs: $(VENV)/.dev ## write the generated references in docs/ and check the documents
+	@$(PYTHON) -m stentor.cli.reference --write docs
+	@$(PYTHON) -m pytest tests/docs
+
+# ---------------------------------------------------------------- measure
+
+bench: $(VENV)/.bench ## the comparison with the peers (QUICK=1: at most three minutes)
+	@$(PYTHON) -m bench $(if $(QUICK),--quick) $(ARGS)
+
+crash: $(VENV)/.bench ## kill -9 while publishing, ROUNDS=50 times; nothing acknowledged is lost
+	@$(PYTHON) -m bench.crash --rounds $(ROUNDS) $(ARGS)
+
+memory: $(VENV)/.bench ## the broker's memory while 5 GB are written past slow subscribers
+	@$(PYTHON) -m bench.memory $(ARGS)
+
+recovery: $(VENV)/.bench ## time until ready after a crash with 10 GB of log
+	@$(PYTHON) -m bench.recovery $(ARGS)
+
+fuzz: $(VENV)/.dev ## a million mutated frames through the decoder
+	@STENTOR_FUZZ_FRAMES=1000000 $(PYTHON) -m pytest tests/fuzz --timeout 3600 $(ARGS)
+
+clean: ## remove what make and Python left behind; never the data
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,17 @@
+"""The systems, by name. Imported on demand: a role process pays only for the client library it measures."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.systems.base import System
+
+NAMES = ("stentor", "redis", "nats", "zeromq", "kafka", "copier")
+
+
+def system(name: str) -> System:
+    """The driver of a system; its module offers it as `SYSTEM`."""
+    driver: System = import_module(f"bench.systems.{name}").SYSTEM
+    return driver

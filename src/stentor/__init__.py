@@ -1,0 +1,115 @@
+"""Stentor: publish/subscribe with no single point of failure, in Python.
+
+    import stentor
+
+    with stentor.connect() as client:
+        client.publish("orders.eu", "hello", key="42")
+
+Names are loaded on first use, so that `import stentor` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from stentor._version import __version__
+
+if TYPE_CHECKING:
+    from stentor.client.async_client import AsyncClient, connect_async
+    from stentor.client.history import AsyncHistory, History
+    from stentor.client.lane import FailedBatch
+    from stentor.client.message import Message, Receipt
+    from stentor.client.positions import Last
+    from stentor.client.producer import AsyncProducer, Producer
+    from stentor.client.subscription import AsyncSubscription, Event, Subscription
+    from stentor.client.sync_client import Client, connect
+    from stentor.client.typed import Topic, TypedMessage
+    from stentor.errors import (
+        Closed,
+        ConnectionFailed,
+        CorruptData,
+        DeadlineExceeded,
+        DecodeFailed,
+        DirectoryInUse,
+        DirectoryUnusable,
+        DiskFull,
+        ForkDetected,
+        FormatTooNew,
+        InternalError,
+        InvalidArgument,
+        LimitExceeded,
+        LogFailed,
+        NotReady,
+        OffsetOutOfRange,
+        PartitionNotFound,
+        ProtocolError,
+        PublishError,
+        SequenceError,
+        SlowSubscriber,
+        StentorError,
+        StorageError,
+        TopicExists,
+        TopicNotFound,
+        UnknownOutcome,
+        VersionMismatch,
+    )
+    from stentor.wire.messages import BrokerInfo, ClientInfo, PartitionInfo, TopicInfo, TopicSettings
+
+_EXPORTS = {
+    "stentor.client.async_client": ("AsyncClient", "connect_async"),
+    "stentor.client.history": ("AsyncHistory", "History"),
+    "stentor.client.lane": ("FailedBatch",),
+    "stentor.client.message": ("Message", "Receipt"),
+    "stentor.client.positions": ("Last",),
+    "stentor.client.producer": ("AsyncProducer", "Producer"),
+    "stentor.client.subscription": ("AsyncSubscription", "Event", "Subscription"),
+    "stentor.client.sync_client": ("Client", "connect"),
+    "stentor.client.typed": ("Topic", "TypedMessage"),
+    "stentor.errors": (
+        "Closed",
+        "ConnectionFailed",
+        "CorruptData",
+        "DeadlineExceeded",
+        "DecodeFailed",
+        "DirectoryInUse",
+        "DirectoryUnusable",
+        "DiskFull",
+        "ForkDetected",
+        "FormatTooNew",
+        "InternalError",
+        "InvalidArgument",
+        "LimitExceeded",
+        "LogFailed",
+        "NotReady",
+        "OffsetOutOfRange",
+        "PartitionNotFound",
+        "ProtocolError",
+        "PublishError",
+        "SequenceError",
+        "SlowSubscriber",
+        "StentorError",
+        "StorageError",
+        "TopicExists",
+        "TopicNotFound",
+        "UnknownOutcome",
+        "VersionMismatch",
+    ),
+    "stentor.wire.messages": ("BrokerInfo", "ClientInfo", "PartitionInfo", "TopicInfo", "TopicSettings"),
+}
+_HOMES = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 - strings, though linters cannot see it
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'stentor' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

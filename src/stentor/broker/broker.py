@@ -1,0 +1,472 @@
+"""The broker: one process, one loop, everything a single-broker system needs.
+
+Start: lock the directory, read the journal and the coordination store, recover every log, open a new
+epoch in which this start is the chain, listen. Stop: refuse new work, bring every log to disk,
+answer what waited, tell every client, let go of the directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stentor import limits
+from stentor._version import __version__
+from stentor.broker.catalogue import Catalogue, Topic
+from stentor.broker.partition import Partition
+from stentor.broker.requests import serve
+from stentor.broker.session import Session
+from stentor.broker.syncer import DiskThreads
+from stentor.coordination import EmbeddedStore
+from stentor.core.chain import Replica
+from stentor.core.dedupe import Dedupe
+from stentor.errors import Closed, PartitionNotFound, StentorError, TopicNotFound
+from stentor.storage.directory import DataDirectory
+from stentor.storage.files import atomic_write
+from stentor.storage.log import LogSettings, PartitionLog
+from stentor.transport.listener import listen
+from stentor.wire import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stentor.broker.config import BrokerConfig
+    from stentor.ports import Clock
+    from stentor.wire.header import BatchHeader
+    from stentor.wire.messages import TopicSettings
+
+logger = logging.getLogger(__name__)
+
+_FEATURES = ["batch-rows", "batch-arrow", "lz4", "zstd"]
+_RECOVERY_THREADS = 4
+_SYNC_THREADS = 4
+_READ_THREADS = 2
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class Broker:
+    """A running broker. `start` and `stop` are its life."""
+
+    def __init__(self, config: BrokerConfig, *, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock: Clock = clock or SystemClock()
+        self.loop = asyncio.get_running_loop()
+        self.partitions: dict[tuple[int, int], Partition] = {}
+        self.sessions: set[Session] = set()
+        self.refusals = 0
+        self.route_version = 1
+        self.port = 0
+        self.http_address = ""  # told by whoever serves HTTP for this broker
+        self.stopping = False
+        self.ready = False
+        self._directory: DataDirectory | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._checkpointing = False
+        self._retaining = False
+        self._server: asyncio.AbstractServer | None = None
+        self._started_at = self.clock.monotonic()
+        self.admin = asyncio.Lock()  # topics change one at a time
+
+    # --- start ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bring the broker up, or leave nothing behind."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._release()
+            raise
+
+    async def _start(self) -> None:
+        began = time.monotonic()
+        path = Path(self.config.data_directory)
+        self._directory = directory = DataDirectory(path)
+        self._syncs = DiskThreads(self.loop, threads=_SYNC_THREADS, name="sync")
+        self._reads = DiskThreads(self.loop, threads=_READ_THREADS, name="read")
+        self._journal = directory.journal()
+        coordination = path / "coordination"
+        saved = coordination.read_bytes() if coordination.exists() else None
+        self.store = EmbeddedStore(saved, partial(atomic_write, coordination))
+        self.broker_id, self.cluster_id = await self._identity()
+        self.catalogue = Catalogue(self.store, self.broker_id, self._journal.incarnation)
+        await self.catalogue.load()
+        await self._remove_deleted()
+        await self._open_partitions(self.catalogue.topics.values())
+        self._checkpoint_now()
+        self._server, _, self.port = await listen(
+            self.loop, lambda: Session(self).connection, self.config.host, self.config.port
+        )
+        self._every(1.0, self._sweep)
+        self._every(limits.CHECKPOINT_S, self._checkpoint)
+        self._every(limits.RETENTION_CHECK_S, self._retain)
+        self.ready = True
+        logger.info(
+            "broker %s ready on %s: %d topics, %d partitions, %.2f s",
+            self.broker_id,
+            self.address,
+            len(self.catalogue.topics),
+            len(self.partitions),
+            time.monotonic() - began,
+        )
+
+    async def _identity(self) -> tuple[str, str]:
+        """Who this broker is: told by the config, or made once and kept."""
+        found = {e.key: e.value.decode() for e in await self.store.range("identity/")}
+        broker_id = self.config.broker_id or found.get("identity/broker") or f"broker-{uuid.uuid4().hex[:8]}"
+        cluster_id = found.get("identity/cluster") or uuid.uuid4().hex
+        wanted = {"identity/broker": broker_id, "identity/cluster": cluster_id}
+        if found != wanted:
+            await self.store.swap(expect={}, put={key: value.encode() for key, value in wanted.items()})
+        return broker_id, cluster_id
+
+    # --- partitions -----------------------------------------------------------------------------
+
+    async def _open_partitions(self, topics: Iterable[Topic]) -> None:
+        """Recover logs, several at a time: what a restart waits for."""
+        with ThreadPoolExecutor(_RECOVERY_THREADS, "stentor-recovery") as pool:
+            opening = [
+                self.loop.run_in_executor(pool, self._open_partition, topic, index)
+                for topic in topics
+                for index in range(len(topic.chains))
+            ]
+            for partition in await asyncio.gather(*opening):
+                self.partitions[partition.topic_id, partition.index] = partition
+                self._start_flush_timer(partition)
+
+    def _open_partition(self, topic: Topic, index: int) -> Partition:
+        record, chain = topic.record, topic.chains[index]
+        known = self._journal.get(record.id, index)
+        dedupe = Dedupe()
+        log = PartitionLog.open(
+            self._partition_path(record.id, index),
+            topic_id=record.id,
+            partition=index,
+            log_id=chain.chain[0].log_id,
+            settings=self._log_settings(record.settings),
+            floor=None if known is None else known.floor,
+            restore=dedupe.restore,
+            replay=partial(_replay, dedupe),
+        )
+        self._report_recovery(record.name, index, log)
+        # Recovery has synced the log (K3a), and this chain has one member: all of it is committed.
+        replica = Replica(
+            epoch=chain.epoch,
+            chain=[member.broker for member in chain.chain],
+            end=log.end,
+            committed=log.end,
+            dedupe=dedupe,
+        )
+        return Partition(
+            topic=record.name,
+            topic_id=record.id,
+            index=index,
+            settings=record.settings,
+            log=log,
+            replica=replica,
+            clock=self.clock,
+            syncs=self._syncs,
+            reads=self._reads,
+        )
+
+    def _partition_path(self, topic_id: int, partition: int) -> Path:
+        assert self._directory is not None
+        return self._directory.partition_directory(topic_id, partition)
+
+    def _log_settings(self, settings: TopicSettings) -> LogSettings:
+        return LogSettings(
+            segment_bytes=settings.segment_bytes,
+            retention_age_s=settings.retention_age_s,
+            retention_bytes=settings.retention_bytes,
+            disk_reserve_bytes=self.config.disk_reserve_bytes,
+        )
+
+    def _report_recovery(self, topic: str, index: int, log: PartitionLog) -> None:
+        report = log.recovery
+        for truncation in report.truncated:
+            logger.warning("%s/%d: a torn write at the end was cut off: %s", topic, index, truncation)
+        for damage in log.damaged:
+            logger.error("%s/%d: offsets %d to %d are damaged and refused", topic, index, *damage)
+
+    def _start_flush_timer(self, partition: Partition) -> None:
+        def flush() -> None:
+            if partition.deleted or self.stopping:
+                return
+            if partition.settings.flush == "interval":
+                partition.flush_interval()
+            self.loop.call_later(partition.settings.flush_interval_ms / 1000, flush)
+
+        if partition.settings.flush == "interval":
+            flush()
+
+    def partition(self, topic_id: int, index: int) -> Partition:
+        """The partition that a frame names."""
+        found = self.partitions.get((topic_id, index))
+        if found is None or found.deleted:
+            raise PartitionNotFound(
+                f"This broker has no partition {index} of the topic with id {topic_id:x}.",
+                hint="The topic may have been deleted or made anew; look it up again.",
+            )
+        return found
+
+    def topic_partitions(self, topic: Topic) -> list[Partition]:
+        return [self.partitions[topic.record.id, index] for index in range(len(topic.chains))]
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, settings: TopicSettings) -> Topic:
+        topic = await self.catalogue.create(name, settings, self.clock.now_us())
+        await self._open_partitions([topic])
+        self.catalogue.topics[name] = topic
+        self._checkpoint_now()
+        self._announce(messages.RouteChange(version=self._next_version(), topics=[topic.route()]))
+        logger.info("topic %s made with %d partitions", name, settings.partitions)
+        return topic
+
+    async def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
+        before = self.catalogue.get(name).record.settings
+        topic = await self.catalogue.alter(name, changes)
+        for partition in self.topic_partitions(topic):
+            partition.settings = topic.record.settings
+            partition.log.settings = self._log_settings(topic.record.settings)
+            if before.flush != topic.record.settings.flush:
+                self._start_flush_timer(partition)
+        self._announce(messages.RouteChange(version=self._next_version(), topics=[topic.route()]))
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        topic = await self.catalogue.delete(name)
+        self._announce(messages.RouteChange(version=self._next_version(), removed=[topic.record.id]))
+        for index in range(len(topic.chains)):
+            partition = self.partitions.pop((topic.record.id, index))
+            partition.end_streams(TopicNotFound(f"Topic {name} was deleted.", object=name))
+            await self._settle(partition)
+            self._journal.remove(topic.record.id, index)
+            await asyncio.to_thread(partition.log.delete)
+        await self.catalogue.forget_deleted([topic.record.id])
+        logger.info("topic %s deleted", name)
+
+    async def _remove_deleted(self) -> None:
+        """A crash may have come between deleting a topic and removing its files."""
+        topic_ids = await self.catalogue.deleted_ids()
+        assert self._directory is not None
+        for found in self._directory.partitions():
+            if found.topic_id in topic_ids:
+                await asyncio.to_thread(shutil.rmtree, found.path)
+                self._journal.remove(found.topic_id, found.partition)
+        await self.catalogue.forget_deleted(topic_ids)
+
+    async def _settle(self, partition: Partition) -> None:
+        settled = asyncio.Event()
+        partition.stop(settled.set)
+        await settled.wait()
+
+    def _next_version(self) -> int:
+        self.route_version += 1
+        return self.route_version
+
+    def _announce(self, change: messages.RouteChange) -> None:
+        body = messages.encode(change)
+        for session in self.sessions:
+            session.routes_changed(body)
+
+    def route_table(self) -> messages.RouteTable:
+        return messages.RouteTable(
+            version=self.route_version,
+            brokers=[self.info()],
+            topics=[topic.route() for topic in self.catalogue.topics.values()],
+        )
+
+    # --- sessions -------------------------------------------------------------------------------
+
+    def session_started(self, session: Session) -> None:
+        if self.stopping or len(self.sessions) >= self.config.connections_max:
+            session.refused(
+                Closed(
+                    "This broker is stopping."
+                    if self.stopping
+                    else f"This broker has {len(self.sessions)} connections, which is its limit.",
+                    hint="Try again later, or connect to another broker.",
+                )
+            )
+            return
+        self.sessions.add(session)
+
+    def session_ended(self, session: Session) -> None:
+        self.sessions.discard(session)
+
+    async def serve_request(self, session: Session, request: Any) -> Any:
+        return await serve(self, session, request)
+
+    # --- timers ---------------------------------------------------------------------------------
+
+    def _every(self, seconds: float, work: Any) -> None:
+        def run() -> None:
+            if not self.stopping:
+                try:
+                    work()
+                except Exception:
+                    logger.exception("a timer failed")
+                self._every(seconds, work)
+
+        self._timers.append(self.loop.call_later(seconds, run))
+        self._timers = [timer for timer in self._timers if not timer.cancelled() and timer.when() > self.loop.time()]
+
+    def _sweep(self) -> None:
+        now = self.clock.monotonic()
+        for session in list(self.sessions):
+            session.sweep(now)
+
+    def _note_floors(self) -> None:
+        for (topic_id, index), partition in self.partitions.items():
+            synced_end = partition.log.synced_end
+            self._journal.update(
+                topic_id,
+                index,
+                log_id=partition.log.identity.log_id,
+                epoch=partition.replica.epoch,
+                synced_end=synced_end,
+                committed=min(partition.committed, synced_end),
+            )
+
+    def _checkpoint_now(self) -> None:
+        self._note_floors()
+        self._journal.store()
+
+    def _checkpoint(self) -> None:
+        """Record synced ends and commit floors (K3a), without holding up the loop."""
+        if not self._checkpointing:
+            self._checkpointing = True
+            self._note_floors()
+            self._reads.submit(self._journal.store, self._checkpointed)
+
+    def _checkpointed(self, _: Any, error: StentorError | None) -> None:
+        self._checkpointing = False
+        if error is not None:
+            logger.error("the journal could not be written: %s", error)
+
+    def _retain(self) -> None:
+        if not self._retaining:
+            self._retaining = True
+            self._reads.submit(self._retain_all, self._retained)
+
+    def _retain_all(self) -> None:
+        for partition in list(self.partitions.values()):
+            settings = partition.settings
+            if not partition.deleted and (settings.retention_age_s or settings.retention_bytes is not None):
+                partition.log.retain(self.clock.now_us(), committed=partition.committed)
+
+    def _retained(self, _: Any, error: StentorError | None) -> None:
+        self._retaining = False
+        if error is not None:
+            logger.error("retention failed: %s", error)
+
+    # --- stop -----------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Lose nothing: sync, answer, tell, close."""
+        if self.stopping:
+            return
+        self.stopping = True
+        self.ready = False
+        logger.info("broker %s is stopping", getattr(self, "broker_id", "?"))
+        if self._server is not None:
+            self._server.close()
+        for session in list(self.sessions):
+            session.hold()
+        settling = [self._settle(partition) for partition in self.partitions.values()]
+        try:
+            await asyncio.wait_for(asyncio.gather(*settling), limits.SHUTDOWN_S)
+        except TimeoutError:
+            logger.error("some logs could not be synced within %g s", limits.SHUTDOWN_S)
+        await asyncio.sleep(0)  # answers leave at the end of a turn of the loop
+        await self._close_sessions()
+        await self._release()
+        logger.info("broker stopped")
+
+    async def _close_sessions(self) -> None:
+        for session in list(self.sessions):
+            session.going_away()
+            session.close()
+        deadline = self.loop.time() + limits.SHUTDOWN_S / 2
+        while self.sessions and self.loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for session in list(self.sessions):
+            session.connection.abort()
+
+    async def _release(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        for threads in (getattr(self, "_syncs", None), getattr(self, "_reads", None)):
+            if threads is not None:
+                await asyncio.to_thread(threads.close)
+        if self.partitions:
+            await asyncio.to_thread(self._checkpoint_now)
+        for partition in self.partitions.values():
+            partition.log.close()
+        if self._directory is not None:
+            self._directory.close()
+
+    # --- what others see ------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        return self.config.advertised_address or f"{self.config.host}:{self.port}"
+
+    def info(self) -> messages.BrokerInfo:
+        return messages.BrokerInfo(
+            id=self.broker_id,
+            cluster_id=self.cluster_id,
+            version=__version__,
+            address=self.address,
+            http_address=self.http_address,
+            zone=self.config.zone,
+        )
+
+    def statistics(self) -> dict[str, Any]:
+        """Everything that metrics, dashboard and CLI show."""
+        return {
+            "broker": {
+                "id": self.broker_id,
+                "version": __version__,
+                "uptime_s": round(self.clock.monotonic() - self._started_at, 3),
+                "connections": len(self.sessions),
+                "refusals": self.refusals,
+                "streams": sum(len(session.streams) for session in self.sessions),
+                "topics": len(self.catalogue.topics),
+                "partitions": len(self.partitions),
+                "bytes_in": sum(session.connection.bytes_in for session in self.sessions),
+                "bytes_out": sum(session.connection.bytes_out for session in self.sessions),
+            },
+            "partitions": [partition.statistics() for partition in self.partitions.values()],
+        }
+
+
+def _replay(dedupe: Dedupe, header: BatchHeader) -> None:
+    """Derived state follows the log, batch by batch (C19)."""
+    dedupe.record(
+        header.producer_id,
+        header.generation,
+        header.sequence,
+        header.body_checksum,
+        header.base_offset,
+        header.end_offset,
+        header.appended_at_us,
+    )

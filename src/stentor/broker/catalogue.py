@@ -1,0 +1,191 @@
+"""The topics and chains of the coordination store, as this broker sees them.
+
+Keys: `topics/<name>` holds a TopicRecord, `chains/<topic id>/<partition>` a ChainRecord, and
+`deleted/<topic id>` marks directories that may be removed. One swap changes all keys of a topic.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stentor import limits
+from stentor.core.names import check_topic_name
+from stentor.errors import InvalidArgument, LimitExceeded, NotReady, TopicExists, TopicNotFound
+from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings
+
+if TYPE_CHECKING:
+    from stentor.ports import CoordinationStore
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A replica by name: a wiped disk or a restart makes another one (C3)."""
+
+    broker: str
+    log_id: int
+    incarnation: int
+
+
+class ChainRecord(msgspec.Struct, frozen=True):
+    """The authority on a partition (C1)."""
+
+    epoch: int
+    chain: list[Member]
+
+
+class TopicRecord(msgspec.Struct, frozen=True):
+    """The authority on a topic."""
+
+    name: str
+    id: int
+    settings: TopicSettings
+    created_at_us: int
+
+
+class Topic(msgspec.Struct):
+    """A topic and its chains, with the revisions that changes must compare."""
+
+    record: TopicRecord
+    revision: int
+    chains: list[ChainRecord]
+    chain_revisions: list[int]
+
+    def route(self) -> TopicRoute:
+        return TopicRoute(
+            name=self.record.name,
+            id=self.record.id,
+            settings=self.record.settings,
+            partitions=[
+                PartitionRoute(epoch=chain.epoch, chain=[member.broker for member in chain.chain])
+                for chain in self.chains
+            ],
+        )
+
+
+def _chain_key(topic_id: int, partition: int) -> str:
+    return f"chains/{topic_id:016x}/{partition}"
+
+
+_encode = msgspec.msgpack.encode
+
+
+class Catalogue:
+    """All topics, kept in step with the store."""
+
+    def __init__(self, store: CoordinationStore, broker_id: str, incarnation: int) -> None:
+        self._store = store
+        self._broker_id = broker_id
+        self._incarnation = incarnation
+        self.topics: dict[str, Topic] = {}
+
+    async def load(self) -> None:
+        """Read everything, and open a new epoch in which this start of the broker is the chain."""
+        for entry in await self._store.range("topics/"):
+            record = msgspec.msgpack.decode(entry.value, type=TopicRecord)
+            self.topics[record.name] = Topic(record, entry.revision, [], [])
+        chains = {entry.key: entry for entry in await self._store.range("chains/")}
+        expect: dict[str, int] = {}
+        put: dict[str, bytes] = {}
+        for topic in self.topics.values():
+            for partition in range(topic.record.settings.partitions):
+                key = _chain_key(topic.record.id, partition)
+                old = msgspec.msgpack.decode(chains[key].value, type=ChainRecord)
+                renewed = ChainRecord(old.epoch + 1, [self._member(old.chain[0].log_id)])
+                expect[key], put[key] = chains[key].revision, _encode(renewed)
+                topic.chains.append(renewed)
+        if put:
+            swap = await self._store.swap(expect=expect, put=put)
+            for topic in self.topics.values():
+                topic.chain_revisions = [swap.revision] * len(topic.chains)
+
+    def _member(self, log_id: int) -> Member:
+        return Member(self._broker_id, log_id, self._incarnation)
+
+    async def create(self, name: str, settings: TopicSettings, now_us: int) -> Topic:
+        """Write a new topic to the store. It joins `topics` once its partitions are open."""
+        check_topic_name(name)
+        if name in self.topics:
+            raise TopicExists(
+                f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name
+            )
+        if len(self.topics) >= limits.TOPICS_MAX or self._partitions() + settings.partitions > (
+            limits.PARTITIONS_PER_BROKER_MAX
+        ):
+            raise LimitExceeded(
+                f"There are {len(self.topics)} topics with {self._partitions()} partitions; the limits are"
+                f" {limits.TOPICS_MAX} and {limits.PARTITIONS_PER_BROKER_MAX}.",
+                hint="Delete topics, or use keys inside one topic.",
+            )
+        record = TopicRecord(name, secrets.randbits(62) + 1, settings, now_us)
+        chains = [
+            ChainRecord(1, [self._member(secrets.randbits(62) + 1)]) for _ in range(settings.partitions)
+        ]
+        put = {f"topics/{name}": _encode(record)}
+        put.update((_chain_key(record.id, index), _encode(chain)) for index, chain in enumerate(chains))
+        swap = await self._store.swap(expect={f"topics/{name}": 0}, put=put)
+        if not swap.succeeded:
+            raise TopicExists(f"Topic {name} exists already.", object=name)
+        return Topic(record, swap.revision, chains, [swap.revision] * len(chains))
+
+    def _partitions(self) -> int:
+        return sum(len(topic.chains) for topic in self.topics.values())
+
+    async def alter(self, name: str, changes: dict[str, Any]) -> Topic:
+        topic = self.get(name)
+        current = msgspec.to_builtins(topic.record.settings) | changes
+        if changes.get("partitions", topic.record.settings.partitions) != topic.record.settings.partitions:
+            raise InvalidArgument(
+                f"Topic {name} has {topic.record.settings.partitions} partitions, and that cannot be changed.",
+                hint="Keys would move between partitions and lose their order; make a new topic instead.",
+                object=name,
+            )
+        unknown = set(changes) - {field.name for field in msgspec.structs.fields(TopicSettings)}
+        if unknown:
+            raise InvalidArgument(f"A topic has no setting {sorted(unknown)[0]!r}.", object=name)
+        try:
+            settings = msgspec.convert(current, TopicSettings)
+        except msgspec.ValidationError as error:
+            raise InvalidArgument(f"A setting of topic {name} is wrong: {error}.", object=name) from error
+        record = msgspec.structs.replace(topic.record, settings=settings)
+        key = f"topics/{name}"
+        swap = await self._store.swap(expect={key: topic.revision}, put={key: _encode(record)})
+        if not swap.succeeded:
+            raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+        topic.record, topic.revision = record, swap.revision
+        return topic
+
+    async def delete(self, name: str) -> Topic:
+        topic = self.get(name)
+        key = f"topics/{name}"
+        chain_keys = tuple(_chain_key(topic.record.id, index) for index in range(len(topic.chains)))
+        swap = await self._store.swap(
+            expect={key: topic.revision},
+            put={f"deleted/{topic.record.id:016x}": b""},
+            delete=(key, *chain_keys),
+        )
+        if not swap.succeeded:
+            raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+        del self.topics[name]
+        return topic
+
+    async def deleted_ids(self) -> list[int]:
+        """Topics whose directories may still be on disk."""
+        return [int(entry.key.split("/")[1], 16) for entry in await self._store.range("deleted/")]
+
+    async def forget_deleted(self, topic_ids: list[int]) -> None:
+        """Their directories are gone."""
+        if topic_ids:
+            keys = tuple(f"deleted/{topic_id:016x}" for topic_id in topic_ids)
+            await self._store.swap(expect={}, put={}, delete=keys)
+
+    def get(self, name: str) -> Topic:
+        topic = self.topics.get(name)
+        if topic is None:
+            raise TopicNotFound(
+                f"There is no topic {name}.",
+                hint=f"Make it with `stentor topic create {name}`, or look with `stentor topic list`.",
+                object=name,
+            )
+        return topic

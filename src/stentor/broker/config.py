@@ -1,0 +1,131 @@
+"""The broker's settings: flags, then `STENTOR_*` environment, then one TOML file, then defaults.
+
+The same names everywhere: `--http-port`, `STENTOR_HTTP_PORT`, `http_port = 7441`. Each setting's
+meaning, default and the reason for the default stand beside it; `docs/configuration.md` is made
+from them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from stentor import limits
+from stentor.errors import InvalidArgument
+from stentor.wire.messages import TopicSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+
+
+def _setting(default: Any, meaning: str) -> Any:
+    """Carry the documentation of a setting beside its default."""
+    _MEANINGS.append(meaning)
+    return default
+
+
+_MEANINGS: list[str] = []
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set on a broker."""
+
+    data_directory: str = _setting(
+        "data", "Where the log lives. A folder of the current directory, so that trying Stentor leaves no traces."
+    )
+    host: str = _setting(
+        "127.0.0.1", "The address to listen on. Loopback: nobody else gets in before security is set up."
+    )
+    port: Port = _setting(7440, "The port of the protocol; 0 picks a free one.")
+    advertised_address: str = _setting(
+        "", "The host:port that clients are told, when it is not the one listened on (NAT, containers)."
+    )
+    http_host: str = _setting("", "The address for HTTP. Empty: the same as host.")
+    http_port: Port = _setting(7441, "The port for health, metrics and statistics; 0 picks a free one.")
+    http: bool = _setting(True, "Whether to serve HTTP at all.")
+    broker_id: str = _setting("", "This broker's name in the cluster. Empty: made at the first start and kept.")
+    zone: str = _setting("", "The rack, room or region of this broker; replicas are spread over zones.")
+    auto_create: bool = _setting(
+        True, "Whether publishing or subscribing to an unknown topic makes it. On: the first publish just works."
+    )
+    default_partitions: Annotated[int, msgspec.Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX)] = _setting(
+        1, "Partitions of a topic that does not say. One: total order, the least surprising."
+    )
+    flush: Literal["always", "interval"] = _setting(
+        "always", "For topics that do not say: acknowledge after the disk has it (always), or before (interval)."
+    )
+    retention_age_s: Annotated[int, msgspec.Meta(ge=1)] | None = _setting(
+        None, "For topics that do not say: delete what is older. None: keep for ever; nothing vanishes by surprise."
+    )
+    retention_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = _setting(
+        None, "For topics that do not say: delete the oldest beyond this size per partition."
+    )
+    segment_bytes: Annotated[
+        int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)
+    ] = _setting(
+        limits.SEGMENT_BYTES, "Size of a log file. After a crash the last one is scanned, so smaller restarts faster."
+    )
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = _setting(
+        limits.DISK_RESERVE_BYTES, "Refuse writes when less is free, so that the broker can still do its books."
+    )
+    connections_max: Annotated[int, msgspec.Meta(ge=1)] = _setting(
+        limits.CONNECTIONS_MAX, "Further connections are refused, so that those that are there keep working."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "How much is logged.")
+    log_format: Literal["text", "json"] = _setting("text", "text for people, json for log collectors.")
+
+    def topic_settings(self) -> TopicSettings:
+        """The settings of a topic that names none."""
+        return TopicSettings(
+            partitions=self.default_partitions,
+            flush=self.flush,
+            retention_age_s=self.retention_age_s,
+            retention_bytes=self.retention_bytes,
+            segment_bytes=self.segment_bytes,
+        )
+
+
+def described_settings() -> list[tuple[str, Any, str]]:
+    """(name, default, meaning) of every setting, for help texts and docs."""
+    fields = msgspec.structs.fields(BrokerConfig)
+    return [(f.name, f.default, meaning) for f, meaning in zip(fields, _MEANINGS, strict=True)]
+
+
+def load_config(
+    flags: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> BrokerConfig:
+    """Merge the three sources; the first that names a setting wins."""
+    names = {field.name for field in msgspec.structs.fields(BrokerConfig)}
+    merged: dict[str, Any] = {}
+    if file is not None:
+        merged.update(_from_file(file))
+    for name in names:
+        text = (environment or {}).get(f"STENTOR_{name.upper()}")
+        if text is not None:
+            merged[name] = None if text == "none" else text
+    merged.update({name: value for name, value in (flags or {}).items() if value is not None})
+    try:
+        return msgspec.convert(merged, BrokerConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(
+            f"A setting of the broker is wrong: {error}.",
+            hint="See docs/configuration.md or `stentor serve --help`.",
+        ) from error
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(
+            f"The configuration file {file} cannot be read: {error.strerror}.", hint="Check --config."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"The configuration file {file} is not valid TOML: {error}.") from error

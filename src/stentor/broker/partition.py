@@ -1,0 +1,261 @@
+"""One partition on this broker: performs what its replica machine says, on a real log.
+
+    Session.publish ─► Replica.step ─► log.append ─► sync thread ─► Replica.step ─► answers, streams
+
+Everything here runs in the broker's loop except `log.sync` and `log.read`, which run in disk threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stentor import limits
+from stentor.broker.tail import TailCache
+from stentor.core.chain import (
+    Answer,
+    Append,
+    Appended,
+    Committed,
+    Durable,
+    Effect,
+    Fail,
+    Publish,
+    Refuse,
+    Replica,
+    Sync,
+)
+from stentor.errors import InternalError, StentorError
+from stentor.wire import header as batch_header
+from stentor.wire.messages import PartitionInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.broker.session import Session
+    from stentor.broker.stream import Stream
+    from stentor.broker.syncer import DiskThreads
+    from stentor.ports import Clock
+    from stentor.storage.log import PartitionLog
+    from stentor.wire.header import BatchHeader
+    from stentor.wire.messages import TopicSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Who waits for an answer to a publish."""
+
+    session: Session
+    correlation: int
+
+
+class Partition:
+    """A replica machine, its log, its tail cache, and the streams that follow it."""
+
+    def __init__(  # noqa: PLR0913 - the parts it is made of
+        self,
+        *,
+        topic: str,
+        topic_id: int,
+        index: int,
+        settings: TopicSettings,
+        log: PartitionLog,
+        replica: Replica,
+        clock: Clock,
+        syncs: DiskThreads,
+        reads: DiskThreads,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.settings = settings
+        self.log = log
+        self.replica = replica
+        self.tail = TailCache()
+        self.reads = reads
+        self.deleted = False
+        self.streams: set[Stream] = set()
+        self.idle: set[Stream] = set()  # those that have all there is
+        self._clock = clock
+        self._syncs = syncs
+        self._sync_under_way = False
+        self._tickets = 0
+        self._requests: dict[int, Request] = {}
+        self._unsynced_bytes = 0
+        self._held: set[Session] = set()  # publishers told to wait for the disk
+        self._stopped: Callable[[], None] | None = None
+        self.dirty = False  # flush=interval: written since the last sync
+        self.messages_in = 0
+        self.batches_in = 0
+        self.bytes_in = 0
+        log.snapshot = replica.dedupe.snapshot
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.index}"
+
+    @property
+    def committed(self) -> int:
+        return self.replica.committed
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    def publish(self, view: memoryview, header: BatchHeader, request: Request, ack: int) -> None:
+        """Take a validated batch from a client. `view` is valid only during this call."""
+        self._tickets += 1
+        event = Publish(
+            self._tickets,
+            ack,
+            header.count,
+            header.producer_id,
+            header.generation,
+            header.sequence,
+            header.body_checksum,
+        )
+        self._requests[self._tickets] = request
+        now_us = self._clock.now_us()
+        (effect,) = self.replica.step(event, now_us)
+        if not isinstance(effect, Append):
+            self._perform([effect])
+            return
+        try:
+            self._append(view, effect)
+        except StentorError as error:
+            self._perform([Refuse(self._tickets, error)])
+            return
+        self.messages_in += header.count
+        self.batches_in += 1
+        self.bytes_in += len(view)
+        if not ack:
+            del self._requests[self._tickets]
+        self._perform(self.replica.step(Appended(event, effect), now_us))
+        self._hold_if_far_ahead(request.session, len(view))
+
+    def _append(self, view: memoryview, append: Append) -> None:
+        batch_header.stamp(
+            view,
+            0,
+            base_offset=append.base_offset,
+            epoch=append.epoch,
+            appended_at_us=append.appended_at_us,
+        )
+        chunk = bytes(view)
+        stamped = batch_header.unpack(chunk)
+        self.log.append(chunk, (stamped,))
+        self.tail.add(stamped.base_offset, stamped.end_offset, chunk)
+
+    def _hold_if_far_ahead(self, session: Session, size: int) -> None:
+        """Back-pressure: memory and the unsynced part of the log stay bounded."""
+        self._unsynced_bytes += size
+        if self._unsynced_bytes > limits.UNSYNCED_BYTES_MAX and session not in self._held:
+            self._held.add(session)
+            session.hold()
+
+    # --- effects --------------------------------------------------------------------------------
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Answer():
+                    request = self._requests.pop(effect.ticket)
+                    request.session.published(
+                        request.correlation, effect.base_offset, effect.epoch, effect.appended_at_us
+                    )
+                case Sync():
+                    self._request_sync()
+                case Committed():
+                    self._wake_streams()
+                case Refuse():
+                    request = self._requests.pop(effect.ticket)
+                    request.session.fail(request.correlation, effect.error, "publish", self.name)
+                case _:
+                    raise InternalError(f"Unexpected effect {effect!r}.")
+
+    def _wake_streams(self) -> None:
+        idle, self.idle = self.idle, set()
+        for stream in idle:
+            stream.pump()
+
+    def _request_sync(self) -> None:
+        if self.settings.flush == "interval":
+            # The topic chose to be told before the disk has it; a timer brings it there.
+            self.dirty = True
+            self._perform(self.replica.step(Durable(self.log.end), self._clock.now_us()))
+        elif not self._sync_under_way:
+            self._start_sync()
+
+    def _start_sync(self) -> None:
+        self._sync_under_way = True
+        self._unsynced_bytes = 0
+        self._syncs.submit(self.log.sync, self._synced)
+
+    def _synced(self, end: int | None, error: StentorError | None) -> None:
+        self._sync_under_way = False
+        if error is not None:
+            logger.error("partition %s takes no more writes: %s", self.name, error)
+            self._perform(self.replica.step(Fail(error.message), self._clock.now_us()))
+        elif end is not None:
+            self._perform(self.replica.step(Durable(end), self._clock.now_us()))
+        self._release_held()
+        if self._stopped is not None and not self._sync_under_way:
+            self._stopped()
+
+    def _release_held(self) -> None:
+        held, self._held = self._held, set()
+        for session in held:
+            session.release()
+
+    def flush_interval(self) -> None:
+        """Called by the broker's timer for topics with flush=interval."""
+        if self.dirty and not self._sync_under_way and not self.replica.failed:
+            self.dirty = False
+            self._start_sync()
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """Bring everything to disk and answer it, then call `done`."""
+        self._stopped = done
+        if self._sync_under_way:
+            return
+        if self.replica.failed or self.log.synced_end >= self.log.end:
+            done()
+        else:
+            self._start_sync()
+
+    def end_streams(self, error: StentorError) -> None:
+        """The partition goes away: everyone who follows it is told."""
+        self.deleted = True
+        for stream in list(self.streams):
+            stream.fail(error)
+
+    def info(self) -> PartitionInfo:
+        return PartitionInfo(
+            partition=self.index,
+            epoch=self.replica.epoch,
+            chain=list(self.replica.chain),
+            start=self.log.start,
+            committed=self.committed,
+            end=self.log.end,
+            bytes=self.log.bytes,
+            segments=self.log.statistics().segments,
+            damaged=list(self.log.damaged),
+            failed=self.replica.failed,
+        )
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "partition": self.index,
+            "messages_in": self.messages_in,
+            "batches_in": self.batches_in,
+            "bytes_in": self.bytes_in,
+            "streams": len(self.streams),
+            "tail_cache_bytes": self.tail.bytes,
+            "replica": self.replica.statistics(),
+            "dedupe": self.replica.dedupe.statistics(),
+            "log": msgspec.to_builtins(self.log.statistics()),
+        }

@@ -1,0 +1,146 @@
+"""Control requests: one function per request, found by the request's type."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stentor import limits
+from stentor.core.names import check_pattern, matches
+from stentor.errors import InvalidArgument, ProtocolError, TopicNotFound
+from stentor.wire import batch, messages
+from stentor.wire.header import extents, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from stentor.broker.broker import Broker
+    from stentor.broker.catalogue import Topic
+    from stentor.broker.partition import Partition
+    from stentor.broker.session import Session
+
+
+async def serve(broker: Broker, session: Session, request: Any) -> Any:
+    """Answer one request."""
+    handler = _HANDLERS.get(type(request))
+    if handler is None:
+        raise ProtocolError(f"This broker does not know the request {type(request).__name__}.")
+    return await handler(broker, session, request)
+
+
+async def _create(broker: Broker, _: Session, request: messages.CreateTopic) -> messages.TopicDescribed:
+    async with broker.admin:
+        existing = broker.catalogue.topics.get(request.name)
+        if existing is not None and (request.exist_ok or request.automatic):
+            return _described(broker, existing)
+        if request.automatic and not broker.config.auto_create:
+            raise TopicNotFound(
+                f"There is no topic {request.name}, and this broker does not make topics by itself.",
+                hint=f"Make it with `stentor topic create {request.name}`.",
+                object=request.name,
+            )
+        settings = request.settings or broker.config.topic_settings()
+        return _described(broker, await broker.create_topic(request.name, settings))
+
+
+async def _alter(broker: Broker, _: Session, request: messages.AlterTopic) -> messages.TopicDescribed:
+    async with broker.admin:
+        return _described(broker, await broker.alter_topic(request.name, request.changes))
+
+
+async def _delete(broker: Broker, _: Session, request: messages.DeleteTopic) -> messages.Done:
+    async with broker.admin:
+        await broker.delete_topic(request.name)
+        return messages.Done()
+
+
+async def _describe(broker: Broker, _: Session, request: messages.DescribeTopic) -> messages.TopicDescribed:
+    return _described(broker, broker.catalogue.get(request.name))
+
+
+async def _list(broker: Broker, _: Session, request: messages.ListTopics) -> messages.TopicList:
+    pattern = check_pattern(request.pattern)
+    found = [topic for name, topic in broker.catalogue.topics.items() if matches(pattern, name)]
+    found.sort(key=lambda topic: topic.record.name)
+    return messages.TopicList(topics=[_info(broker, topic) for topic in found])
+
+
+async def _watch_routes(broker: Broker, session: Session, _: messages.WatchRoutes) -> messages.RouteTable:
+    session.watches_routes = True
+    return broker.route_table()
+
+
+async def _clients(broker: Broker, _: Session, __: messages.ListClients) -> messages.ClientList:
+    return messages.ClientList(clients=[s.info() for s in broker.sessions if s.greeted])
+
+
+async def _statistics(broker: Broker, _: Session, __: messages.GetStatistics) -> messages.Statistics:
+    return messages.Statistics(statistics=broker.statistics())
+
+
+async def _find_offset(broker: Broker, _: Session, request: messages.FindOffset) -> messages.OffsetFound:
+    partition = broker.partition(request.topic_id, request.partition)
+    start, committed = partition.log.start, partition.committed
+    if request.at is not None:
+        offset = start if request.at == "earliest" else committed
+    elif request.last is not None:
+        offset = max(start, committed - request.last)
+    elif request.timestamp_us is not None:
+        offset = await _offset_at(partition, request.timestamp_us)
+    else:
+        raise InvalidArgument("A position is missing.", hint="Name 'earliest', 'latest', a time or a number.")
+    return messages.OffsetFound(offset=offset, start=start, committed=committed)
+
+
+async def _offset_at(partition: Partition, timestamp_us: int) -> int:
+    """The first offset whose message is not older: the log finds the batch, its rows the offset."""
+    committed = partition.committed
+    loop = asyncio.get_running_loop()
+    find = partial(partition.log.offset_for_time, timestamp_us, limit=committed)
+    base = await loop.run_in_executor(None, find)
+    if base >= committed:
+        return committed
+    found = await loop.run_in_executor(None, partition.log.read, base, committed, 1)
+    for position, _, base_offset, _ in extents(found.data):
+        timestamps = batch.columns(found.data, position, unpack(found.data, position))[0]
+        for index, timestamp in enumerate(timestamps):
+            if timestamp >= timestamp_us:
+                return base_offset + index
+    return base
+
+
+async def _report_damage(broker: Broker, _: Session, request: messages.ReportDamage) -> messages.Done:
+    """A reader saw a bad checksum: reading the place ourselves finds out whether our disk did it."""
+    partition = broker.partition(request.topic_id, request.partition)
+    await asyncio.get_running_loop().run_in_executor(
+        None, partition.log.read, request.offset, partition.committed, limits.DELIVERY_BYTES
+    )
+    return messages.Done()
+
+
+def _info(broker: Broker, topic: Topic) -> messages.TopicInfo:
+    return messages.TopicInfo(
+        name=topic.record.name,
+        id=topic.record.id,
+        settings=topic.record.settings,
+        partitions=[partition.info() for partition in broker.topic_partitions(topic)],
+    )
+
+
+def _described(broker: Broker, topic: Topic) -> messages.TopicDescribed:
+    return messages.TopicDescribed(topic=_info(broker, topic))
+
+
+_HANDLERS: dict[type, Callable[[Broker, Session, Any], Awaitable[Any]]] = {
+    messages.CreateTopic: _create,
+    messages.AlterTopic: _alter,
+    messages.DeleteTopic: _delete,
+    messages.DescribeTopic: _describe,
+    messages.ListTopics: _list,
+    messages.FindOffset: _find_offset,
+    messages.WatchRoutes: _watch_routes,
+    messages.ListClients: _clients,
+    messages.GetStatistics: _statistics,
+    messages.ReportDamage: _report_damage,
+}

@@ -1,0 +1,317 @@
+"""One client's connection, on the broker's side.
+
+A session starts ungreeted: it takes one small HELLO within HANDSHAKE_S or is closed. From then on it
+serves publishes, streams and control requests. Answers gather during a read and leave in one write.
+Whatever a client sends, the worst outcome is a typed refusal and a closed connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from stentor import limits
+from stentor.broker.partition import Request
+from stentor.broker.stream import Stream
+from stentor.core.flow import Cursor
+from stentor.errors import (
+    Closed,
+    InternalError,
+    LimitExceeded,
+    OffsetOutOfRange,
+    ProtocolError,
+    StentorError,
+    VersionMismatch,
+)
+from stentor.transport.connection import Connection
+from stentor.wire import batch, frames, messages
+from stentor.wire.frames import Kind
+from stentor.wire.header import check_header
+
+if TYPE_CHECKING:
+    from stentor.broker.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+_REQUESTS_UNDER_WAY_MAX: Final = 64
+_TOPICS_REMEMBERED_MAX: Final = 100
+
+
+class Session:
+    """The owner of one client connection."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.loop = broker.loop
+        self.connection = Connection(self, body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX)
+        self.name = ""
+        self.library = ""
+        self.greeted = False
+        self.ended = False
+        self.connected_at_us = broker.clock.now_us()
+        self.streams: dict[int, Stream] = {}
+        self.blocked: set[Stream] = set()  # streams that wait for the socket
+        self.watches_routes = False
+        self.publishing: dict[str, None] = {}
+        self._answers: list[bytes] = []
+        self._answers_scheduled = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._holds = 0
+        self._seen_bytes = 0
+        self._seen_frames = 0
+        self._started = self._silent_since = self._frame_since = broker.clock.monotonic()
+
+    # --- connection -----------------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:  # noqa: ARG002
+        self.broker.session_started(self)
+
+    def disconnected(self, error: Exception | None) -> None:  # noqa: ARG002
+        self.ended = True
+        for stream in list(self.streams.values()):
+            stream.close()
+        for task in self._tasks:
+            task.cancel()
+        self.broker.session_ended(self)
+
+    def refused(self, error: StentorError) -> None:
+        """The client broke the protocol: say so once, and close."""
+        logger.info("client %s (%s) refused: %s", self.name or "?", self.connection.address, error)
+        self.broker.refusals += 1
+        self._flush_answers()
+        self.connection.send(Kind.ERROR, 0, messages.encode(messages.failure(error, "connection")))
+        self.connection.close()
+        self.connection.closed = True
+
+    def writable_changed(self, writable: bool) -> None:  # noqa: FBT001
+        # A client that does not read its answers is not read from either: no queue grows.
+        if writable:
+            self.release()
+            blocked, self.blocked = self.blocked, set()
+            for stream in blocked:
+                stream.pump()
+        else:
+            self.hold()
+
+    def hold(self) -> None:
+        """Stop reading from this client; holds are counted."""
+        self._holds += 1
+        if self._holds == 1:
+            self.connection.pause_reading()
+
+    def release(self) -> None:
+        self._holds = max(0, self._holds - 1)
+        if not self._holds:
+            self._silent_since = self._frame_since = self.broker.clock.monotonic()
+            self.connection.resume_reading()
+
+    def sweep(self, now: float) -> None:
+        """Called every second: close what is half-open, stuck in a frame, or silent."""
+        connection = self.connection
+        if connection.bytes_in != self._seen_bytes:
+            self._seen_bytes, self._silent_since = connection.bytes_in, now
+        if connection.frames_in != self._seen_frames or not connection.mid_frame:
+            self._seen_frames, self._frame_since = connection.frames_in, now
+        if self._holds:
+            self._silent_since = self._frame_since = now  # the silence is our doing
+        if not self.greeted and now - self._started > limits.HANDSHAKE_S:
+            self.refused(ProtocolError(f"No greeting within {limits.HANDSHAKE_S:g} s."))
+        elif now - self._frame_since > limits.PARTIAL_FRAME_S:
+            self.refused(ProtocolError(f"A frame did not arrive whole within {limits.PARTIAL_FRAME_S:g} s."))
+        elif now - self._silent_since > limits.SILENCE_S:
+            self.refused(ProtocolError(f"Nothing was heard for {limits.SILENCE_S:g} s."))
+        else:
+            for stream in self.streams.values():
+                stream.tell_state()
+
+    def close(self) -> None:
+        """Say goodbye and close once everything is sent."""
+        self._flush_answers()
+        self.connection.send(Kind.GOODBYE, 0)
+        self.connection.close()
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
+        if not self.greeted:
+            self._greet(kind, body)
+        elif kind == Kind.PUBLISH:
+            self._publish(flags, correlation, body)
+        elif kind == Kind.CREDIT:
+            self._credit(correlation, body)
+        elif kind == Kind.PING:
+            self._answers.append(frames.frame(Kind.PONG, correlation))
+        elif kind == Kind.PONG:
+            pass
+        elif kind == Kind.REQUEST:
+            self._request(correlation, body)
+        elif kind == Kind.OPEN_STREAM:
+            self._open_stream(correlation, body)
+        elif kind == Kind.CLOSE_STREAM:
+            stream = self.streams.get(correlation)
+            if stream is not None:
+                stream.close()
+        elif kind == Kind.GOODBYE:
+            self._flush_answers()
+            self.connection.close()
+        else:
+            raise ProtocolError(f"A client may not send {Kind(kind).name} here.")
+
+    def read_finished(self) -> None:
+        self._flush_answers()
+
+    def _flush_answers(self) -> None:
+        if self._answers:
+            answers, self._answers = self._answers, []
+            self.connection.write(answers)
+
+    def _answer_soon(self, answer: bytes) -> None:
+        """Answers that come outside a read leave together at the end of this turn of the loop."""
+        self._answers.append(answer)
+        if not self._answers_scheduled:
+            self._answers_scheduled = True
+            self.loop.call_soon(self._answers_due)
+
+    def _answers_due(self) -> None:
+        self._answers_scheduled = False
+        self._flush_answers()
+
+    def _greet(self, kind: int, body: memoryview) -> None:
+        if kind != Kind.HELLO:
+            raise ProtocolError("The first frame of a connection must be HELLO.")
+        hello: messages.Hello = messages.decode(body, messages.Hello)
+        version = min(hello.version_max, frames.PROTOCOL_VERSION)
+        if version < max(hello.version_min, frames.PROTOCOL_VERSION_MIN):
+            raise VersionMismatch(
+                f"The client speaks protocol {hello.version_min} to {hello.version_max}, this broker"
+                f" {frames.PROTOCOL_VERSION_MIN} to {frames.PROTOCOL_VERSION}.",
+                hint="Upgrade the older of the two.",
+            )
+        self.name, self.library = hello.name, hello.library
+        self.greeted = True
+        self.connection.body_bytes_max = limits.FRAME_BODY_BYTES_MAX
+        welcome = messages.Welcome(version=version, broker=self.broker.info())
+        self._answers.append(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    def _publish(self, flags: int, correlation: int, body: memoryview) -> None:
+        try:
+            header = check_header(body)
+            partition = self.broker.partition(header.topic_id, header.partition)
+            batch.validate(body, header)
+        except StentorError as error:
+            self.fail(correlation, error, "publish")
+            return
+        if partition.topic not in self.publishing and len(self.publishing) < _TOPICS_REMEMBERED_MAX:
+            self.publishing[partition.topic] = None
+        partition.publish(body, header, Request(self, correlation), flags & 3)
+
+    def published(self, correlation: int, base_offset: int, epoch: int, appended_at_us: int) -> None:
+        answer = frames.PUBLISHED.pack(base_offset, epoch, appended_at_us)
+        self._answer_soon(frames.frame(Kind.PUBLISHED, correlation, answer))
+
+    def fail(self, correlation: int, error: StentorError, operation: str, what: str = "") -> None:
+        """Answer a request with an error."""
+        if what and not error.object:
+            error.object = what
+        failure = messages.encode(messages.failure(error, operation))
+        self._answer_soon(frames.frame(Kind.ERROR, correlation, failure))
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def _open_stream(self, stream_id: int, body: memoryview) -> None:
+        try:
+            self._start_stream(stream_id, messages.decode(body, messages.OpenStream))
+        except StentorError as error:
+            ended = messages.StreamEnded(next_offset=0, failure=messages.failure(error, "subscribe"))
+            self._answers.append(frames.frame(Kind.STREAM_ENDED, stream_id, messages.encode(ended)))
+
+    def _start_stream(self, stream_id: int, wish: messages.OpenStream) -> None:
+        if stream_id in self.streams:
+            raise ProtocolError(f"Stream {stream_id} is open already.")
+        if len(self.streams) >= limits.STREAMS_PER_CONNECTION_MAX:
+            raise LimitExceeded(
+                f"This connection has {len(self.streams)} streams; the limit is"
+                f" {limits.STREAMS_PER_CONNECTION_MAX}.",
+                hint="Close subscriptions, or open another client.",
+            )
+        partition = self.broker.partition(wish.topic_id, wish.partition)
+        start, committed = partition.log.start, partition.committed
+        if not start <= wish.start <= max(committed, wish.seen):
+            raise OffsetOutOfRange(
+                f"{partition.name} holds offsets {start} to {committed}; {wish.start} was asked for.",
+                hint="Start at 'earliest' or 'latest', or at an offset in that range.",
+                object=partition.name,
+                start=start,
+                end=committed,
+            )
+        stream = Stream(self, stream_id, partition, Cursor(wish.start, wish.end, wish.credit))
+        self.streams[stream_id] = stream
+        stream.pump()
+
+    def _credit(self, stream_id: int, body: memoryview) -> None:
+        if len(body) != frames.CREDIT.size:
+            raise ProtocolError("A CREDIT frame has the wrong size.")
+        stream = self.streams.get(stream_id)
+        if stream is not None:  # a stream that ended meanwhile is no fault of the client
+            stream.grant(frames.CREDIT.unpack(body)[0])
+
+    # --- control requests -----------------------------------------------------------------------
+
+    def _request(self, correlation: int, body: memoryview) -> None:
+        if len(body) > limits.CONTROL_BODY_BYTES_MAX:
+            raise LimitExceeded(f"A control message has {len(body)} bytes.")
+        if len(self._tasks) >= _REQUESTS_UNDER_WAY_MAX:
+            self.fail(
+                correlation,
+                LimitExceeded(f"{_REQUESTS_UNDER_WAY_MAX} requests are under way.", hint="Wait for their answers."),
+                "request",
+            )
+            return
+        try:
+            request = messages.decode(body, messages.Request)
+        except StentorError as error:
+            self.fail(correlation, error, "request")
+            return
+        task = self.loop.create_task(self._serve(correlation, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, correlation: int, request: Any) -> None:
+        operation = type(request).__name__
+        try:
+            response = await self.broker.serve_request(self, request)
+        except StentorError as error:
+            self.fail(correlation, error, operation)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # a bug of ours must not look like silence
+            logger.exception("request %s failed", operation)
+            self.fail(correlation, InternalError(f"{type(error).__name__}: {error}"), operation)
+        else:
+            self._answer_soon(frames.frame(Kind.RESPONSE, correlation, messages.encode(response)))
+
+    def routes_changed(self, change: bytes) -> None:
+        if self.watches_routes and not self.ended:
+            self._answer_soon(frames.frame(Kind.ROUTES, 0, change))
+
+    def going_away(self) -> None:
+        """The broker stops: streams end with a reason that tells clients to come back."""
+        for stream in list(self.streams.values()):
+            stream.fail(
+                Closed("The broker is stopping.", hint="Clients reconnect by themselves when it is back.")
+            )
+
+    def info(self) -> messages.ClientInfo:
+        return messages.ClientInfo(
+            name=self.name,
+            address=self.connection.address,
+            library=self.library,
+            connected_at_us=self.connected_at_us,
+            publishing=list(self.publishing),
+            subscriptions=sorted({stream.partition.topic for stream in self.streams.values()}),
+            bytes_in=self.connection.bytes_in,
+            bytes_out=self.connection.bytes_out,
+        )

@@ -1,0 +1,135 @@
+"""One stream: a partition pushed to one reader, live from the tail cache or from history.
+
+The cursor machine (`core.flow`) says what may be pushed; this performs it on a connection and a log.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stentor import limits
+from stentor.core.flow import Cursor
+from stentor.wire import frames, messages
+from stentor.wire.frames import Kind
+
+if TYPE_CHECKING:
+    from stentor.broker.partition import Partition
+    from stentor.broker.session import Session
+    from stentor.errors import StentorError
+
+_PREFIX_BYTES = frames.DELIVERY.size
+_PUSHES_PER_TURN = 4  # then the loop looks at others
+
+
+class Stream:
+    """A reader's cursor on one partition."""
+
+    def __init__(self, session: Session, stream_id: int, partition: Partition, cursor: Cursor) -> None:
+        self.session = session
+        self.id = stream_id
+        self.partition = partition
+        self.cursor = cursor
+        self.closed = False
+        self._scheduled = False
+        self._told = -1  # the commit point the reader heard of last
+        partition.streams.add(self)
+
+    def pump(self) -> None:
+        """Push what can be pushed; then wait for commits, credit, the socket or the disk."""
+        cursor, partition, connection = self.cursor, self.partition, self.session.connection
+        for _ in range(_PUSHES_PER_TURN):
+            if self.closed:
+                return
+            if cursor.finished():
+                self._finish()
+                return
+            committed = partition.committed
+            if not cursor.wants(committed):
+                if cursor.position >= committed:
+                    partition.idle.add(self)
+                return
+            if not connection.writable:
+                self.session.blocked.add(self)
+                return
+            found = partition.tail.take(cursor.position, committed, limits.DELIVERY_BYTES)
+            if found is None:
+                self._read_history(committed)
+                return
+            self._push(*found)
+        self._pump_later()
+
+    def _pump_later(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self.session.loop.call_soon(self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._scheduled = False
+        self.pump()
+
+    def _push(self, chunks: list[bytes], next_offset: int, size: int) -> None:
+        partition = self.partition
+        committed = self._told = partition.committed
+        prefix = frames.HEADER.pack(_PREFIX_BYTES + size, Kind.DELIVER, 0, 0, self.id) + frames.DELIVERY.pack(
+            committed, partition.replica.epoch, next_offset
+        )
+        self.session.connection.write([prefix, *chunks])
+        self.cursor.pushed(next_offset, size)
+
+    # --- history --------------------------------------------------------------------------------
+
+    def _read_history(self, committed: int) -> None:
+        self.cursor.start_reading()
+        read = partial(self.partition.log.read, self.cursor.position, committed, limits.DELIVERY_BYTES)
+        self.partition.reads.submit(read, self._history_read)
+
+    def _history_read(self, found: Any, error: StentorError | None) -> None:
+        self.cursor.reading = False
+        if self.closed:
+            return
+        if error is not None:
+            self.fail(error)
+            return
+        if found.next_offset > self.cursor.position:
+            self._push([found.data], found.next_offset, len(found.data))
+        self.pump()
+
+    # --- the reader's wishes --------------------------------------------------------------------
+
+    def grant(self, size: int) -> None:
+        self.cursor.grant(size)
+        self.pump()
+
+    def tell_state(self) -> None:
+        """Let the reader know how far the partition is, also when it is not being pushed to (C25)."""
+        committed = self.partition.committed
+        if committed != self._told and self.session.connection.writable:
+            self._told = committed
+            state = frames.STREAM_STATE.pack(committed, self.partition.replica.epoch, 0)
+            self.session.connection.send(Kind.STREAM_STATE, self.id, state)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        self.close()
+        ended = messages.StreamEnded(next_offset=self.cursor.position)
+        self.session.connection.send(Kind.STREAM_ENDED, self.id, messages.encode(ended))
+
+    def fail(self, error: StentorError) -> None:
+        """End the stream and tell the reader why."""
+        if self.closed:
+            return
+        self.close()
+        error.object = error.object or self.partition.name
+        ended = messages.StreamEnded(
+            next_offset=self.cursor.position, failure=messages.failure(error, "subscribe")
+        )
+        self.session.connection.send(Kind.STREAM_ENDED, self.id, messages.encode(ended))
+
+    def close(self) -> None:
+        self.closed = True
+        self.partition.streams.discard(self)
+        self.partition.idle.discard(self)
+        self.session.blocked.discard(self)
+        self.session.streams.pop(self.id, None)

@@ -1,0 +1,1 @@
+"""The client library: sync and async clients over one core."""

@@ -1,0 +1,275 @@
+"""The async client: the whole API, awaited. The sync client drives one of these in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stentor import limits
+from stentor.client.core import ClientCore, default_name, parse_url
+from stentor.client.history import AsyncHistory
+from stentor.client.positions import check_position, find_request
+from stentor.client.producer import AsyncProducer, ProducerCore, parse_ack
+from stentor.client.subscription import AsyncInbox, AsyncSubscription, SubscriptionCore
+from stentor.client.typed import AsyncTopic, Codec
+from stentor.errors import InvalidArgument, StentorError
+from stentor.wire import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from stentor.client.message import Receipt
+    from stentor.wire.messages import BrokerInfo, ClientInfo, TopicInfo
+
+_PUBLISHERS_MAX = 1_000
+
+
+class AsyncClient:
+    """A connection to a Stentor system, for one event loop."""
+
+    def __init__(self, core: ClientCore) -> None:
+        self._core = core
+        self._publishers: dict[tuple[str, str], AsyncProducer] = {}
+        core.alert = self._alert
+
+    @classmethod
+    async def open(cls, url: str | None, *, name: str | None, timeout: float) -> AsyncClient:
+        if timeout <= 0:
+            raise InvalidArgument(f"timeout={timeout} must be above zero.")
+        label = default_name() if name is None else name
+        if len(label) > limits.CLIENT_NAME_CHARACTERS_MAX:
+            raise InvalidArgument(f"The client's name has {len(label)} characters; the limit is {limits.CLIENT_NAME_CHARACTERS_MAX}.")
+        core = ClientCore(parse_url(url), name=label, timeout=timeout)
+        await core.start()
+        return cls(core)
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    async def publish(  # noqa: PLR0913 - a message has these parts
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Any = None,
+        timestamp: Any = None,
+        partition: int | None = None,
+        ack: str = "all",
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Publish one message and wait until it is acknowledged at the level `ack`."""
+        publisher = await self.publisher(topic, ack)
+        done: asyncio.Future[Receipt] = self._core.loop.create_future()
+        await publisher.send(
+            value,
+            key,
+            headers=headers,
+            timestamp=timestamp,
+            partition=partition,
+            on_delivery=_resolve(done),
+        )
+        limit = self._core.timeout if timeout is None else timeout
+        try:
+            return await asyncio.wait_for(done, limit)
+        except TimeoutError as error:
+            raise self._core.late("publish", limit) from error
+
+    async def publisher(self, topic: str, ack: str) -> AsyncProducer:
+        """The shared producer behind `publish`."""
+        found = self._publishers.get((topic, ack))
+        if found is None or found._core.closed or self._stale(found):  # noqa: SLF001
+            parse_ack(ack)
+            found = AsyncProducer(await self.producer_core(topic, ack=ack))
+            found._core.raise_failures = lambda: None  # type: ignore[method-assign] # noqa: SLF001
+            if len(self._publishers) >= _PUBLISHERS_MAX:
+                await self._publishers.pop(next(iter(self._publishers))).close()
+            self._publishers[topic, ack] = found
+        return found
+
+    def _stale(self, producer: AsyncProducer) -> bool:
+        """The topic was deleted, or made anew under another id."""
+        route = self._core.routes.get(producer.topic)
+        return self._core.link is not None and (route is None or route.id != producer._core.topic_id)  # noqa: SLF001
+
+    async def producer_core(self, topic: str, **options: Any) -> ProducerCore:
+        return ProducerCore(self._core, await self._core.topic(topic), **options)
+
+    async def producer(self, topic: str, **options: Any) -> AsyncProducer:
+        """A self-batching sender to a topic."""
+        return AsyncProducer(await self.producer_core(topic, **options))
+
+    async def _alert(self, topic: str, text: str) -> None:
+        try:
+            await self.publish(topic, text, timeout=5.0)
+        except StentorError:
+            pass  # an alert that cannot be sent must not hide what it was about
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def subscription_core(self, topics: str | list[str], put: Callable[[Any], None], **options: Any) -> SubscriptionCore:
+        timeout = options.pop("timeout", None)
+        subscription = SubscriptionCore(self._core, topics, put=put, **options)
+        limit = self._core.timeout if timeout is None else timeout
+        try:
+            await asyncio.wait_for(subscription.open(), limit)
+        except TimeoutError as error:
+            raise self._core.late("subscribe", limit) from error
+        return subscription
+
+    async def subscribe(self, topics: str | list[str], **options: Any) -> AsyncSubscription:
+        """Messages of one or more topics or patterns; see Client.subscribe for the options."""
+        inbox = AsyncInbox()
+        return AsyncSubscription(await self.subscription_core(topics, inbox.put, **options), inbox)
+
+    async def read(
+        self,
+        topics: str | list[str],
+        *,
+        start: Any = "earliest",
+        end: Any = "now",
+        partition: int | None = None,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncHistory:
+        """What topics hold between two positions."""
+        subscription = await self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout)
+        return AsyncHistory(subscription, limit)
+
+    def topic(
+        self, name: str, type: Any = None, *, format: str = "json", on_error: Any = "raise"  # noqa: A002
+    ) -> AsyncTopic:
+        """A topic by itself, with typed values if a type is given."""
+        return AsyncTopic(self, name, None if type is None else Codec(type, format, on_error))
+
+    # --- administration -------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any) -> TopicInfo:
+        """Make a topic; settings are those of TopicSettings."""
+        described = await self._core.call(
+            messages.CreateTopic(name=name, settings=topic_settings(settings), exist_ok=exist_ok), timeout
+        )
+        return described.topic  # type: ignore[no-any-return]
+
+    async def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Any) -> TopicInfo:
+        """Change settings of a topic."""
+        described = await self._core.call(messages.AlterTopic(name=name, changes=changes), timeout)
+        return described.topic  # type: ignore[no-any-return]
+
+    async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
+        """A topic's settings and partitions."""
+        described = await self._core.call(messages.DescribeTopic(name=name), timeout)
+        return described.topic  # type: ignore[no-any-return]
+
+    async def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
+        """All topics, or those that match a pattern."""
+        found = await self._core.call(messages.ListTopics(pattern=pattern or ">"), timeout)
+        return found.topics  # type: ignore[no-any-return]
+
+    async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a topic and all its messages."""
+        await self._core.call(messages.DeleteTopic(name=name), timeout)
+
+    async def offsets(self, topic: str, at: Any = "latest", *, timeout: float | None = None) -> dict[int, int]:
+        """The offset of a position in each partition."""
+        check_position(at, "at")
+        info = await self.describe_topic(topic, timeout=timeout)
+        found = {}
+        for partition in info.partitions:
+            wish = find_request(at, info.id, partition.partition, _now_us())
+            found[partition.partition] = wish if isinstance(wish, int) else (await self._core.call(wish, timeout)).offset
+        return found
+
+    async def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:
+        """Who is connected to the broker."""
+        found = await self._core.call(messages.ListClients(), timeout)
+        return found.clients  # type: ignore[no-any-return]
+
+    async def statistics(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The broker's statistics."""
+        found = await self._core.call(messages.GetStatistics(), timeout)
+        return found.statistics  # type: ignore[no-any-return]
+
+    async def broker(self, *, timeout: float | None = None) -> BrokerInfo:
+        """The broker this client is connected to."""
+        limit = self._core.timeout if timeout is None else timeout
+        link = await asyncio.wait_for(self._core.ready_link(), limit)
+        assert link.broker is not None
+        return link.broker
+
+    # --- life -----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    async def close(self) -> None:
+        """Flush what is under way and disconnect."""
+        await self._core.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Connecting:
+    """What connect_async returns: await it, or use it with `async with`."""
+
+    def __init__(self, url: str | None, name: str | None, timeout: float) -> None:
+        self._open = lambda: AsyncClient.open(url, name=name, timeout=timeout)
+        self._client: AsyncClient | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncClient]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncClient:
+        self._client = await self._open()
+        return self._client
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+def connect_async(
+    url: str | None = None, *, name: str | None = None, timeout: float = limits.DEFAULT_TIMEOUT_S
+) -> Connecting:
+    """Connect from `async` code: `async with stentor.connect_async() as client`."""
+    return Connecting(url, name, timeout)
+
+
+def topic_settings(settings: dict[str, Any]) -> messages.TopicSettings | None:
+    """Keyword arguments as settings; none at all lets the broker choose its defaults."""
+    if not settings:
+        return None
+    unknown = set(settings) - {field.name for field in msgspec.structs.fields(messages.TopicSettings)}
+    if unknown:
+        raise InvalidArgument(
+            f"A topic has no setting {sorted(unknown)[0]!r}.",
+            hint=f"Known: {', '.join(field.name for field in msgspec.structs.fields(messages.TopicSettings))}.",
+        )
+    try:
+        return msgspec.convert(settings, messages.TopicSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"A topic setting is wrong: {error}.") from error
+
+
+def _resolve(done: asyncio.Future[Receipt]) -> Callable[[Receipt | None, StentorError | None], None]:
+    def resolve(receipt: Receipt | None, error: StentorError | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        elif receipt is not None:
+            done.set_result(receipt)
+
+    return resolve
+
+
+def _now_us() -> int:
+    import time
+
+    return time.time_ns() // 1000

@@ -1,0 +1,62 @@
+"""What applications pass in, as the bytes that travel: `str` is UTF-8 wherever bytes go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from stentor import limits
+from stentor.client.positions import to_microseconds
+from stentor.errors import InvalidArgument, LimitExceeded
+
+if TYPE_CHECKING:
+    from stentor.wire.rows import Headers
+
+
+def as_bytes(value: Any, what: str) -> bytes | None:
+    """bytes stay, text becomes UTF-8, None stays None; anything else is the caller's to encode."""
+    if value is None or value.__class__ is bytes:
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidArgument(
+        f"A {what} must be bytes, str or None, not {type(value).__name__}.",
+        hint="Encode it yourself, or use client.topic(name, type=...) for typed values.",
+    )
+
+
+def as_headers(headers: Any) -> Headers | None:
+    """A mapping or pairs as a list of (key, value)."""
+    if headers is None:
+        return None
+    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    if len(pairs) > limits.MESSAGE_HEADERS_MAX:
+        raise LimitExceeded(f"A message has {len(pairs)} headers; the limit is {limits.MESSAGE_HEADERS_MAX}.")
+    try:
+        return [(_header_key(key), as_bytes(value, "header value")) for key, value in pairs]
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument("Headers must be a mapping, or pairs of key and value.") from error
+
+
+def _header_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise InvalidArgument(f"A header's key must be text, not {type(key).__name__}.")
+    return key
+
+
+def as_timestamp_us(timestamp: Any) -> int | None:
+    """A datetime, or microseconds since 1970."""
+    if timestamp is None:
+        return None
+    if isinstance(timestamp, datetime):
+        timestamp = to_microseconds(timestamp)
+    if not isinstance(timestamp, int) or isinstance(timestamp, bool) or not 0 <= timestamp <= 253_402_300_799_999_999:
+        raise InvalidArgument(
+            f"timestamp={timestamp!r} is not a time.", hint="Use a datetime from 1970 to 9999."
+        )
+    return timestamp

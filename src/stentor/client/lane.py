@@ -1,0 +1,264 @@
+"""A lane: one producer's way to one partition — gather, seal, send, wait, send again.
+
+Threads. Applications append rows from any thread; `deque.append` is atomic, so `send` takes no lock.
+Sealing (rows become a numbered batch) happens under the lane's lock, in whichever thread finds the
+batch full, so that encoding costs no hand-over. Everything else happens in the client's loop.
+
+    rows ──seal──► unsent ──dispatch──► on the wire ──answer──► done
+                     └────────────── pending (in sequence order) ──┘
+
+A batch is sent at once when nothing is in flight, and gathers while something is: one message
+waits for nothing, and load makes batches.
+
+C18: sequences count up by one; sent batches are immutable; after a lost link everything unanswered is
+sent again in order; after giving a batch up the lane goes on under the next generation.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stentor.client.message import Receipt
+from stentor.errors import PublishError, SequenceError, StentorError, UnknownOutcome
+from stentor.wire import batch
+
+if TYPE_CHECKING:
+    from stentor.client.link import Link
+    from stentor.client.producer import ProducerCore
+    from stentor.wire.batch import Encoded
+
+_PLAIN_ROW = 2  # (value, key); longer rows carry headers, timestamp and callback too
+
+
+class FailedBatch(msgspec.Struct, frozen=True):
+    """Messages that were not acknowledged, and why."""
+
+    topic: str
+    partition: int
+    count: int
+    error: StentorError
+
+
+class Sent:
+    """A sealed batch: immutable bytes, and who wants to hear of it."""
+
+    __slots__ = ("attempts", "callbacks", "deadline", "done", "encoded", "header", "lane")
+
+    def __init__(self, lane: Lane, encoded: Encoded, header: bytearray, callbacks: list[Any], deadline: float) -> None:
+        self.lane = lane
+        self.encoded = encoded
+        self.header = header
+        self.callbacks = callbacks
+        self.deadline = deadline
+        self.attempts = 0
+        self.done = False
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + len(self.encoded.body)
+
+    def published(self, base_offset: int, epoch: int, appended_at_us: int) -> None:  # noqa: ARG002
+        self.lane.acknowledged(self, base_offset)
+
+    def failed(self, error: StentorError) -> None:
+        self.lane.refused(self, error)
+
+
+class Lane:
+    """The way to one partition."""
+
+    def __init__(self, producer: ProducerCore, partition: int) -> None:
+        self.producer = producer
+        self.partition = partition
+        self.rows: deque[Any] = deque()
+        self.bytes = 0  # about how much is in rows; exact whenever rows is empty
+        self.awake = False  # the loop will look at this lane by itself
+        self.opened_us = 0  # when the batch that gathers now was begun
+        self.pending: deque[Sent] = deque()
+        self.unsent: deque[Sent] = deque()
+        self.sealed_bytes = 0  # only changed under the lock
+        self.done_bytes = 0  # only changed in the loop
+        self.generation = 0
+        self.sequence = 0
+        self.stalled = False  # refused for now; a timer will send again
+        self.lock = threading.Lock()
+
+    # --- sealing: any thread --------------------------------------------------------------------
+
+    def seal(self) -> None:
+        """Make a batch of what has gathered, up to the producer's limits."""
+        with self.lock:
+            rows = self._take()
+            if rows:
+                self._seal(*self._encode(rows))
+            self.opened_us = time.time_ns() // 1000
+
+    def _take(self) -> list[Any]:
+        rows, producer = self.rows, self.producer
+        count = min(len(rows), producer.batch_messages)
+        if self.bytes <= producer.batch_bytes:
+            pop = rows.popleft
+            taken = [pop() for _ in range(count)]
+        else:
+            taken, size = [], 0
+            while len(taken) < count and size < producer.batch_bytes:
+                row = rows.popleft()
+                taken.append(row)
+                size += len(row[0] or b"")
+            self.bytes -= size
+        if not rows:
+            self.bytes = 0
+        return taken
+
+    def _encode(self, rows: list[Any]) -> tuple[Encoded, list[Any]]:
+        compression = self.producer.compression
+        opened_us = self.opened_us or time.time_ns() // 1000
+        if not self.producer.extras:
+            values, keys = zip(*rows, strict=True)
+            return batch.encode_at(opened_us, keys, values, compression=compression), []
+        values, keys, headers, timestamps, callbacks = [], [], [], [], []
+        for index, row in enumerate(rows):
+            values.append(row[0])
+            keys.append(row[1])
+            plain = len(row) == _PLAIN_ROW
+            headers.append(None if plain else row[2])
+            timestamps.append(opened_us if plain or row[3] is None else row[3])
+            if not plain and row[4] is not None:
+                callbacks.append((index, row[4], timestamps[index]))
+        named = headers if any(h is not None for h in headers) else None
+        return batch.encode(timestamps, keys, values, named, compression=compression), callbacks
+
+    def add_encoded(self, encoded: Encoded) -> None:
+        """A batch that was encoded elsewhere, after everything that gathered before it."""
+        while self.rows:
+            self.seal()
+        with self.lock:
+            self._seal(encoded, [])
+
+    def _seal(self, encoded: Encoded, callbacks: list[Any]) -> None:
+        producer = self.producer
+        header = batch.address(
+            encoded,
+            topic_id=producer.topic_id,
+            partition=self.partition,
+            producer_id=producer.producer_id,
+            generation=self.generation,
+            sequence=self.sequence,
+        )
+        self.sequence += 1
+        sent = Sent(self, encoded, header, callbacks, time.monotonic() + producer.timeout)
+        self.sealed_bytes += sent.size
+        self.pending.append(sent)
+        self.unsent.append(sent)
+
+    # --- sending: the loop ----------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Send what is sealed; seal what has gathered once nothing is in flight."""
+        self.dispatch()
+        if not self.pending:
+            self.awake = False  # before looking at rows: a sender that sees False wakes us again
+            if self.rows:
+                self.awake = True
+                self.seal()
+                self.dispatch()
+
+    def dispatch(self) -> None:
+        link = self.producer.core.link
+        if link is None or self.stalled:
+            return
+        while self.unsent:
+            self._send(link, self.unsent.popleft())
+
+    def _send(self, link: Link, sent: Sent) -> None:
+        if sent.done:
+            return
+        sent.attempts += 1
+        link.publish(sent.header, sent.encoded.body, self.producer.ack, sent)
+        if not self.producer.ack:
+            self.producer.after_write(link, sent)
+
+    def resend(self) -> None:
+        """A new link, or the end of a pause: everything unanswered again, in order."""
+        self.stalled = False
+        with self.lock:
+            self.unsent = deque(self.pending)
+        self.dispatch()
+
+    # --- answers: the loop ----------------------------------------------------------------------
+
+    def acknowledged(self, sent: Sent, base_offset: int) -> None:
+        self._finish(sent)
+        producer = self.producer
+        producer.messages_acknowledged += sent.encoded.count
+        for index, callback, timestamp_us in sent.callbacks:
+            receipt = Receipt(producer.topic, self.partition, base_offset + index, timestamp_us)
+            producer.call_back(callback, receipt, None)
+        self.pump()
+        producer.progressed()
+
+    def _finish(self, sent: Sent) -> None:
+        sent.done = True
+        pending = self.pending
+        while pending and pending[0].done:
+            self.done_bytes += pending.popleft().size
+
+    def refused(self, sent: Sent, error: StentorError) -> None:
+        """Try again later what can be tried again; give up the rest, and all that follows it."""
+        if sent.done:
+            return
+        gap = isinstance(error, SequenceError) and error.detail.get("reason") == "gap"
+        if error.retriable or (gap and self.pending and self.pending[0] is not sent):
+            if not self.stalled:
+                self.stalled = True
+                self.producer.resend_later(self)
+            return
+        self.give_up(error)
+
+    def give_up(self, error: StentorError) -> None:
+        """The oldest batch failed for good. What was sent behind it cannot be taken either."""
+        with self.lock:
+            failed = list(self.pending)
+            self.pending.clear()
+            self.unsent.clear()
+            self.generation += 1
+            self.sequence = 0
+            self.stalled = False
+        for index, sent in enumerate(failed):
+            sent.done = True
+            self.done_bytes += sent.size
+            reason = error if index == 0 else _behind(error)
+            self.producer.record_failure(
+                FailedBatch(self.producer.topic, self.partition, sent.encoded.count, reason)
+            )
+            for _, callback, _ in sent.callbacks:
+                self.producer.call_back(callback, None, reason)
+        self.pump()
+        self.producer.progressed()
+
+    def expire(self, now: float) -> None:
+        """Past its deadline a batch is given up; if it was ever sent, its fate is not known."""
+        if not self.pending or self.pending[0].deadline > now:
+            return
+        what = f"{self.producer.topic}/{self.partition}"
+        if self.pending[0].attempts:
+            self.give_up(
+                UnknownOutcome(
+                    f"No answer for a batch to {what} within {self.producer.timeout:g} s; it may be in the log.",
+                    hint="Read the partition to find out; publishing it again may double it.",
+                    operation="publish",
+                    object=what,
+                )
+            )
+        else:
+            self.give_up(self.producer.core.late("publish", self.producer.timeout))
+
+
+def _behind(error: StentorError) -> PublishError:
+    kind = UnknownOutcome if isinstance(error, UnknownOutcome) else PublishError
+    return kind(f"A batch before this one failed: {error.message}", hint=error.hint, operation="publish")

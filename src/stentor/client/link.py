@@ -1,0 +1,261 @@
+"""A link: one client's connection to one broker, from handshake to the last frame.
+
+Lives in the client's loop. Requests and publishes are matched to their answers by correlation id;
+streams by the id they were opened with. When the link breaks, every waiter is told at once, and the
+owner decides what to send again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stentor import limits
+from stentor._version import __version__
+from stentor.errors import ConnectionFailed, ProtocolError, StentorError
+from stentor.transport.connection import Connection
+from stentor.wire import frames, messages
+from stentor.wire.frames import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class StreamSink(Protocol):
+    """Who takes a stream's deliveries."""
+
+    def delivered(self, body: memoryview) -> None: ...
+    def state(self, committed: int, epoch: int) -> None: ...
+    def ended(self, ended: messages.StreamEnded) -> None: ...
+
+
+class PublishSink(Protocol):
+    """Who takes a publish's answer."""
+
+    def published(self, base_offset: int, epoch: int, appended_at_us: int) -> None: ...
+    def failed(self, error: StentorError) -> None: ...
+
+
+class Link:
+    """One greeted connection."""
+
+    def __init__(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
+        self.connection = Connection(self)
+        self.broker: messages.BrokerInfo | None = None
+        self.alive = False
+        self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
+        self.on_routes: Callable[[messages.RouteChange], None] = lambda _: None
+        self._loop = loop
+        self._welcome: asyncio.Future[messages.Welcome] = loop.create_future()
+        self._correlations = 0
+        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._publishes: dict[int, PublishSink] = {}
+        self._streams: dict[int, StreamSink] = {}
+        self._writable_waiters: list[Callable[[], None]] = []
+        self._lost: StentorError | None = None
+        self._seen_bytes = 0
+        self._heard_at = loop.time()
+        self._heartbeat: asyncio.TimerHandle | None = None
+
+    # --- life -----------------------------------------------------------------------------------
+
+    @classmethod
+    async def open(cls, address: str, name: str, timeout: float) -> Link:
+        """Connect and greet, within the time."""
+        loop = asyncio.get_running_loop()
+        link = cls(address, loop)
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(timeout):
+                await loop.create_connection(lambda: link.connection, host.strip("[]"), int(port))
+                hello = messages.Hello(
+                    version_min=frames.PROTOCOL_VERSION_MIN,
+                    version_max=frames.PROTOCOL_VERSION,
+                    name=name,
+                    library=f"stentor-python {__version__}",
+                )
+                link.connection.send(Kind.HELLO, 0, messages.encode(hello))
+                welcome = await link._welcome
+        except TimeoutError as error:
+            link.connection.abort()
+            raise _unreachable(address, "it did not answer in time") from error
+        except OSError as error:
+            link.connection.abort()
+            raise _unreachable(address, error.strerror or str(error)) from error
+        except BaseException:
+            link.connection.abort()
+            raise
+        link.broker = welcome.broker
+        link.alive = True
+        link._beat()
+        return link
+
+    def _beat(self) -> None:
+        """Ping a quiet broker; give up on a silent one."""
+        now = self._loop.time()
+        if self.connection.bytes_in != self._seen_bytes:
+            self._seen_bytes, self._heard_at = self.connection.bytes_in, now
+        if now - self._heard_at > limits.SILENCE_S:
+            self._lose(_unreachable(self.address, f"nothing was heard for {limits.SILENCE_S:g} s"))
+            self.connection.abort()
+            return
+        self.connection.send(Kind.PING, 0)
+        self._heartbeat = self._loop.call_later(limits.HEARTBEAT_S, self._beat)
+
+    def close(self) -> None:
+        """Say goodbye; what is written is still sent."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        self.alive = False
+        self.on_lost = lambda *_: None
+        self.connection.send(Kind.GOODBYE, 0)
+        self.connection.close()
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._correlations += 1
+        return self._correlations
+
+    async def request(self, message: Any) -> Any:
+        """Send a control request and wait for its answer; the caller sets the deadline."""
+        self._check()
+        correlation = self._next()
+        answer = self._requests[correlation] = self._loop.create_future()
+        self.connection.send(Kind.REQUEST, correlation, messages.encode(message))
+        try:
+            return await answer
+        finally:
+            self._requests.pop(correlation, None)
+
+    def publish(self, header: bytes | bytearray, body: bytes | memoryview, ack: int, sink: PublishSink) -> None:
+        """Send a batch; the sink hears of its fate."""
+        correlation = self._next()
+        if ack:
+            self._publishes[correlation] = sink
+        prefix = frames.HEADER.pack(len(header) + len(body), Kind.PUBLISH, ack, 0, correlation)
+        self.connection.write([prefix + header, body])
+
+    def when_writable(self, wake: Callable[[], None]) -> None:
+        """Call back once the socket takes more."""
+        if self.connection.writable:
+            self._loop.call_soon(wake)
+        else:
+            self._writable_waiters.append(wake)
+
+    def open_stream(self, wish: messages.OpenStream, sink: StreamSink) -> int:
+        stream_id = self._next()
+        self._streams[stream_id] = sink
+        self.connection.send(Kind.OPEN_STREAM, stream_id, messages.encode(wish))
+        return stream_id
+
+    def grant(self, stream_id: int, size: int) -> None:
+        if stream_id in self._streams:
+            self.connection.send(Kind.CREDIT, stream_id, frames.CREDIT.pack(size))
+
+    def close_stream(self, stream_id: int) -> None:
+        if self._streams.pop(stream_id, None) is not None and self.alive:
+            self.connection.send(Kind.CLOSE_STREAM, stream_id)
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if not self.alive:
+            raise ConnectionFailed(f"The connection to {self.address} is closed.")
+
+    # --- what the connection reports ------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        pass
+
+    def read_finished(self) -> None:
+        pass
+
+    def writable_changed(self, writable: bool) -> None:  # noqa: FBT001
+        if writable:
+            waiting, self._writable_waiters = self._writable_waiters, []
+            for wake in waiting:
+                wake()
+
+    def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:  # noqa: ARG002
+        if kind == Kind.DELIVER:
+            sink = self._streams.get(correlation)
+            if sink is not None:
+                sink.delivered(body)
+        elif kind == Kind.PUBLISHED:
+            publish = self._publishes.pop(correlation, None)
+            if publish is not None:
+                publish.published(*frames.PUBLISHED.unpack(body))
+        else:
+            self._control_frame(kind, correlation, body)
+
+    def _control_frame(self, kind: int, correlation: int, body: memoryview) -> None:
+        if kind == Kind.RESPONSE:
+            waiting = self._requests.get(correlation)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(messages.decode(body, messages.Response))
+        elif kind == Kind.ERROR:
+            self._error(correlation, messages.raised(messages.decode(body, messages.Failure)))
+        elif kind == Kind.STREAM_STATE:
+            stream = self._streams.get(correlation)
+            if stream is not None:
+                committed, epoch, _ = frames.STREAM_STATE.unpack(body)
+                stream.state(committed, epoch)
+        elif kind == Kind.STREAM_ENDED:
+            stream = self._streams.pop(correlation, None)
+            if stream is not None:
+                stream.ended(messages.decode(body, messages.StreamEnded))
+        elif kind == Kind.ROUTES:
+            self.on_routes(messages.decode(body, messages.RouteChange))
+        elif kind == Kind.WELCOME:
+            if not self._welcome.done():
+                self._welcome.set_result(messages.decode(body, messages.Welcome))
+        elif kind == Kind.PING:
+            self.connection.send(Kind.PONG, correlation)
+        elif kind == Kind.GOODBYE:
+            self._lose(_unreachable(self.address, "the broker is stopping"))
+            self.connection.close()
+
+    def _error(self, correlation: int, error: StentorError) -> None:
+        publish = self._publishes.pop(correlation, None)
+        waiting = self._requests.get(correlation)
+        if publish is not None:
+            publish.failed(error)
+        elif waiting is not None and not waiting.done():
+            waiting.set_exception(error)
+        elif correlation == 0:
+            self._lose(error)
+            self.connection.close()
+
+    def refused(self, error: StentorError) -> None:
+        self._lose(ProtocolError(f"The broker at {self.address} broke the protocol: {error.message}"))
+        self.connection.abort()
+
+    def disconnected(self, error: Exception | None) -> None:
+        self._lose(_unreachable(self.address, str(error) if error else "the connection was closed"))
+
+    def _lose(self, error: StentorError) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        was_alive, self.alive = self.alive, False
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        for waiting in (self._welcome, *self._requests.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # the waiter may be gone; then nobody needs to hear of it
+        self._publishes.clear()
+        self._streams.clear()
+        if was_alive:
+            self.on_lost(self, error)
+
+
+def _unreachable(address: str, why: str) -> ConnectionFailed:
+    return ConnectionFailed(
+        f"The broker at {address} cannot be reached: {why}.",
+        hint="Is it running? Start one with `stentor serve`, or name another with --url or STENTOR_URL.",
+        operation="connect",
+        object=address,
+    )

@@ -1,0 +1,509 @@
+"""Producers: self-batching senders to one topic.
+
+`ProducerCore` holds the lanes and lives in the client's loop; `Producer` and `AsyncProducer` are its
+faces. Partitioning: a message with a key goes to partition CRC-32(key) mod n (the zlib/IEEE CRC, so
+any language and Spark's `crc32` agree); one without a key goes to the partition whose turn it is,
+changing with every batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from stentor import limits
+from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
+from stentor.client.lane import FailedBatch, Lane
+from stentor.client.tables import as_batches, conform
+from stentor.errors import Closed, InvalidArgument, PublishError, StentorError
+from stentor.wire import arrow_body, batch
+from stentor.wire.batch import check_message
+from stentor.wire.frames import Ack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stentor.client.core import ClientCore
+    from stentor.client.link import Link
+    from stentor.client.message import Receipt
+    from stentor.wire.messages import TopicRoute
+
+    OnDelivery = Callable[["Receipt | None", "StentorError | None"], None]
+
+logger = logging.getLogger(__name__)
+
+_EXPIRE_S = 0.25
+_RESEND_S = 0.1
+_FAILURES_KEPT_MAX = 1_000
+
+
+def parse_ack(ack: str) -> int:
+    try:
+        return Ack[ack.upper()]
+    except (KeyError, AttributeError):
+        raise InvalidArgument(
+            f"ack={ack!r} is not an acknowledgement level.", hint="Use 'none', 'head', 'quorum' or 'all'."
+        ) from None
+
+
+class ProducerCore:
+    """The lanes of one producer."""
+
+    def __init__(  # noqa: PLR0913 - the knobs of a producer
+        self,
+        core: ClientCore,
+        route: TopicRoute,
+        *,
+        ack: str = "all",
+        compression: str | None = None,
+        batch_messages: int = limits.PRODUCER_BATCH_MESSAGES,
+        batch_bytes: int = limits.PRODUCER_BATCH_BYTES,
+        buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
+        timeout: float | None = None,
+    ) -> None:
+        if (compression or "") not in arrow_body.COMPRESSIONS:
+            raise InvalidArgument(f"compression={compression!r} is unknown.", hint="Use 'lz4', 'zstd' or None.")
+        if not 1 <= batch_messages <= limits.BATCH_MESSAGES_MAX or not 1 <= batch_bytes <= limits.BATCH_BYTES_MAX // 2:
+            raise InvalidArgument(
+                f"batch_messages={batch_messages} or batch_bytes={batch_bytes} is out of bounds.",
+                hint=f"At most {limits.BATCH_MESSAGES_MAX} messages and {limits.BATCH_BYTES_MAX // 2} bytes.",
+            )
+        self.core = core
+        self.topic = route.name
+        self.topic_id = route.id
+        self.ack = parse_ack(ack)
+        self.compression = compression or ""
+        self.batch_messages = batch_messages
+        self.batch_bytes = batch_bytes
+        self.buffer_bytes = buffer_bytes
+        self.timeout = core.timeout if timeout is None else timeout
+        self.producer_id = secrets.randbits(62) + 1
+        self.extras = False  # some row carried headers, a time or a callback; from then on all may
+        self.lanes = [Lane(self, index) for index in range(len(route.partitions))]
+        self.single = self.lanes[0] if len(self.lanes) == 1 else None
+        self.turn = 0
+        self.closed = False
+        self.failures: list[FailedBatch] = []
+        self.messages_acknowledged = 0
+        self.messages_failed = 0
+        self._waiters: list[Callable[[], None]] = []
+        self._flushes: list[asyncio.Future[None]] = []
+        core.link_listeners.add(self._relinked)
+        core.closers.add(self.close)
+        self._expiry = core.loop.call_later(_EXPIRE_S, self._expire)
+
+    # --- lanes: any thread ----------------------------------------------------------------------
+
+    def lane_for(self, key: bytes | None, partition: int | None) -> Lane:
+        if partition is not None:
+            if not 0 <= partition < len(self.lanes):
+                raise InvalidArgument(
+                    f"Topic {self.topic} has partitions 0 to {len(self.lanes) - 1}; {partition} was named."
+                )
+            return self.lanes[partition]
+        if key is not None:
+            return self.lanes[crc32(key) % len(self.lanes)]
+        lane = self.lanes[self.turn % len(self.lanes)]
+        if len(lane.rows) >= self.batch_messages - 1:
+            self.turn += 1  # keyless messages stay together until their batch is full
+        return lane
+
+    def outstanding_bytes(self) -> int:
+        return sum(lane.sealed_bytes - lane.done_bytes for lane in self.lanes)
+
+    def is_full(self) -> bool:
+        """Whether senders must wait (back-pressure)."""
+        return self.outstanding_bytes() >= self.buffer_bytes or any(
+            len(lane.pending) >= limits.PRODUCER_IN_FLIGHT_BATCHES_MAX for lane in self.lanes
+        )
+
+    def add_waiter(self, wake: Callable[[], None]) -> None:
+        """`wake` is called in the loop when there may be room again."""
+        self._waiters.append(wake)
+        self.core.loop.call_soon_threadsafe(self.progressed)  # in case there is room already
+
+    def check_open(self) -> None:
+        self.core.check_open()
+        if self.closed:
+            raise Closed(f"This producer for {self.topic} is closed.")
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def progressed(self) -> None:
+        """Something was answered: wake senders and flushes that waited for it."""
+        if self._waiters and not self._still_full():
+            waiters, self._waiters = self._waiters, []
+            for wake in waiters:
+                wake()
+        if self._flushes and self.is_idle():
+            flushes, self._flushes = self._flushes, []
+            for flush in flushes:
+                if not flush.done():
+                    flush.set_result(None)
+
+    def _still_full(self) -> bool:
+        """Senders sleep until half is free, so that they do not wake for every answer."""
+        return self.outstanding_bytes() > self.buffer_bytes // 2 or any(
+            len(lane.pending) > limits.PRODUCER_IN_FLIGHT_BATCHES_MAX // 2 for lane in self.lanes
+        )
+
+    def is_idle(self) -> bool:
+        return not any(lane.pending or lane.rows for lane in self.lanes)
+
+    def _relinked(self, link: Link) -> None:  # noqa: ARG002
+        for lane in self.lanes:
+            lane.resend()
+
+    def resend_later(self, lane: Lane) -> None:
+        self.core.loop.call_later(_RESEND_S, lane.resend)
+
+    def after_write(self, link: Link, sent: Any) -> None:
+        """ack=none: done when handed to the socket, at the socket's pace."""
+        link.when_writable(lambda: sent.published(-1, 0, 0))
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for lane in self.lanes:
+            lane.expire(now)
+        if not self.closed:
+            self._expiry = self.core.loop.call_later(_EXPIRE_S, self._expire)
+
+    def record_failure(self, failure: FailedBatch) -> None:
+        self.messages_failed += failure.count
+        if len(self.failures) < _FAILURES_KEPT_MAX:
+            self.failures.append(failure)
+
+    def call_back(self, callback: OnDelivery, receipt: Receipt | None, error: StentorError | None) -> None:
+        try:
+            callback(receipt, error)
+        except Exception:
+            logger.exception("an on_delivery callback raised")
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent before is answered; raise for what failed."""
+        for lane in self.lanes:
+            while lane.rows:
+                lane.seal()
+            lane.dispatch()
+        if not self.is_idle():
+            waiting = self.core.loop.create_future()
+            self._flushes.append(waiting)
+            limit = self.timeout if timeout is None else timeout
+            try:
+                await asyncio.wait_for(waiting, limit)
+            except TimeoutError as error:
+                raise self.core.late("flush", limit) from error
+        self.raise_failures()
+
+    def raise_failures(self) -> None:
+        if self.failures:
+            failed, self.failures = self.failures, []
+            count = sum(batch.count for batch in failed)
+            first = failed[0].error
+            raise PublishError(
+                f"{count} messages to {self.topic} were not acknowledged: {first.message}",
+                hint=first.hint,
+                operation="publish",
+                object=self.topic,
+                failed=failed,
+            )
+
+    async def close(self) -> None:
+        """Flush, then let go."""
+        if self.closed:
+            return
+        try:
+            await self.flush()
+        finally:
+            self.closed = True
+            self._expiry.cancel()
+            self.core.link_listeners.discard(self._relinked)
+            self.core.closers.discard(self.close)
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "messages_acknowledged": self.messages_acknowledged,
+            "messages_failed": self.messages_failed,
+            "outstanding_bytes": self.outstanding_bytes(),
+            "in_flight_batches": sum(len(lane.pending) for lane in self.lanes),
+            "gathering_messages": sum(len(lane.rows) for lane in self.lanes),
+        }
+
+
+class _Face:
+    """What the sync and the async producer share: turning arguments into rows."""
+
+    def __init__(self, core: ProducerCore) -> None:
+        self._core = core
+        self._single = core.single
+        self._batch_bytes = core.batch_bytes
+        self._batch_messages = core.batch_messages
+        self._post = core.core.loop.call_soon_threadsafe
+
+    @property
+    def topic(self) -> str:
+        return self._core.topic
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts since the producer was made."""
+        return self._core.statistics()
+
+    def _wake(self, lane: Lane) -> None:
+        self._core.check_open()
+        lane.awake = True
+        lane.opened_us = time.time_ns() // 1000
+        self._post(lane.pump)
+
+    def _seal(self, lane: Lane) -> bool:
+        """Seal a full batch in this thread; whether the sender must wait now."""
+        self._core.check_open()
+        lane.seal()
+        lane.awake = True
+        self._post(lane.pump)
+        return self._core.is_full()
+
+    def _row(
+        self,
+        value: Any,
+        key: Any,
+        headers: Any,
+        timestamp: Any,
+        on_delivery: OnDelivery | None,
+    ) -> tuple[Any, ...]:
+        self._core.extras = True
+        return value, key, as_headers(headers), as_timestamp_us(timestamp), on_delivery
+
+    def _offer(  # noqa: PLR0913
+        self, value: Any, key: Any, headers: Any, timestamp: Any, partition: int | None, on_delivery: Any
+    ) -> bool:
+        """The general path of `send`; whether the sender must wait now."""
+        value = as_bytes(value, "value")
+        key = as_bytes(key, "key")
+        check_message(key, value)
+        lane = self._core.lane_for(key, partition)
+        if headers is None and timestamp is None and on_delivery is None:
+            row: tuple[Any, ...] = (value, key)
+        else:
+            row = self._row(value, key, headers, timestamp, on_delivery)
+        lane.rows.append(row)
+        lane.bytes += len(value or b"")
+        if lane.bytes >= self._batch_bytes or len(lane.rows) >= self._batch_messages:
+            return self._seal(lane)
+        if not lane.awake:
+            self._wake(lane)
+        return False
+
+    def _offer_many(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None, partition: int | None) -> Any:
+        """Yield after each sealed batch whether the sender must wait now."""
+        core = self._core
+        if keys is None:
+            keys = [None] * len(values)
+        elif len(keys) != len(values):
+            raise InvalidArgument(f"{len(values)} values came with {len(keys)} keys.")
+        lane = self._single if partition is None else core.lane_for(None, partition)
+        if lane is None:
+            for value, key in zip(values, keys, strict=True):
+                yield self._offer(value, key, None, None, None, None)
+            return
+        step = self._batch_messages
+        for start in range(0, len(values), step):
+            part, part_keys = values[start : start + step], keys[start : start + step]
+            if not _fits(part, part_keys, 2 * self._batch_bytes):
+                for value, key in zip(part, part_keys, strict=True):
+                    yield self._offer(value, key, None, None, lane.partition, None)
+                continue
+            core.check_open()
+            lane.add_encoded(
+                batch.encode_at(time.time_ns() // 1000, part_keys, part, compression=core.compression)
+            )
+            lane.awake = True
+            self._post(lane.pump)
+            yield core.is_full()
+
+    def _offer_batch(self, data: Any, partition: int | None) -> Any:
+        """Yield after each sealed batch whether the sender must wait now."""
+        core = self._core
+        now_us = time.time_ns() // 1000
+        for part in as_batches(data):
+            rows_max = max(1, int(part.num_rows * core.batch_bytes * 2 / max(1, part.nbytes)))
+            for start in range(0, part.num_rows, rows_max):
+                conformed = conform(part.slice(start, rows_max), now_us)
+                for index, rows in _by_partition(conformed, core, partition):
+                    lane = core.lanes[index]
+                    core.check_open()
+                    lane.add_encoded(batch.encode_arrow(rows, compression=core.compression))
+                    lane.awake = True
+                    self._post(lane.pump)
+                    yield core.is_full()
+
+
+def _fits(values: Sequence[bytes], keys: Sequence[bytes | None], size: int) -> bool:
+    """Whether these are plain bytes that make one batch; others take the careful path."""
+    kinds = set(map(type, values)) | set(map(type, keys))
+    return kinds <= {bytes, type(None)} and sum(len(value or b"") for value in values) <= size
+
+
+def _by_partition(rows: Any, core: ProducerCore, partition: int | None) -> list[tuple[int, Any]]:
+    """Split a batch by key hash, keeping the order inside each partition."""
+    if partition is not None:
+        return [(core.lane_for(None, partition).partition, rows)]
+    if core.single is not None:
+        return [(0, rows)]
+    count = len(core.lanes)
+    core.turn += 1
+    turn = core.turn % count
+    chosen: dict[int, list[int]] = {}
+    for index, key in enumerate(rows.column(1).to_pylist()):
+        chosen.setdefault(turn if key is None else crc32(key) % count, []).append(index)
+    return [(lane, rows.take(indices)) for lane, indices in sorted(chosen.items())]
+
+
+class Producer(_Face):
+    """A self-batching sender. Thread-safe. Use as a context manager: leaving it flushes."""
+
+    def send(  # noqa: PLR0913 - a message has these parts
+        self,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        *,
+        headers: Any = None,
+        timestamp: Any = None,
+        partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Hand a message over; returns at once unless too much is unacknowledged.
+
+        `on_delivery(receipt, error)` is called in the client's thread; keep it short.
+        """
+        lane = self._single
+        if (
+            lane is not None
+            and value.__class__ is bytes
+            and (key is None or key.__class__ is bytes)
+            and headers is None
+            and timestamp is None
+            and partition is None
+            and on_delivery is None
+        ):
+            rows = lane.rows
+            rows.append((value, key))
+            lane.bytes = size = lane.bytes + len(value)  # type: ignore[arg-type]
+            if size < self._batch_bytes and len(rows) < self._batch_messages:
+                if not lane.awake:
+                    self._wake(lane)
+                return
+            if size >= self._batch_bytes:
+                check_message(key, value)  # type: ignore[arg-type]
+            must_wait = self._seal(lane)
+        else:
+            must_wait = self._offer(value, key, headers, timestamp, partition, on_delivery)
+        if must_wait:
+            self._wait_for_room()
+
+    def send_many(
+        self,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None = None,
+        *,
+        partition: int | None = None,
+    ) -> None:
+        """Hand many messages over in one call: the fastest way for lists of bytes."""
+        for must_wait in self._offer_many(values, keys, partition):
+            if must_wait:
+                self._wait_for_room()
+
+    def send_batch(self, data: Any, *, partition: int | None = None) -> None:
+        """Hand a pyarrow Table or RecordBatch over: column value, and key, timestamp, headers."""
+        for must_wait in self._offer_batch(data, partition):
+            if must_wait:
+                self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        room = threading.Event()
+        self._core.add_waiter(room.set)
+        if not room.wait(self._core.timeout):
+            raise self._core.core.late("send", self._core.timeout)
+        self._core.check_open()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
+        self._core.check_open()
+        asyncio.run_coroutine_threadsafe(self._core.flush(timeout), self._core.core.loop).result()
+
+    def close(self) -> None:
+        """Flush and let go."""
+        if not self._core.closed and not self._core.core.closed:
+            asyncio.run_coroutine_threadsafe(self._core.close(), self._core.core.loop).result()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except StentorError:
+            logger.warning("messages were not acknowledged while another error ended the producer")
+
+
+class AsyncProducer(_Face):
+    """The same for `async` code, in one loop."""
+
+    async def send(  # noqa: PLR0913
+        self,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        *,
+        headers: Any = None,
+        timestamp: Any = None,
+        partition: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """Hand a message over; waits only when too much is unacknowledged."""
+        if self._offer(value, key, headers, timestamp, partition, on_delivery):
+            await self._wait_for_room()
+
+    async def send_many(
+        self, values: Sequence[bytes], keys: Sequence[bytes | None] | None = None, *, partition: int | None = None
+    ) -> None:
+        """Hand many messages over in one call."""
+        for must_wait in self._offer_many(values, keys, partition):
+            if must_wait:
+                await self._wait_for_room()
+
+    async def send_batch(self, data: Any, *, partition: int | None = None) -> None:
+        """Hand a pyarrow Table or RecordBatch over."""
+        for must_wait in self._offer_batch(data, partition):
+            if must_wait:
+                await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        room = asyncio.Event()
+        self._core.add_waiter(room.set)
+        try:
+            await asyncio.wait_for(room.wait(), self._core.timeout)
+        except TimeoutError as error:
+            raise self._core.core.late("send", self._core.timeout) from error
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent is acknowledged."""
+        self._core.check_open()
+        await self._core.flush(timeout)
+
+    async def close(self) -> None:
+        """Flush and let go."""
+        await self._core.close()
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,579 @@
+"""Subscriptions: a client's cursors on topics — live, catching up, or told.
+
+`SubscriptionCore` lives in the client's loop: it finds the partitions, opens a stream for each, takes
+deliveries as bytes and hands them to an inbox. `Subscription` and `AsyncSubscription` take them
+from there, decode them in the application's thread, and grant credit for what was taken.
+
+After a lost link every stream is opened again at the offset after the last one received: no gap, no
+repeat. What to do when the application is too slow is its choice (D7):
+
+    catch_up    read on from the log at its own pace (the default)
+    raise       past max_lag raise SlowSubscriber and stop, after telling the alerts topic
+    skip        past max_lag jump to now, and report exactly which offsets were skipped
+    disconnect  past max_lag end the subscription quietly
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from datetime import timedelta
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from stentor import limits
+from stentor.client.message import decode_messages, record_batches
+from stentor.client.positions import Last, check_position, find_request
+from stentor.core.names import check_pattern, is_pattern, matches
+from stentor.errors import (
+    Closed,
+    ConnectionFailed,
+    CorruptData,
+    DeadlineExceeded,
+    InvalidArgument,
+    PartitionNotFound,
+    SlowSubscriber,
+    StentorError,
+)
+from stentor.wire import frames, messages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from stentor.client.core import ClientCore
+    from stentor.client.link import Link
+    from stentor.client.message import Message
+
+ALERTS_TOPIC: Final = "_alerts"
+_ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
+_EVENTS_KEPT_MAX: Final = 1_000
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something a subscriber should know besides messages."""
+
+    kind: str  # "skipped", "reconnected", "topic_found", "topic_gone"
+    topic: str
+    partition: int
+    first_offset: int = 0  # skipped: the first offset not delivered
+    next_offset: int = 0  # skipped: the first offset delivered after it
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """Whole batches of one partition, as they came."""
+
+    reader: Reader
+    body: bytes
+    next_offset: int
+
+
+class Reader:
+    """One partition of a subscription."""
+
+    def __init__(self, owner: SubscriptionCore, topic: str, topic_id: int, partition: int) -> None:
+        self.owner = owner
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.start = 0  # the first offset the application wants
+        self.end: int | None = None
+        self.received = 0  # the offset after the last one received
+        self.taken = 0  # the offset after the last one the application took
+        self.committed = 0  # the partition's commit point, as last heard
+        self.stream_id: int | None = None
+        self.finished = False
+        self.owed = 0  # bytes taken but not granted again yet
+
+    # --- what the link reports ------------------------------------------------------------------
+
+    def delivered(self, body: memoryview) -> None:
+        committed, _, next_offset = frames.DELIVERY.unpack_from(body)
+        self.committed = max(self.committed, committed)
+        self.received = next_offset
+        self.owner.put(Delivery(self, bytes(body[frames.DELIVERY.size :]), next_offset))
+
+    def state(self, committed: int, epoch: int) -> None:  # noqa: ARG002
+        self.committed = max(self.committed, committed)
+
+    def ended(self, ended: messages.StreamEnded) -> None:
+        self.stream_id = None
+        if ended.failure is None:
+            self.finished = True
+            self.owner.reader_finished()
+            return
+        error = messages.raised(ended.failure)
+        if isinstance(error, Closed):
+            return  # the broker stops; the link will break and be made again
+        self.owner.reader_failed(self, error)
+
+    @property
+    def lag(self) -> int:
+        """Committed messages that the application has not taken."""
+        return max(0, self.committed - self.taken)
+
+
+class SubscriptionCore:
+    """The streams of one subscription."""
+
+    def __init__(  # noqa: PLR0913 - the knobs of a subscription
+        self,
+        core: ClientCore,
+        topics: str | list[str],
+        *,
+        start: Any = "latest",
+        end: Any = None,
+        partition: int | None = None,
+        on_slow: str = "catch_up",
+        max_lag: int | timedelta | None = None,
+        put: Callable[[Any], None],
+        credit: int = limits.SUBSCRIPTION_CREDIT_BYTES,
+    ) -> None:
+        patterns = [topics] if isinstance(topics, str) else list(topics)
+        if not patterns:
+            raise InvalidArgument("A subscription needs at least one topic.")
+        for pattern in patterns:
+            check_pattern(pattern)
+        check_position(start, "start")
+        if end is not None:
+            check_position(end, "end")
+        _check_slow(on_slow, max_lag)
+        self.core = core
+        self.patterns = patterns
+        self.start = start
+        self.end = end
+        self.partition = partition
+        self.on_slow = on_slow
+        self.max_lag = max_lag
+        self.put = put
+        self.credit = credit
+        self.readers: dict[tuple[int, int], Reader] = {}
+        self.closed = False
+        self.opened = False
+        self.events: list[Event] = []
+        self._finding: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Find the partitions and position every stream, so that nothing published later is missed."""
+        for pattern in self.patterns:
+            if not is_pattern(pattern):
+                await self.core.topic(pattern)
+        await self._add_readers(self.start)
+        self.opened = True
+        self.core.link_listeners.add(self._relinked)
+        self.core.route_listeners.add(self._routes_changed)
+        self.core.closers.add(self.close)
+        link = self.core.link
+        if link is not None:
+            for reader in self.readers.values():
+                self._open_stream(link, reader)
+        self.reader_finished()
+
+    async def _add_readers(self, start: Any) -> list[Reader]:
+        wanted = [
+            Reader(self, route.name, route.id, index)
+            for route in self.core.routes.values()
+            if any(matches(pattern, route.name) for pattern in self.patterns)
+            for index in range(len(route.partitions))
+            if (route.id, index) not in self.readers and self.partition in (None, index)
+        ]
+        await asyncio.gather(*(self._position(reader, start) for reader in wanted))
+        for reader in wanted:
+            self.readers[reader.topic_id, reader.partition] = reader
+        return wanted
+
+    async def _position(self, reader: Reader, start: Any) -> None:
+        reader.start, reader.committed = await self._resolve(reader, start)
+        reader.received = reader.taken = reader.start
+        if self.end is not None:
+            reader.end = (await self._resolve(reader, self.end))[0]
+            reader.finished = reader.end <= reader.start
+
+    async def _resolve(self, reader: Reader, position: Any) -> tuple[int, int]:
+        wish = find_request(position, reader.topic_id, reader.partition, time.time_ns() // 1000)
+        if isinstance(wish, int):
+            return wish, 0
+        found = await self.core.call(wish)
+        return found.offset, found.committed
+
+    def _open_stream(self, link: Link, reader: Reader) -> None:
+        if reader.finished:
+            return
+        reader.owed = 0
+        reader.stream_id = link.open_stream(
+            messages.OpenStream(
+                topic_id=reader.topic_id,
+                partition=reader.partition,
+                start=reader.received,
+                end=reader.end,
+                credit=self.credit,
+                seen=reader.received,
+            ),
+            reader,
+        )
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def _relinked(self, link: Link) -> None:
+        for reader in self.readers.values():
+            self._open_stream(link, reader)
+
+    def _routes_changed(self) -> None:
+        """Topics come and go under a pattern."""
+        if self.closed or self.end is not None or not any(map(is_pattern, self.patterns)):
+            return
+        if self._finding is None or self._finding.done():
+            self._finding = self.core.loop.create_task(self._find_new())
+
+    async def _find_new(self) -> None:
+        try:
+            # Partitions found after subscribing are read from their start: nothing slips between (C24).
+            for reader in await self._add_readers("earliest"):
+                self.note(Event("topic_found", reader.topic, reader.partition))
+                if self.core.link is not None:
+                    self._open_stream(self.core.link, reader)
+        except (StentorError, TimeoutError):
+            pass  # the link broke or the topic went again; the next change of routes tries again
+
+    def reader_failed(self, reader: Reader, error: StentorError) -> None:
+        gone = isinstance(error, PartitionNotFound) or error.code == "topic_not_found"
+        if gone and any(map(is_pattern, self.patterns)):
+            self.readers.pop((reader.topic_id, reader.partition), None)
+            self.note(Event("topic_gone", reader.topic, reader.partition))
+            return
+        reader.finished = True
+        self.put(error)
+
+    def reader_finished(self) -> None:
+        """With an end: once every partition has reached it, so has the subscription."""
+        if self.end is not None and self.opened and all(r.finished for r in self.readers.values()):
+            self.put(None)
+
+    def note(self, event: Event) -> None:
+        if len(self.events) < _EVENTS_KEPT_MAX:
+            self.events.append(event)
+
+    # --- what the application did ---------------------------------------------------------------
+
+    def grant(self, reader: Reader, size: int) -> None:
+        """The application took this much; tell the broker, a quarter of the window at a time."""
+        reader.owed += size
+        link = self.core.link
+        if reader.stream_id is not None and link is not None and reader.owed >= self.credit // 4:
+            link.grant(reader.stream_id, reader.owed)
+            reader.owed = 0
+
+    def too_slow(self, reader: Reader, appended_at_us: int | None) -> bool:
+        if self.max_lag is None:
+            return False
+        if isinstance(self.max_lag, timedelta):
+            lag_us = 0 if appended_at_us is None else time.time_ns() // 1000 - appended_at_us
+            return lag_us > self.max_lag // timedelta(microseconds=1)
+        return reader.lag > self.max_lag
+
+    async def skip_to_now(self, reader: Reader) -> None:
+        """Jump to the commit point and say exactly what was not delivered."""
+        link = self.core.link
+        if link is not None and reader.stream_id is not None:
+            link.close_stream(reader.stream_id)
+            reader.stream_id = None
+        first = reader.taken
+        now, reader.committed = await self._resolve(reader, "latest")
+        reader.received = reader.taken = reader.start = now
+        self.note(Event("skipped", reader.topic, reader.partition, first, now))
+        if self.core.link is not None:
+            self._open_stream(self.core.link, reader)
+
+    def squawk(self, reader: Reader) -> None:
+        """Tell the alerts topic that a subscriber gives up; best effort, without waiting."""
+        text = f"{self.core.name} is too slow on {reader.topic}/{reader.partition}: {reader.lag} messages behind"
+        self.core.loop.create_task(self.core.alert(ALERTS_TOPIC, text))  # noqa: RUF006
+
+    def report_damage(self, reader: Reader, offset: int) -> None:
+        """Let the broker look at its disk."""
+
+        async def report() -> None:
+            request = messages.ReportDamage(topic_id=reader.topic_id, partition=reader.partition, offset=offset)
+            try:
+                await self.core.call(request)
+            except StentorError:
+                pass  # the application gets the error; the broker has seen it too
+
+        self.core.loop.create_task(report())  # noqa: RUF006
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.core.link_listeners.discard(self._relinked)
+        self.core.route_listeners.discard(self._routes_changed)
+        self.core.closers.discard(self.close)
+        link = self.core.link
+        for reader in self.readers.values():
+            if link is not None and reader.stream_id is not None:
+                link.close_stream(reader.stream_id)
+        self.put(None)
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "topics": sorted({reader.topic for reader in self.readers.values()}),
+            "lag": {f"{r.topic}/{r.partition}": r.lag for r in self.readers.values()},
+            "positions": {f"{r.topic}/{r.partition}": r.taken for r in self.readers.values()},
+            "skipped": sum(e.next_offset - e.first_offset for e in self.events if e.kind == "skipped"),
+        }
+
+
+def _check_slow(on_slow: str, max_lag: object) -> None:
+    if on_slow not in _ON_SLOW:
+        raise InvalidArgument(f"on_slow={on_slow!r} is unknown.", hint=f"Use one of {', '.join(_ON_SLOW)}.")
+    if on_slow != "catch_up" and max_lag is None:
+        raise InvalidArgument(
+            f"on_slow={on_slow!r} needs max_lag.", hint="A number of messages, or a timedelta, for example max_lag=10_000."
+        )
+    if max_lag is not None and (isinstance(max_lag, bool) or not isinstance(max_lag, int | timedelta)):
+        raise InvalidArgument(f"max_lag={max_lag!r} is neither a number of messages nor a timedelta.")
+
+
+class _Face:
+    """What the sync and async subscriptions share: from deliveries to messages."""
+
+    def __init__(self, core: SubscriptionCore) -> None:
+        self._core = core
+        self._current: Iterator[Message] = iter(())
+        self._ended = False
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics it reads now."""
+        return sorted({reader.topic for reader in self._core.readers.values()})
+
+    def statistics(self) -> dict[str, Any]:
+        """Lag and position of each partition."""
+        return self._core.statistics()
+
+    def events(self) -> list[Event]:
+        """What happened since the last call: skipped ranges, topics found or gone."""
+        events, self._core.events = self._core.events, []
+        return events
+
+    def _grant(self, delivery: Delivery) -> None:
+        self._core.core.loop.call_soon_threadsafe(self._core.grant, delivery.reader, len(delivery.body))
+
+    def _messages(self, delivery: Delivery) -> list[Message]:
+        reader = delivery.reader
+        try:
+            found = decode_messages(delivery.body, reader.topic, reader.partition, reader.start, reader.end)
+        except CorruptData as error:
+            self._core.core.loop.call_soon_threadsafe(self._core.report_damage, reader, reader.taken)
+            error.object = f"{reader.topic}/{reader.partition}"
+            raise
+        reader.taken = delivery.next_offset
+        return found
+
+    def _is_slow(self, delivery: Delivery) -> bool:
+        core = self._core
+        if core.max_lag is None:
+            return False
+        appended_at_us = int.from_bytes(delivery.body[64:72], "little")
+        return core.too_slow(delivery.reader, appended_at_us)
+
+    def _slow_error(self, reader: Reader) -> SlowSubscriber:
+        return SlowSubscriber(
+            f"This subscriber is {reader.lag} messages behind on {reader.topic}/{reader.partition};"
+            f" max_lag is {self._core.max_lag}.",
+            hint="Make the handler faster, share the work in a group, or choose on_slow='catch_up' or 'skip'.",
+            operation="subscribe",
+            object=f"{reader.topic}/{reader.partition}",
+        )
+
+    def _closed_error(self) -> Closed:
+        return Closed("This subscription has ended.", hint="Subscribe again.")
+
+
+class Subscription(_Face):
+    """Messages as they come. Iterate, or `get(timeout=...)`; use as a context manager."""
+
+    def __init__(self, core: SubscriptionCore, inbox: queue.SimpleQueue[Any]) -> None:
+        super().__init__(core)
+        self._inbox = inbox
+
+    def _next_delivery(self, timeout: float | None) -> Delivery | None:
+        """The next delivery; None when the subscription has ended."""
+        while not self._ended:
+            try:
+                item = self._inbox.get(timeout=timeout)
+            except queue.Empty:
+                raise DeadlineExceeded(
+                    f"No message within {timeout:g} s.", operation="subscribe", object=", ".join(self._core.patterns)
+                ) from None
+            if item is None or isinstance(item, StentorError):
+                self._ended = True
+                if item is not None:
+                    raise item
+                return None
+            if item.next_offset <= item.reader.taken:
+                continue  # skipped over while it was on its way
+            if self._is_slow(item) and not self._handle_slow(item):
+                continue
+            return item
+        return None
+
+    def _handle_slow(self, delivery: Delivery) -> bool:
+        """Apply on_slow; whether the delivery should still be handed out."""
+        core, reader = self._core, delivery.reader
+        if core.on_slow == "catch_up":
+            return True
+        if core.on_slow == "skip":
+            asyncio.run_coroutine_threadsafe(core.skip_to_now(reader), core.core.loop).result()
+            return False
+        self._ended = True
+        if core.on_slow == "raise":
+            core.core.loop.call_soon_threadsafe(core.squawk, reader)
+            raise self._slow_error(reader)
+        self.close()
+        return False
+
+    def _iterators(self) -> Iterator[Iterator[Message]]:
+        yield self._current  # what a get() or an earlier loop left over
+        while (delivery := self._next_delivery(None)) is not None:
+            self._current = iter(self._messages(delivery))
+            self._grant(delivery)
+            yield self._current
+
+    def __iter__(self) -> Iterator[Message]:
+        return chain.from_iterable(self._iterators())
+
+    def get(self, timeout: float | None = None) -> Message:
+        """The next message; DeadlineExceeded when none comes in time."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            message = next(self._current, None)
+            if message is not None:
+                return message
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            delivery = self._next_delivery(left)
+            if delivery is None:
+                raise self._closed_error()
+            self._current = iter(self._messages(delivery))
+            self._grant(delivery)
+
+    def batches(self) -> Iterator[Any]:
+        """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
+        while (delivery := self._next_delivery(None)) is not None:
+            reader = delivery.reader
+            yield from record_batches(delivery.body, reader.topic, reader.partition, reader.start, reader.end)
+            reader.taken = delivery.next_offset
+            self._grant(delivery)
+
+    def close(self) -> None:
+        """End it; a thread that waits in it is released."""
+        if not self._core.closed and not self._core.core.closed:
+            asyncio.run_coroutine_threadsafe(self._core.close(), self._core.core.loop).result()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncInbox:
+    """A queue for one loop, put to from that loop."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, item: Any) -> None:
+        self._queue.put_nowait(item)
+
+    async def get(self) -> Any:
+        return await self._queue.get()
+
+
+class AsyncSubscription(_Face):
+    """The same for `async` code."""
+
+    def __init__(self, core: SubscriptionCore, inbox: AsyncInbox) -> None:
+        super().__init__(core)
+        self._inbox = inbox
+
+    async def _next_delivery(self, timeout: float | None) -> Delivery | None:
+        while not self._ended:
+            try:
+                item = await asyncio.wait_for(self._inbox.get(), timeout) if timeout is not None else (
+                    await self._inbox.get()
+                )
+            except TimeoutError as error:
+                raise DeadlineExceeded(f"No message within {timeout:g} s.", operation="subscribe") from error
+            if item is None or isinstance(item, StentorError):
+                self._ended = True
+                if item is not None:
+                    raise item
+                return None
+            if item.next_offset <= item.reader.taken:
+                continue
+            if self._is_slow(item) and not await self._handle_slow(item):
+                continue
+            return item
+        return None
+
+    async def _handle_slow(self, delivery: Delivery) -> bool:
+        core, reader = self._core, delivery.reader
+        if core.on_slow == "catch_up":
+            return True
+        if core.on_slow == "skip":
+            await core.skip_to_now(reader)
+            return False
+        self._ended = True
+        if core.on_slow == "raise":
+            core.squawk(reader)
+            raise self._slow_error(reader)
+        await core.close()
+        return False
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        for message in self._current:
+            yield message
+        while (delivery := await self._next_delivery(None)) is not None:
+            self._current = iter(self._messages(delivery))
+            self._core.grant(delivery.reader, len(delivery.body))
+            for message in self._current:
+                yield message
+
+    async def get(self, timeout: float | None = None) -> Message:
+        """The next message; DeadlineExceeded when none comes in time."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            message = next(self._current, None)
+            if message is not None:
+                return message
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            delivery = await self._next_delivery(left)
+            if delivery is None:
+                raise self._closed_error()
+            self._current = iter(self._messages(delivery))
+            self._core.grant(delivery.reader, len(delivery.body))
+
+    async def batches(self) -> AsyncIterator[Any]:
+        """The same as pyarrow.RecordBatch."""
+        while (delivery := await self._next_delivery(None)) is not None:
+            reader = delivery.reader
+            for found in record_batches(delivery.body, reader.topic, reader.partition, reader.start, reader.end):
+                yield found
+            reader.taken = delivery.next_offset
+            self._core.grant(reader, len(delivery.body))
+
+    async def close(self) -> None:
+        """End it."""
+        await self._core.close()
+
+    async def __aenter__(self) -> AsyncSubscription:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+__all__ = ["AsyncSubscription", "ConnectionFailed", "Event", "Last", "Subscription", "SubscriptionCore"]

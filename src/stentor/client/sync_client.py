@@ -1,0 +1,305 @@
+"""The sync client: the same API without `await`, for scripts, notebooks and threads.
+
+It drives an AsyncClient in a thread of its own, so it also works beside a running event loop. Calls
+wait in the caller's thread; Ctrl-C interrupts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import queue
+import threading
+import weakref
+from concurrent.futures import Future, TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Any
+
+from stentor import limits
+from stentor.client.async_client import AsyncClient
+from stentor.client.history import History
+from stentor.client.producer import Producer
+from stentor.client.subscription import Subscription
+from stentor.client.typed import Codec, Topic
+from stentor.errors import Closed, ForkDetected, StentorError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from datetime import timedelta
+
+    from stentor.client.message import Receipt
+    from stentor.wire.messages import BrokerInfo, ClientInfo, TopicInfo
+
+_GRACE_S = 5.0  # on top of a call's own deadline, for the loop to report it
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+class _LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        try:
+            import uvloop
+
+            self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        except ImportError:
+            self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="stentor-client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def call(self, work: Coroutine[Any, Any, Any], timeout: float | None) -> Any:
+        """Run a coroutine in the loop and wait for it here."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout)
+        except FutureTimeout:
+            if future.done():
+                raise
+            future.cancel()
+            raise
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_GRACE_S)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+class Client:
+    """A connection to a Stentor system. Thread-safe; use as a context manager."""
+
+    def __init__(self, url: str | None = None, *, name: str | None = None, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
+        self._closed = False
+        self._thread = _LoopThread()
+        self._timeout = timeout
+        try:
+            self._async: AsyncClient = self._thread.call(AsyncClient.open(url, name=name, timeout=timeout), None)
+        except BaseException:
+            self._closed = True
+            self._thread.stop()
+            raise
+        self._core = self._async._core  # noqa: SLF001
+        self._publishers: dict[tuple[str, str], Producer] = {}
+        _open_clients.add(self)
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            self._check()
+        except StentorError:
+            work.close()
+            raise
+        return self._thread.call(work, None)
+
+    def _check(self) -> None:
+        if self._core.forked:
+            self._core.check_open()
+        if self._closed:
+            raise Closed("This client is closed.", hint="Make a new one with stentor.connect().")
+        if threading.current_thread() is self._thread._thread:  # noqa: SLF001
+            raise ForkDetected.__base__(  # type: ignore[misc]
+                "A client cannot be called from its own callback.", hint="Hand the work to another thread."
+            )
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    def publish(  # noqa: PLR0913 - a message has these parts
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Any = None,
+        timestamp: Any = None,
+        partition: int | None = None,
+        ack: str = "all",
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Publish one message and wait until it is acknowledged; by default, until it is committed."""
+        publisher = self._publisher(topic, ack)
+        done: Future[Receipt] = Future()
+
+        def resolve(receipt: Receipt | None, error: StentorError | None) -> None:
+            if error is not None:
+                done.set_exception(error)
+            elif receipt is not None:
+                done.set_result(receipt)
+
+        publisher.send(value, key, headers=headers, timestamp=timestamp, partition=partition, on_delivery=resolve)
+        limit = self._timeout if timeout is None else timeout
+        try:
+            return done.result(limit)
+        except FutureTimeout:
+            if done.done():
+                raise
+            raise self._core.late("publish", limit) from None
+
+    def _publisher(self, topic: str, ack: str) -> Producer:
+        """The shared producer behind `publish`, found without entering the loop when it is known."""
+        found = self._publishers.get((topic, ack))
+        if found is not None and not self._closed and not self._async._stale(found):  # type: ignore[arg-type] # noqa: SLF001
+            return found
+        shared = self._call(self._async.publisher(topic, ack))
+        found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001
+        return found
+
+    def producer(  # noqa: PLR0913 - the knobs of a producer
+        self,
+        topic: str,
+        *,
+        ack: str = "all",
+        compression: str | None = None,
+        batch_messages: int = limits.PRODUCER_BATCH_MESSAGES,
+        batch_bytes: int = limits.PRODUCER_BATCH_BYTES,
+        buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
+        timeout: float | None = None,
+    ) -> Producer:
+        """A self-batching sender to a topic: the fast path."""
+        options = {
+            "ack": ack,
+            "compression": compression,
+            "batch_messages": batch_messages,
+            "batch_bytes": batch_bytes,
+            "buffer_bytes": buffer_bytes,
+            "timeout": timeout,
+        }
+        return Producer(self._call(self._async.producer_core(topic, **options)))
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def subscribe(  # noqa: PLR0913 - the knobs of a subscription
+        self,
+        topics: str | list[str],
+        *,
+        start: Any = "latest",
+        end: Any = None,
+        partition: int | None = None,
+        on_slow: str = "catch_up",
+        max_lag: int | timedelta | None = None,
+        timeout: float | None = None,
+    ) -> Subscription:
+        """Messages of one or more topics or patterns (`orders.*`, `orders.>`), from a position on."""
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        options = {
+            "start": start,
+            "end": end,
+            "partition": partition,
+            "on_slow": on_slow,
+            "max_lag": max_lag,
+            "timeout": timeout,
+        }
+        return Subscription(self._call(self._async.subscription_core(topics, inbox.put, **options)), inbox)
+
+    def read(  # noqa: PLR0913
+        self,
+        topics: str | list[str],
+        *,
+        start: Any = "earliest",
+        end: Any = "now",
+        partition: int | None = None,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> History:
+        """What topics hold between two positions: iterate it, or take it as a table."""
+        return History(self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout), limit)
+
+    def topic(
+        self, name: str, type: Any = None, *, format: str = "json", on_error: Any = "raise"  # noqa: A002
+    ) -> Topic:
+        """A topic by itself, with typed values if a type is given."""
+        return Topic(self, name, None if type is None else Codec(type, format, on_error))
+
+    # --- administration -------------------------------------------------------------------------
+
+    def create_topic(self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any) -> TopicInfo:
+        """Make a topic; settings are those of TopicSettings (partitions, flush, retention …)."""
+        return self._call(self._async.create_topic(name, exist_ok=exist_ok, timeout=timeout, **settings))  # type: ignore[no-any-return]
+
+    def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Any) -> TopicInfo:
+        """Change settings of a topic."""
+        return self._call(self._async.alter_topic(name, timeout=timeout, **changes))  # type: ignore[no-any-return]
+
+    def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
+        """A topic's settings and partitions."""
+        return self._call(self._async.describe_topic(name, timeout=timeout))  # type: ignore[no-any-return]
+
+    def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
+        """All topics, or those that match a pattern."""
+        return self._call(self._async.topics(pattern, timeout=timeout))  # type: ignore[no-any-return]
+
+    def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a topic and all its messages."""
+        self._call(self._async.delete_topic(name, timeout=timeout))
+
+    def offsets(self, topic: str, at: Any = "latest", *, timeout: float | None = None) -> dict[int, int]:
+        """The offset of a position in each partition."""
+        return self._call(self._async.offsets(topic, at, timeout=timeout))  # type: ignore[no-any-return]
+
+    def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:
+        """Who is connected to the broker."""
+        return self._call(self._async.clients(timeout=timeout))  # type: ignore[no-any-return]
+
+    def statistics(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The broker's statistics."""
+        return self._call(self._async.statistics(timeout=timeout))  # type: ignore[no-any-return]
+
+    def broker(self, *, timeout: float | None = None) -> BrokerInfo:
+        """The broker this client is connected to."""
+        return self._call(self._async.broker(timeout=timeout))  # type: ignore[no-any-return]
+
+    # --- life -----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    def close(self) -> None:
+        """Flush what is under way and disconnect. Safe to call twice."""
+        if self._closed or self._core.forked:
+            return
+        self._closed = True
+        _open_clients.discard(self)
+        try:
+            self._thread.call(self._async.close(), limits.SHUTDOWN_S + self._timeout)
+        finally:
+            self._thread.stop()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except StentorError:
+            pass  # the error that ended the block is the one to see
+
+    def __repr__(self) -> str:
+        return f"<stentor.Client {self.name!r} {'closed' if self._closed else ','.join(self._core.addresses)}>"
+
+
+def connect(url: str | None = None, *, name: str | None = None, timeout: float = limits.DEFAULT_TIMEOUT_S) -> Client:
+    """Connect to a Stentor system.
+
+    `url` is stentor://host:port, host:port, or several separated by commas; without it $STENTOR_URL
+    counts, else localhost. `name` is what operators see. `timeout` is the deadline in seconds of
+    every call that names none.
+    """
+    return Client(url, name=name, timeout=timeout)
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """A script that forgot to close still gets its messages out, and never hangs."""
+    for client in list(_open_clients):
+        try:
+            client.close()
+        except Exception:  # noqa: BLE001, S110 - the interpreter is going down
+            pass

@@ -1,0 +1,100 @@
+"""Arrow, pandas and polars views of messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from stentor.errors import InvalidArgument
+from stentor.wire.arrow_body import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        *SCHEMA,
+    ]
+)
+
+
+def with_position(batch: Any, topic: str, partition: int, first_offset: int) -> Any:
+    """Put topic, partition and offset in front of a batch's columns."""
+    count = batch.num_rows
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(topic, pa.string()), count),
+            pa.repeat(pa.scalar(partition, pa.int32()), count),
+            pa.array(range(first_offset, first_offset + count), pa.int64()),
+            *batch.columns,
+        ],
+        schema=MESSAGE_SCHEMA,
+    )
+
+
+def to_table(batches: Iterable[Any]) -> Any:
+    return pa.Table.from_batches(list(batches), schema=MESSAGE_SCHEMA)
+
+
+def to_polars(table: Any) -> Any:
+    try:
+        import polars
+    except ImportError as error:
+        raise InvalidArgument("polars is not installed.", hint="pip install 'stentor[polars]'") from error
+    return polars.from_arrow(table)
+
+
+def to_pandas(table: Any) -> Any:
+    try:
+        import pandas as _  # noqa: F401, ICN001 - only to give a better error than pyarrow's
+    except ImportError as error:
+        raise InvalidArgument("pandas is not installed.", hint="pip install 'stentor[pandas]'") from error
+    return table.to_pandas()
+
+
+def as_batches(data: Any) -> list[Any]:
+    """A user's table or batch as record batches of the message schema's own columns."""
+    if isinstance(data, pa.Table):
+        parts = data.combine_chunks().to_batches()
+    elif isinstance(data, pa.RecordBatch):
+        parts = [data]
+    else:
+        raise InvalidArgument(
+            f"send_batch takes a pyarrow Table or RecordBatch, not {type(data).__name__}.",
+            hint="For lists of bytes use send_many.",
+        )
+    return [part for part in parts if part.num_rows]
+
+
+def conform(batch: Any, now_us: int) -> Any:
+    """Cast a user's batch to the schema; missing key and headers are null, missing time is now."""
+    unknown = set(batch.schema.names) - {*SCHEMA.names, "topic", "partition", "offset"}
+    if "value" not in batch.schema.names or unknown:
+        raise InvalidArgument(
+            f"A batch needs a `value` column and may have key, timestamp and headers; it has"
+            f" {', '.join(batch.schema.names)}.",
+            hint="Rename or drop columns first.",
+        )
+    columns = []
+    for field in SCHEMA:
+        if field.name in batch.schema.names:
+            columns.append(_cast(batch.column(batch.schema.names.index(field.name)), field))
+        elif field.name == "timestamp":
+            columns.append(pa.repeat(pa.scalar(now_us, pa.int64()), batch.num_rows).cast(field.type))
+        else:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _cast(column: Any, field: Any) -> Any:
+    try:
+        cast = column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidArgument(f"Column {field.name} is {column.type}; {field.type} is needed.") from error
+    if not field.nullable and cast.null_count:
+        raise InvalidArgument(f"Column {field.name} has nulls.")
+    return cast

@@ -1,0 +1,159 @@
+"""Idempotent producers: a retried batch is recognised and answered, never written twice (C18, C19).
+
+Theory of operation. Sequences are counted per (producer id, generation, partition) and grow by one
+with every batch. A batch is fresh when its sequence is last + 1; it is a resend when it is at or
+below last, and then its checksum must be the one that was written. A producer keeps at most
+PRODUCER_IN_FLIGHT_BATCHES_MAX batches unanswered, and the last as many are remembered here, so a
+legitimate resend is always found. A producer that gave a batch up continues under the next
+generation, from sequence 0.
+
+The state is a function of the log's prefix: `record` is called with every batch header in log order,
+live or in recovery, and nothing else changes it. So every member of a chain has the same, and a
+snapshot at a segment's start plus the headers after it restore it.
+
+Invariants: sequences in a window are consecutive; offsets in a window grow; the number of producers
+is at most PRODUCERS_PER_PARTITION_MAX (the one silent for longest in the log is forgotten first).
+
+Producer id 0 means "no dedupe wanted".
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from stentor import limits
+from stentor.errors import CorruptData, SequenceError
+
+ANONYMOUS = 0
+
+
+class Resend(msgspec.Struct, frozen=True, gc=False):
+    """The batch is in the log already."""
+
+    base_offset: int
+    end_offset: int
+    appended_at_us: int
+
+
+class _Written(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One remembered batch of a producer."""
+
+    sequence: int
+    checksum: int
+    base_offset: int
+    end_offset: int
+    appended_at_us: int
+
+
+class _Producer(msgspec.Struct, array_like=True):
+    """What is remembered of one producer."""
+
+    generation: int
+    window: list[_Written]
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    version: int
+    producers: dict[int, _Producer]
+
+
+class Dedupe:
+    """The dedupe state of one partition."""
+
+    def __init__(self) -> None:
+        self._producers: dict[int, _Producer] = {}
+
+    def check(self, producer_id: int, generation: int, sequence: int, checksum: int) -> Resend | None:
+        """None for a fresh batch, Resend for a known one; SequenceError for what fits neither."""
+        if producer_id == ANONYMOUS:
+            return None
+        producer = self._producers.get(producer_id)
+        if producer is None or generation > producer.generation:
+            if sequence == 0:
+                return None
+            raise SequenceError(
+                f"Producer {producer_id:x} starts with sequence {sequence}; this partition does not know it.",
+                hint="Its earlier batches are no longer remembered; open a new producer.",
+                reason="unknown_producer",
+            )
+        if generation < producer.generation:
+            raise SequenceError(
+                f"Producer {producer_id:x} has moved on to generation {producer.generation};"
+                f" a batch of generation {generation} comes too late.",
+                hint="Only one instance of a producer may be alive.",
+                reason="old_generation",
+            )
+        return self._check_sequence(producer_id, producer, sequence, checksum)
+
+    def _check_sequence(
+        self, producer_id: int, producer: _Producer, sequence: int, checksum: int
+    ) -> Resend | None:
+        last = producer.window[-1].sequence
+        if sequence == last + 1:
+            return None
+        if sequence > last:
+            raise SequenceError(
+                f"Producer {producer_id:x} sent sequence {sequence} where {last + 1} was expected.",
+                hint="Resend in order from the oldest unacknowledged batch.",
+                reason="gap",
+                expected=last + 1,
+            )
+        index = sequence - producer.window[0].sequence
+        if index < 0 or producer.window[index].checksum != checksum:
+            raise SequenceError(
+                f"Producer {producer_id:x} sent sequence {sequence} again, but not the same batch.",
+                hint="A batch that was sent must never change; open a new producer.",
+                reason="changed",
+            )
+        known = producer.window[index]
+        return Resend(known.base_offset, known.end_offset, known.appended_at_us)
+
+    def record(  # noqa: PLR0913 - the fields of a batch header that matter here
+        self,
+        producer_id: int,
+        generation: int,
+        sequence: int,
+        checksum: int,
+        base_offset: int,
+        end_offset: int,
+        appended_at_us: int,
+    ) -> None:
+        """Remember a batch that is in the log now."""
+        if producer_id == ANONYMOUS:
+            return
+        producer = self._producers.pop(producer_id, None)
+        if producer is None or producer.generation != generation:
+            producer = _Producer(generation, [])
+        producer.window.append(_Written(sequence, checksum, base_offset, end_offset, appended_at_us))
+        if len(producer.window) > limits.PRODUCER_IN_FLIGHT_BATCHES_MAX:
+            del producer.window[0]
+        self._producers[producer_id] = producer  # last in order: the most recently heard
+        if len(self._producers) > limits.PRODUCERS_PER_PARTITION_MAX:
+            del self._producers[next(iter(self._producers))]
+
+    def snapshot(self) -> bytes:
+        """The whole state, in order."""
+        return msgspec.msgpack.encode(_Snapshot(1, self._producers))
+
+    def restore(self, snapshot: bytes | None) -> None:
+        """Back to a snapshot; None is the empty state."""
+        if snapshot is None:
+            self._producers = {}
+            return
+        try:
+            self._producers = msgspec.msgpack.decode(snapshot, type=_Snapshot).producers
+        except msgspec.MsgspecError as error:
+            raise CorruptData(f"A producer snapshot cannot be read: {error}.") from error
+
+    def statistics(self) -> dict[str, int]:
+        return {"producers": len(self._producers)}
+
+    def check_invariants(self) -> None:
+        """Called by tests and the simulator after every step."""
+        assert len(self._producers) <= limits.PRODUCERS_PER_PARTITION_MAX
+        for producer in self._producers.values():
+            window = producer.window
+            assert 0 < len(window) <= limits.PRODUCER_IN_FLIGHT_BATCHES_MAX
+            for before, after in zip(window, window[1:], strict=False):
+                assert after.sequence == before.sequence + 1
+                assert after.base_offset >= before.end_offset

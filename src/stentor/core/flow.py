@@ -1,0 +1,57 @@
+"""Flow of one stream: a cursor on a partition that is pushed to while its reader has credit (D7).
+
+Theory of operation. The reader grants credit in bytes; every push costs its size and may overdraw by
+one push. The cursor is *live* while what it needs next is in the tail cache, *catching up* while
+it has to be read from the log; either way it takes what is committed, at its own pace, and there is
+no queue. At most one read of history is under way.
+
+Invariants: position never goes back; nothing at or beyond the commit point or the end is pushed.
+"""
+
+from __future__ import annotations
+
+from stentor import limits
+
+
+class Cursor:
+    """A stream's place in its partition."""
+
+    __slots__ = ("credit", "end", "position", "reading", "reads")
+
+    def __init__(self, position: int, end: int | None, credit: int) -> None:
+        self.position = position  # the next offset to push
+        self.end = end  # the offset to stop before, or None to follow for ever
+        self.credit = credit  # bytes the reader can still take
+        self.reading = False  # a read of history is under way
+        self.reads = 0  # how many reads of history there were
+
+    def limit(self, committed: int) -> int:
+        """The offset that a push may not reach beyond."""
+        return committed if self.end is None else min(committed, self.end)
+
+    def wants(self, committed: int) -> bool:
+        """Whether something can be pushed now."""
+        return self.credit > 0 and not self.reading and self.position < self.limit(committed)
+
+    def behind(self, committed: int) -> int:
+        """How many committed offsets are not pushed yet."""
+        return max(0, committed - self.position)
+
+    def finished(self) -> bool:
+        """Whether everything that was asked for has been pushed."""
+        return self.end is not None and self.position >= self.end
+
+    def grant(self, size: int) -> None:
+        """The reader took this many bytes."""
+        self.credit = min(self.credit + size, limits.STREAM_CREDIT_BYTES_MAX)
+
+    def start_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+        self.reads += 1
+
+    def pushed(self, next_offset: int, size: int) -> None:
+        """A push was written to the connection."""
+        assert next_offset > self.position
+        self.position = next_offset
+        self.credit -= size

@@ -1,0 +1,68 @@
+"""Topic names and patterns.
+
+A name is dotted segments of letters, digits, `-` and `_` (`orders.eu`). A pattern may have `*` for
+exactly one segment, and `>` as its last segment for one or more. Matching is by whole segments: a
+pattern on `orders` says nothing about `orders2` (S3). Names that start with `_` are internal.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stentor import limits
+from stentor.errors import InvalidArgument
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_-]+\Z")
+
+
+def check_topic_name(name: str) -> str:
+    """Return the name, or say what is wrong with it."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"A topic name must be text, not {type(name).__name__}.")
+    if not name or len(name) > limits.TOPIC_NAME_CHARACTERS_MAX:
+        raise InvalidArgument(
+            f"The topic name has {len(name)} characters; it needs 1 to {limits.TOPIC_NAME_CHARACTERS_MAX}.",
+            object=name[:50],
+        )
+    for segment in name.split("."):
+        if not _SEGMENT.match(segment):
+            raise InvalidArgument(
+                f"{name!r} is not a topic name.",
+                hint="Use dotted segments of letters, digits, '-' and '_', such as orders.eu.",
+                object=name,
+            )
+    return name
+
+
+def is_pattern(text: str) -> bool:
+    """Whether the text names possibly many topics."""
+    return "*" in text or ">" in text
+
+
+def check_pattern(pattern: str) -> str:
+    """Return the pattern (a plain name is one too), or say what is wrong with it."""
+    if not isinstance(pattern, str):
+        raise InvalidArgument(f"A topic pattern must be text, not {type(pattern).__name__}.")
+    segments = pattern.split(".")
+    plain = [s for s in segments[:-1] if s != "*"] + ([] if segments[-1] in ("*", ">") else segments[-1:])
+    if len(pattern) > limits.TOPIC_NAME_CHARACTERS_MAX or any(not _SEGMENT.match(s) for s in plain):
+        raise InvalidArgument(
+            f"{pattern!r} is not a topic pattern.",
+            hint="Use a topic name in which '*' stands for one segment and a final '>' for the rest,"
+            " such as orders.* or orders.>.",
+            object=pattern,
+        )
+    return pattern
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern covers a topic name; internal topics only when named from their start."""
+    wanted, given = pattern.split("."), name.split(".")
+    if given[0].startswith("_") and wanted[0] in ("*", ">"):
+        return False
+    for index, segment in enumerate(wanted):
+        if segment == ">" and index == len(wanted) - 1:
+            return len(given) > index
+        if index >= len(given) or (segment not in ("*", given[index])):
+            return False
+    return len(wanted) == len(given)

@@ -1,0 +1,1 @@
+"""HTTP for people and machines around a broker: health, metrics, statistics."""

@@ -1,0 +1,114 @@
+"""Health for load balancers, metrics for Prometheus, statistics as JSON, and one small page.
+
+Everything shown here comes from the broker's `statistics()`.
+"""
+
+from __future__ import annotations
+
+import errno
+import html
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiohttp import web
+
+from stentor.errors import ConnectionFailed, InvalidArgument
+from stentor.http.metrics import render
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from stentor.wire.messages import BrokerInfo
+
+
+class Status(Protocol):
+    """What HTTP needs to know of a broker."""
+
+    @property
+    def ready(self) -> bool: ...
+    def info(self) -> BrokerInfo: ...
+    def statistics(self) -> dict[str, Any]: ...
+
+
+class HttpServer:
+    """The HTTP side of one broker."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._runner: web.AppRunner | None = None
+        self.host = ""
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        app = web.Application()
+        for path, handler in self._routes().items():
+            app.router.add_get(path, handler)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            await self.stop()
+            raise _cannot_listen(host, port, error) from error
+        self.host, self.port = host, self._runner.addresses[0][1]
+
+    def _routes(self) -> dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
+        return {
+            "/": self._page,
+            "/health/live": self._live,
+            "/health/ready": self._ready,
+            "/metrics": self._metrics,
+            "/statistics": self._statistics,
+        }
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _live(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response({"live": True})
+
+    async def _ready(self, _: web.Request) -> web.StreamResponse:
+        ready = self._status.ready
+        return web.json_response({"ready": ready}, status=200 if ready else 503)
+
+    async def _metrics(self, _: web.Request) -> web.StreamResponse:
+        body, content_type = render(self._status.statistics())
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _statistics(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response(self._status.statistics())
+
+    async def _page(self, _: web.Request) -> web.StreamResponse:
+        return web.Response(text=_page(self._status), content_type="text/html")
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> Exception:
+    if error.errno == errno.EADDRINUSE:
+        return ConnectionFailed(
+            f"HTTP port {port} on {host} is in use.",
+            hint="Choose another with --http-port, or 0 for any free one.",
+            operation="listen",
+            object=f"{host}:{port}",
+        )
+    return InvalidArgument(f"Cannot serve HTTP on {host}:{port}: {error.strerror or error}.", operation="listen")
+
+
+def _page(status: Status) -> str:
+    """What a person sees who opens the broker in a browser."""
+    info, statistics = status.info(), status.statistics()
+    rows = "".join(
+        f"<tr><td>{html.escape(p['topic'])}</td><td>{p['partition']}</td><td>{p['log']['start']}</td>"
+        f"<td>{p['replica']['committed']}</td><td>{p['messages_in']}</td><td>{p['streams']}</td></tr>"
+        for p in statistics["partitions"]
+    )
+    return (
+        "<!doctype html><meta charset=utf-8><title>Stentor</title>"
+        "<style>body{font:15px system-ui;margin:2em}td,th{padding:.2em 1em;text-align:right}"
+        "td:first-child,th:first-child{text-align:left}</style>"
+        f"<h1>Stentor {html.escape(info.version)}</h1><p>Broker <b>{html.escape(info.id)}</b> on"
+        f" <code>stentor://{html.escape(info.address)}</code>, {statistics['broker']['connections']} connections."
+        ' See <a href="/metrics">metrics</a> and <a href="/statistics">statistics</a>.</p>'
+        "<table><tr><th>topic<th>partition<th>start<th>committed<th>messages in<th>streams</tr>"
+        f"{rows}</table>"
+    )

@@ -1,0 +1,148 @@
+"""Every bound in Stentor has a name here, and a reason.
+
+Units come last in the names. Nothing that arrives from a network or a disk is allocated,
+looped over or queued before it was compared with one of these.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# --- frames -------------------------------------------------------------------------------------
+
+FRAME_BODY_BYTES_MAX: Final = 16 * MIB
+"""A frame is one batch plus little: larger ones would hold up everyone else on the connection."""
+
+CONTROL_BODY_BYTES_MAX: Final = 4 * MIB
+"""Control messages are small; the route table of a large cluster is the biggest of them."""
+
+UNGREETED_BODY_BYTES_MAX: Final = 16 * KIB
+"""Before the handshake a stranger may cost us one small buffer, no more."""
+
+READ_BUFFER_BYTES: Final = 1 * MIB
+"""The reused read buffer of a connection: big enough for full-speed batches to arrive whole."""
+
+READ_BUFFER_IDLE_BYTES: Final = 16 * KIB
+"""What a connection starts with, so that 10,000 quiet clients cost 160 MB, not 10 GB."""
+
+# --- batches ------------------------------------------------------------------------------------
+
+BATCH_BYTES_MAX: Final = FRAME_BODY_BYTES_MAX
+"""A batch travels in one frame."""
+
+BATCH_MESSAGES_MAX: Final = 1_000_000
+"""Keeps a count field from promising more rows than any 16 MiB body could hold usefully."""
+
+ROWS_ENCODING_MESSAGES_MAX: Final = 16
+"""Packed rows are decoded by a Python loop; above this Arrow is smaller and faster."""
+
+MESSAGE_HEADERS_MAX: Final = 1_000
+"""Headers are metadata; more than this is a payload in the wrong place."""
+
+MESSAGE_VALUE_BYTES_MAX: Final = 8 * MIB
+"""Half a batch: leaves room for key, headers and framing in every case."""
+
+MESSAGE_KEY_BYTES_MAX: Final = 64 * KIB
+"""Keys are identities; they are hashed, compared and indexed."""
+
+# --- names --------------------------------------------------------------------------------------
+
+TOPIC_NAME_CHARACTERS_MAX: Final = 200
+"""Fits into a file name with room for what we add to it."""
+
+CLIENT_NAME_CHARACTERS_MAX: Final = 200
+"""Shown in tables that people read."""
+
+PARTITIONS_PER_TOPIC_MAX: Final = 1_024
+TOPICS_MAX: Final = 10_000
+PARTITIONS_PER_BROKER_MAX: Final = 10_000
+"""Each partition holds at least one open file; stay well inside usual descriptor limits."""
+
+# --- publishing ---------------------------------------------------------------------------------
+
+PRODUCER_IN_FLIGHT_BATCHES_MAX: Final = 32
+"""Per partition. The dedupe window is the same size, so every retry can be recognised (C18)."""
+
+PRODUCERS_PER_PARTITION_MAX: Final = 10_000
+"""Dedupe state is bounded: the producer silent for longest is forgotten first."""
+
+PRODUCER_BATCH_MESSAGES: Final = 2_000
+PRODUCER_BATCH_BYTES: Final = 256 * KIB
+"""Where encoding and per-batch costs have flattened out; more only adds latency."""
+
+PRODUCER_BUFFER_BYTES: Final = 32 * MIB
+"""What a producer may hold unacknowledged before `send` waits (back-pressure)."""
+
+UNSYNCED_BYTES_MAX: Final = 64 * MIB
+"""A log this far ahead of its disk stops reading from its publishers until a sync is through."""
+
+# --- delivery -----------------------------------------------------------------------------------
+
+SUBSCRIPTION_CREDIT_BYTES: Final = 8 * MIB
+"""What a broker may push to one stream before it is told that the application took some."""
+
+STREAM_CREDIT_BYTES_MAX: Final = 256 * MIB
+"""No client can ask the broker to have more than this under way for one stream."""
+
+DELIVERY_BYTES: Final = 512 * KIB
+"""One push: small enough that streams take turns, big enough that a push costs little per byte."""
+
+WRITE_BUFFER_BYTES_MAX: Final = 1 * MIB
+"""Per connection; above it the streams of that connection wait for the socket."""
+
+TAIL_CACHE_BYTES: Final = 4 * MIB
+"""Per partition: the newest batches are kept in memory so that live subscribers cost no read."""
+
+STREAMS_PER_CONNECTION_MAX: Final = 4_096
+"""A stream is one partition of one subscription."""
+
+CONNECTIONS_MAX: Final = 10_000
+
+# --- time ---------------------------------------------------------------------------------------
+
+HANDSHAKE_S: Final = 5.0
+"""A connection that has not greeted by then is closed (slow loris)."""
+
+PARTIAL_FRAME_S: Final = 30.0
+"""A frame that started must arrive whole within this, or the connection is closed."""
+
+HEARTBEAT_S: Final = 5.0
+"""How often a client pings an otherwise silent connection."""
+
+SILENCE_S: Final = 20.0
+"""A peer that said nothing for this long, despite pings, is gone."""
+
+SHUTDOWN_S: Final = 10.0
+"""How long a stopping broker or client waits for what is under way."""
+
+DEFAULT_TIMEOUT_S: Final = 30.0
+"""The deadline of a call that names none: every wait has an end."""
+
+RECONNECT_DELAY_S: Final = 0.05
+RECONNECT_DELAY_S_MAX: Final = 5.0
+"""Back-off doubles from the first to the last of these, with full jitter."""
+
+# --- storage ------------------------------------------------------------------------------------
+
+SEGMENT_BYTES: Final = 256 * MIB
+"""After a crash one segment per partition is scanned: this is what a restart costs at most."""
+
+SEGMENT_BYTES_MIN: Final = 64 * KIB
+SEGMENT_BYTES_MAX: Final = 2_048 * MIB
+
+INDEX_INTERVAL_BYTES: Final = 32 * KIB
+"""One sparse index entry per this much log: a lookup then scans 32 KiB at most."""
+
+DISK_RESERVE_BYTES: Final = 32 * MIB
+"""Writes are refused while less than this is free, so that metadata can still be written."""
+
+CHECKPOINT_S: Final = 1.0
+"""How often synced ends and commit floors are recorded (K3a)."""
+
+RETENTION_CHECK_S: Final = 5.0
+
+FLUSH_INTERVAL_MS: Final = 200
+"""For topics that chose flush=interval: what a power cut may take."""

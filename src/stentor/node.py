@@ -1,0 +1,111 @@
+"""A whole node: a broker and its HTTP side, started and stopped together.
+
+This is the composition root: the CLI, tests and embedders start brokers only through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stentor.broker import Broker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.broker import BrokerConfig
+    from stentor.wire.messages import BrokerInfo
+
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """A broker with HTTP."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.config = config
+        self.broker = Broker(config)
+        self._http: Any = None
+
+    async def start(self) -> BrokerInfo:
+        """Start everything, or nothing."""
+        await self.broker.start()
+        if self.config.http:
+            # aiohttp is heavy; a broker without HTTP starts without it.
+            from stentor.http.server import HttpServer
+
+            self._http = HttpServer(self.broker)
+            try:
+                await self._http.start(self.config.http_host or self.config.host, self.config.http_port)
+            except BaseException:
+                await self.broker.stop()
+                raise
+            self.broker.http_address = f"{self._http.host}:{self._http.port}"
+        return self.broker.info()
+
+    async def stop(self) -> None:
+        """HTTP last, so that load balancers see the broker leave."""
+        await self.broker.stop()
+        if self._http is not None:
+            await self._http.stop()
+
+
+def run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> None:
+    """Run a node until SIGTERM or SIGINT; returns after a graceful stop."""
+    configure_logging(config)
+    try:
+        import uvloop
+
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    except ImportError:
+        runner = asyncio.Runner()
+    with runner:
+        runner.run(_run(config, on_ready))
+
+
+async def _run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    node = Node(config)
+    on_ready(await node.start())
+    await stop.wait()
+    await node.stop()
+
+
+def configure_logging(config: BrokerConfig) -> None:
+    """Structured logs of a broker process go to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if config.log_format == "json" else _TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(config.log_level.upper())
+    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+class _TextFormatter(logging.Formatter):
+    converter = time.gmtime
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s  %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(entry).decode()

@@ -1,0 +1,214 @@
+"""The data directory of a broker.
+
+    data/
+      FORMAT                              one line: what this is, and which format
+      LOCK                                locked by the broker that uses it; holds its process id
+      replicas                            the journal: incarnation, and a floor for each log
+      partitions/
+        {topic id:016x}-{partition}/      one log: segments, indexes, snapshots
+        {topic id:016x}-{partition}.FAILED   that log had a failed sync
+
+One broker at a time: the lock goes with the process, however that ends. A directory that holds
+anything else and no FORMAT is somebody else's and is refused; so is a format newer than ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from stentor.errors import DirectoryInUse, DirectoryUnusable, FormatTooNew, StorageError
+from stentor.storage.files import TEMPORARY_SUFFIX, FileHandle, atomic_write, storage_error, sync_directory
+from stentor.storage.journal import ReplicaJournal
+
+FORMAT_VERSION: Final = 1
+FORMAT_FILE: Final = "FORMAT"
+LOCK_FILE: Final = "LOCK"
+JOURNAL_FILE: Final = "replicas"
+PARTITIONS_FOLDER: Final = "partitions"
+
+_FORMAT_TEXT: Final = "stentor data directory, format {version}\n"
+_FORMAT_PATTERN = re.compile(r"stentor data directory, format (\d{1,9})\s*")
+_PARTITION_PATTERN = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})")
+_UNFINISHED: Final = frozenset({LOCK_FILE, FORMAT_FILE + TEMPORARY_SUFFIX, "lost+found"})
+"""What a directory may hold that has no FORMAT yet: a crash during creation, or a new file system."""
+
+
+class PartitionDirectory(msgspec.Struct, frozen=True):
+    """A directory that holds the log of one partition."""
+
+    topic_id: int
+    partition: int
+    path: Path
+
+
+def partition_name(topic_id: int, partition: int) -> str:
+    """The name of the directory of a partition."""
+    return f"{topic_id:016x}-{partition}"
+
+
+def list_partitions(path: Path) -> tuple[list[PartitionDirectory], list[Path]]:
+    """The partition directories below a data directory, and whatever else lies among them."""
+    found, foreign = [], []
+    folder = path / PARTITIONS_FOLDER
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = _PARTITION_PATTERN.fullmatch(entry.name.removesuffix(".FAILED"))
+        if match is None:
+            foreign.append(entry)
+        elif entry.is_dir() and not entry.name.endswith(".FAILED"):
+            found.append(PartitionDirectory(int(match[1], 16), int(match[2]), entry))
+    return found, foreign
+
+
+def read_format(path: Path) -> int | None:
+    """The format of the data directory at `path`; None if nothing says that it is one."""
+    try:
+        text = (path / FORMAT_FILE).read_text(encoding="ascii")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        text = ""
+    match = _FORMAT_PATTERN.fullmatch(text)
+    if match is None:
+        raise DirectoryUnusable(
+            f"{path / FORMAT_FILE} does not say what it must.",
+            hint=f"If this is a Stentor data directory, write one line: {_FORMAT_TEXT.format(version=1).strip()}",
+            object=str(path),
+        )
+    return int(match[1])
+
+
+def check_format(path: Path) -> bool:
+    """Is this a data directory we can use? False if it is empty or unfinished, an error if neither."""
+    version = read_format(path)
+    if version is None:
+        strangers = sorted(entry.name for entry in path.iterdir() if entry.name not in _UNFINISHED)
+        if strangers:
+            raise DirectoryUnusable(
+                f"{path} is not a Stentor data directory: it holds {', '.join(strangers[:3])} and no {FORMAT_FILE}.",
+                hint="Choose an empty or new directory.",
+                object=str(path),
+            )
+        return False
+    if version > FORMAT_VERSION:
+        raise FormatTooNew(
+            f"{path} has format {version}; this Stentor knows formats up to {FORMAT_VERSION}.",
+            hint="Start the newer Stentor that wrote it.",
+            object=str(path),
+        )
+    return True
+
+
+class DataDirectory:
+    """An open data directory: created if need be, checked, and locked until it is closed."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+        self._lock: FileHandle | None = None
+        try:
+            self._make()
+            ready = check_format(self.path)
+            self._lock = self._take_lock()
+            self._check_writable()
+            if not ready:
+                version = _FORMAT_TEXT.format(version=FORMAT_VERSION)
+                atomic_write(self.path / FORMAT_FILE, version.encode())
+            (self.path / PARTITIONS_FOLDER).mkdir(exist_ok=True)
+            sync_directory(self.path)
+        except OSError as error:
+            self.close()
+            raise storage_error(error, operation="use", path=self.path) from error
+        except StorageError:
+            self.close()
+            raise
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise DirectoryUnusable(
+                f"{self.path} is not a directory.",
+                hint="Choose another path, or move away the file that is in its place.",
+                object=str(self.path),
+            ) from error
+        if not stat.S_ISDIR(self.path.stat().st_mode):
+            raise DirectoryUnusable(f"{self.path} is not a directory.", hint="Choose another path.")
+
+    def _take_lock(self) -> FileHandle:
+        path = self.path / LOCK_FILE
+        if path.exists():
+            lock = FileHandle(path, write=True)
+        else:
+            try:
+                lock = FileHandle(path, write=True, create=True)
+            except FileExistsError:
+                lock = FileHandle(path, write=True)
+        try:
+            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+                raise
+            raise self._in_use(lock) from error
+        os.ftruncate(lock.fd, 0)
+        os.pwrite(lock.fd, f"{os.getpid()}\n".encode(), 0)
+        return lock
+
+    def _in_use(self, lock: FileHandle) -> DirectoryInUse:
+        holder = os.pread(lock.fd, 32, 0).decode("ascii", "replace").strip()
+        who = f"process {holder}" if holder.isdigit() else "another process"
+        return DirectoryInUse(
+            f"{self.path} is in use by {who}.",
+            hint="Stop that broker first, or choose another data directory.",
+            object=str(self.path),
+            pid=int(holder) if holder.isdigit() else None,
+        )
+
+    def _check_writable(self) -> None:
+        """Find a read-only directory now, and not at the first write."""
+        if os.statvfs(self.path).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def partition_directory(self, topic_id: int, partition: int) -> Path:
+        """Where the log of a partition lives; the log creates it."""
+        return self.path / PARTITIONS_FOLDER / partition_name(topic_id, partition)
+
+    def partitions(self) -> list[PartitionDirectory]:
+        """The partition directories that exist."""
+        return list_partitions(self.path)[0]
+
+    def orphans(self, known: Iterable[tuple[int, int]]) -> list[PartitionDirectory]:
+        """Partition directories of no known (topic id, partition)."""
+        expected = set(known)
+        return [found for found in self.partitions() if (found.topic_id, found.partition) not in expected]
+
+    def journal(self) -> ReplicaJournal:
+        """Open the journal of this broker: a new incarnation begins."""
+        return ReplicaJournal.open(self.path / JOURNAL_FILE, expected=bool(self.partitions()))
+
+    def free_bytes(self) -> int:
+        """The room that is left on the disk."""
+        found = os.statvfs(self.path)
+        return found.f_bavail * found.f_frsize
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

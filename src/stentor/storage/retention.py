@@ -1,0 +1,78 @@
+"""Letting old segments go: by age and by size, whole and sealed ones only, never what is not committed.
+
+Age is that of the newest batch's `appended_at`, the clock of the head of the chain; message timestamps have no
+say, because a replay keeps them. Size keeps at least `retention_bytes` of the newest data: a segment goes
+only if what remains is still that much.
+
+A segment is first taken out of the list, so that no new reader finds it, then its files are removed,
+the log file last, oldest segment first, the directory synced after each: a crash anywhere leaves a log
+without holes, perhaps with an old segment that the next run removes. A damaged segment is moved to
+`quarantine/` instead: nobody deletes what might still be rescued (K2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from stentor.storage.files import storage_error, sync_directory
+from stentor.storage.model import LogSettings
+from stentor.storage.segment import DAMAGED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, SNAPSHOT_SUFFIX, Segment, segment_path
+
+QUARANTINE: Final = "quarantine"
+SUFFIXES: Final = (SNAPSHOT_SUFFIX, INDEX_SUFFIX, DAMAGED_SUFFIX, LOG_SUFFIX)
+"""All files of a segment, in the order of removal."""
+
+
+def expired_segments(
+    segments: Sequence[Segment], settings: LogSettings, now_us: int, committed: int
+) -> Sequence[Segment]:
+    """The oldest segments that may go."""
+    left = sum(segment.file_bytes for segment in segments)
+    for place, segment in enumerate(segments[:-1]):
+        left -= segment.file_bytes
+        if not segment.sealed or segment.end > committed:
+            return segments[:place]
+        if not (_too_old(segment, settings, now_us) or _too_much(left, settings)):
+            return segments[:place]
+    return segments[:-1]
+
+
+def _too_old(segment: Segment, settings: LogSettings, now_us: int) -> bool:
+    age_s = settings.retention_age_s
+    return age_s is not None and segment.appended_at_us_max < now_us - int(age_s * 1_000_000)
+
+
+def _too_much(left: int, settings: LogSettings) -> bool:
+    return settings.retention_bytes is not None and left >= settings.retention_bytes
+
+
+def retire_segment(segment: Segment) -> None:
+    """Remove the files of a segment that is no longer in the list, or put damaged ones aside."""
+    try:
+        if segment.damaged:
+            _quarantine(segment)
+        else:
+            remove_files(segment.directory, segment.base)
+    except OSError as error:
+        raise storage_error(error, operation="remove", path=segment.path()) from error
+
+
+def remove_files(directory: Path, base: int) -> None:
+    """Remove all files of a segment, the log last, and make that durable."""
+    for suffix in SUFFIXES:
+        segment_path(directory, base, suffix).unlink(missing_ok=True)
+    sync_directory(directory)
+
+
+def _quarantine(segment: Segment) -> None:
+    target = segment.directory / QUARANTINE
+    target.mkdir(exist_ok=True)
+    for suffix in SUFFIXES:
+        path = segment.path(suffix)
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(target / path.name)
+    sync_directory(target)
+    sync_directory(segment.directory)

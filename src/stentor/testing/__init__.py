@@ -1,0 +1,14 @@
+"""Public helpers for tests: a real broker in the test's own process.
+
+    from stentor.testing import broker
+
+    with broker() as b, b.client() as client:
+        client.publish("orders", "hello")
+
+Or, with the pytest plugin that comes with the package, the fixtures `stentor_broker` and
+`stentor_client`.
+"""
+
+from stentor.testing.local import LocalBroker, broker
+
+__all__ = ["LocalBroker", "broker"]

@@ -1,0 +1,29 @@
+"""pytest fixtures, registered by installing Stentor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stentor import Client
+    from stentor.testing import LocalBroker
+
+
+@pytest.fixture
+def stentor_broker() -> Iterator[LocalBroker]:
+    """A real broker, for this test alone."""
+    from stentor.testing import broker
+
+    with broker() as local:
+        yield local
+
+
+@pytest.fixture
+def stentor_client(stentor_broker: LocalBroker) -> Iterator[Client]:
+    """A client connected to `stentor_broker`."""
+    with stentor_broker.client() as client:
+        yield client

@@ -1,0 +1,1 @@
+"""The only sockets in Stentor: framed connections and the listener."""

@@ -1,0 +1,1 @@
+"""What travels: frames, control messages and batches. Pure functions on bytes."""

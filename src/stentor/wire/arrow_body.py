@@ -1,0 +1,198 @@
+"""The Arrow body of a batch: one IPC record batch message of a fixed schema, without the schema.
+
+The schema is the one Spark accepts without a cast, so a batch that a producer encodes is a table
+slice everywhere else.
+
+A hostile body must not hurt anyone who reads it. pyarrow verifies the flatbuffer and `validate`
+checks the offsets; what neither bounds is what a compressed buffer claims to expand to, so `guard`
+walks the message's metadata first:
+
+    ├ 0xFFFFFFFF ┼ metadata length i32 ┼ flatbuffer Message{RecordBatch{length, nodes, buffers,
+      compression}} ┼ padding ┼ buffers … ┤      a compressed buffer starts with its real size, i64
+"""
+
+from __future__ import annotations
+
+import array
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from stentor import limits
+from stentor.errors import CorruptData
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stentor.wire.rows import Columns, Headers
+
+HEADER_TYPE: Final = pa.list_(
+    pa.field(
+        "element",
+        pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]),
+        nullable=False,
+    )
+)
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADER_TYPE),
+    ]
+)
+COMPRESSIONS: Final = ("", "lz4", "zstd")
+
+_EXPANDED_BYTES_MAX: Final = 8 * limits.BATCH_BYTES_MAX
+_RECORD_BATCH: Final = 3
+_END_OF_STREAM_BYTES: Final = 8
+_U16: Final = struct.Struct("<H")
+_I32: Final = struct.Struct("<i")
+_I64: Final = struct.Struct("<q")
+_BUFFER: Final = struct.Struct("<qq")
+
+_no_headers = pa.nulls(1024, HEADER_TYPE)
+
+
+def timestamps_array(timestamps: Sequence[int]) -> Any:
+    packed = timestamps if isinstance(timestamps, array.array) else array.array("q", timestamps)
+    return pa.Array.from_buffers(SCHEMA.field(0).type, len(packed), [None, pa.py_buffer(packed)])
+
+
+def headers_array(headers: Sequence[Headers | None] | None, count: int) -> Any:
+    global _no_headers  # noqa: PLW0603 - a cache of nulls, shared by every producer of the process
+    if headers is not None:
+        return pa.array(headers, HEADER_TYPE)
+    if count > len(_no_headers):
+        _no_headers = pa.nulls(count, HEADER_TYPE)
+    return _no_headers.slice(0, count)
+
+
+def record_batch(
+    timestamps: Sequence[int],
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    headers: Sequence[Headers | None] | None,
+) -> Any:
+    """Columns of Python values as one Arrow record batch of the schema."""
+    return pa.RecordBatch.from_arrays(
+        [
+            timestamps_array(timestamps),
+            pa.array(keys, pa.binary()),
+            pa.array(values, pa.binary()),
+            headers_array(headers, len(values)),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def encode(batch: Any, compression: str = "") -> memoryview:
+    """Serialise a record batch of the schema."""
+    if not compression:
+        return memoryview(batch.serialize())
+    stream = _stream([batch], compression)
+    return stream[len(_stream([], compression)) - _END_OF_STREAM_BYTES : -_END_OF_STREAM_BYTES]
+
+
+def _stream(batches: list[Any], compression: str) -> memoryview:
+    """pyarrow compresses only in streams: schema message, record batch messages, end marker."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def decode(body: memoryview, count: int) -> Any:
+    """Read a body of any origin as a record batch; damage and hostility are CorruptData."""
+    guard(body, count)
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(body), SCHEMA)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+        raise CorruptData(f"A batch body is not a valid Arrow record batch: {_first_line(error)}.") from error
+    if batch.num_rows != count:
+        raise CorruptData(f"A batch claims {count} messages and holds {batch.num_rows}.")
+    if batch.column(0).null_count:
+        raise CorruptData("A batch holds a message without a timestamp.")
+    return batch
+
+
+def columns(batch: Any) -> Columns:
+    """A record batch as lists of Python values."""
+    headers = batch.column(3)
+    return (
+        batch.column(0).cast(pa.int64()).to_pylist(),
+        batch.column(1).to_pylist(),
+        batch.column(2).to_pylist(),
+        None if headers.null_count == len(headers) else header_lists(headers),
+    )
+
+
+def header_lists(headers: Any) -> list[Headers | None]:
+    return [
+        None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs]
+        for pairs in headers.to_pylist()
+    ]
+
+
+def guard(body: memoryview, count: int) -> None:
+    """Bound what reading this body can allocate, before Arrow reads it."""
+    try:
+        _guard(body, count)
+    except (struct.error, IndexError) as error:
+        raise CorruptData("A batch body's Arrow metadata is cut off.") from error
+
+
+def _guard(body: memoryview, count: int) -> None:
+    metadata_bytes = _I32.unpack_from(body, 4)[0]
+    if body[:4] != b"\xff\xff\xff\xff" or not 8 <= metadata_bytes <= len(body) - 8:
+        raise CorruptData("A batch body is not an Arrow message.")
+    metadata = body[8 : 8 + metadata_bytes]
+    message = _I32.unpack_from(metadata, 0)[0]
+    if metadata[_field(metadata, message, 1)] != _RECORD_BATCH:
+        raise CorruptData("A batch body is an Arrow message, but not a record batch.")
+    batch = _follow(metadata, _field(metadata, message, 2))
+    if _I64.unpack_from(metadata, _field(metadata, batch, 0))[0] != count:
+        raise CorruptData(f"A batch body does not hold the {count} messages its header claims.")
+    _guard_buffers(body[8 + metadata_bytes :], metadata, batch)
+
+
+def _guard_buffers(data: memoryview, metadata: memoryview, batch: int) -> None:
+    compressed = _field(metadata, batch, 3, optional=True) != 0
+    vector = _follow(metadata, _field(metadata, batch, 2))
+    expanded = 0
+    for index in range(_I32.unpack_from(metadata, vector)[0]):
+        offset, length = _BUFFER.unpack_from(metadata, vector + 4 + index * _BUFFER.size)
+        if offset < 0 or length < 0 or offset + length > len(data):
+            raise CorruptData("A batch body's Arrow buffers reach past its end.")
+        if compressed and length:
+            expanded += max(0, _I64.unpack_from(data, offset)[0])
+    if expanded > _EXPANDED_BYTES_MAX:
+        raise CorruptData(f"A compressed batch would expand to {expanded} bytes; the limit is {_EXPANDED_BYTES_MAX}.")
+
+
+def _follow(metadata: memoryview, position: int) -> int:
+    target = position + _I32.unpack_from(metadata, position)[0]
+    if not 0 <= target < len(metadata):
+        raise CorruptData("A batch body's Arrow metadata points outside itself.")
+    return target
+
+
+def _field(metadata: memoryview, table: int, index: int, *, optional: bool = False) -> int:
+    """The position of a flatbuffer table's field, by its vtable; 0 when absent and optional."""
+    if not 0 <= table <= len(metadata) - 4:
+        raise CorruptData("A batch body's Arrow metadata points outside itself.")
+    vtable = table - _I32.unpack_from(metadata, table)[0]
+    if not 0 <= vtable <= len(metadata) - 4:
+        raise CorruptData("A batch body's Arrow metadata points outside itself.")
+    slot = 4 + 2 * index
+    relative = _U16.unpack_from(metadata, vtable + slot)[0] if slot < _U16.unpack_from(metadata, vtable)[0] else 0
+    if not relative and not optional:
+        raise CorruptData("A batch body's Arrow metadata lacks a field.")
+    return table + relative if relative else 0
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or ["unreadable"])[0].rstrip(".")

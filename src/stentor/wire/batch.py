@@ -1,0 +1,203 @@
+"""A batch: the fixed header and one body, made once by the producer and never re-encoded.
+
+Producers call `build`. The head of a chain calls `validate` before it takes a batch from a client.
+Readers call `record_batch` (Arrow) or `columns` (Python values); both check the body's checksum.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from crc32c import crc32c
+
+from stentor import limits
+from stentor.errors import CorruptData, InvalidArgument, LimitExceeded
+from stentor.wire import arrow_body, rows
+from stentor.wire.header import (
+    COMPRESSION_SHIFT,
+    ENCODING_ARROW,
+    ENCODING_ROWS,
+    HAS_HEADERS,
+    HEADER_BYTES,
+    KNOWN_ATTRIBUTES,
+    BatchHeader,
+    check_body,
+    pack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stentor.wire.header import Buffer
+    from stentor.wire.rows import Columns, Headers
+
+
+class Encoded(msgspec.Struct, frozen=True, gc=False):
+    """Messages encoded as a body, not yet addressed to a partition."""
+
+    body: bytes | memoryview  # the encoded messages
+    body_checksum: int  # CRC32C of the body
+    count: int  # how many messages
+    attributes: int  # see the header's layout
+    first_timestamp_us: int  # the smallest
+    last_timestamp_us: int  # the largest
+
+
+def encode(
+    timestamps: Sequence[int],
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    headers: Sequence[Headers | None] | None = None,
+    *,
+    compression: str = "",
+) -> Encoded:
+    """Encode messages by the encoding that is cheaper for their number."""
+    if len(values) <= limits.ROWS_ENCODING_MESSAGES_MAX and not compression:
+        body: bytes | memoryview = rows.encode(timestamps, keys, values, headers)
+        attributes = ENCODING_ROWS
+    else:
+        body = arrow_body.encode(arrow_body.record_batch(timestamps, keys, values, headers), compression)
+        attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
+    if headers is not None:
+        attributes |= HAS_HEADERS
+    return _encoded(body, len(values), attributes, min(timestamps), max(timestamps))
+
+
+def encode_at(
+    timestamp_us: int, keys: Sequence[bytes | None], values: Sequence[bytes | None], *, compression: str = ""
+) -> Encoded:
+    """Encode messages without headers that share one timestamp: the producers' fast path."""
+    count = len(values)
+    if count <= limits.ROWS_ENCODING_MESSAGES_MAX and not compression:
+        body: bytes | memoryview = rows.encode([timestamp_us] * count, keys, values, None)
+        attributes = ENCODING_ROWS
+    else:
+        timestamps = array("q", (timestamp_us,)) * count
+        body = arrow_body.encode(arrow_body.record_batch(timestamps, keys, values, None), compression)
+        attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
+    return _encoded(body, count, attributes, timestamp_us, timestamp_us)
+
+
+def encode_arrow(batch: Any, *, compression: str = "") -> Encoded:
+    """Encode a record batch that already has the schema."""
+    attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
+    if batch.column(3).null_count != batch.num_rows:
+        attributes |= HAS_HEADERS
+    times = batch.column(0).cast("int64").to_pylist()
+    return _encoded(arrow_body.encode(batch, compression), batch.num_rows, attributes, min(times), max(times))
+
+
+def _encoded(body: bytes | memoryview, count: int, attributes: int, first: int, last: int) -> Encoded:
+    if len(body) + HEADER_BYTES > limits.BATCH_BYTES_MAX:
+        raise LimitExceeded(
+            f"A batch of {count} messages takes {len(body) + HEADER_BYTES} bytes; the limit is"
+            f" {limits.BATCH_BYTES_MAX}.",
+            hint="Send smaller messages, or fewer of them in one batch.",
+        )
+    return Encoded(body, crc32c(body), count, attributes, first, last)
+
+
+def address(  # noqa: PLR0913 - the fields of a header
+    encoded: Encoded, *, topic_id: int, partition: int, producer_id: int, generation: int, sequence: int
+) -> bytearray:
+    """The header that sends an encoded body to a partition; offset and epoch are the head's."""
+    return pack(
+        BatchHeader(
+            length=HEADER_BYTES + len(encoded.body),
+            header_checksum=0,
+            body_checksum=encoded.body_checksum,
+            topic_id=topic_id,
+            partition=partition,
+            count=encoded.count,
+            base_offset=0,
+            epoch=0,
+            attributes=encoded.attributes,
+            first_timestamp_us=encoded.first_timestamp_us,
+            last_timestamp_us=encoded.last_timestamp_us,
+            appended_at_us=0,
+            producer_id=producer_id,
+            generation=generation,
+            span=encoded.count,
+            sequence=sequence,
+        )
+    )
+
+
+_EPOCH_MAX_US: Final = 253_402_300_799_999_999  # the end of year 9999: what datetime can show
+
+
+def validate(buffer: Buffer, header: BatchHeader) -> None:
+    """Judge a whole batch from a client, before it gets an offset (S2)."""
+    if header.length != len(buffer):
+        raise CorruptData(f"A batch claims {header.length} bytes in a frame of {len(buffer)}.")
+    if not 0 < header.count <= limits.BATCH_MESSAGES_MAX or header.span != header.count:
+        raise CorruptData(f"A batch claims {header.count} messages over {header.span} offsets.")
+    if header.attributes & ~KNOWN_ATTRIBUTES:
+        raise CorruptData(f"A batch has unknown attributes {header.attributes:#x}.")
+    if not 0 <= header.first_timestamp_us <= header.last_timestamp_us <= _EPOCH_MAX_US:
+        raise CorruptData("A batch's time range is impossible.")
+    check_body(buffer, 0, header)
+    body = memoryview(buffer)[HEADER_BYTES:]
+    if header.encoding == ENCODING_ROWS:
+        _validate_rows(body, header)
+    elif header.encoding == ENCODING_ARROW:
+        _validate_arrow(body, header)
+    else:
+        raise CorruptData(f"A batch has the unknown encoding {header.encoding}.")
+
+
+def _validate_rows(body: memoryview, header: BatchHeader) -> None:
+    if header.count > limits.ROWS_ENCODING_MESSAGES_MAX or header.compression:
+        raise CorruptData(f"{header.count} packed rows; the limit is {limits.ROWS_ENCODING_MESSAGES_MAX}.")
+    timestamps, _, _, headers = rows.decode(body, header.count)
+    if min(timestamps) != header.first_timestamp_us or max(timestamps) != header.last_timestamp_us:
+        raise CorruptData("A batch's time range is not that of its messages.")
+    if (headers is not None) and not header.attributes & HAS_HEADERS:
+        raise CorruptData("A batch hides its messages' headers.")
+
+
+def _validate_arrow(body: memoryview, header: BatchHeader) -> None:
+    if header.compression >= len(arrow_body.COMPRESSIONS):
+        raise CorruptData(f"A batch has the unknown compression {header.compression}.")
+    batch = arrow_body.decode(body, header.count)
+    headers = batch.column(3)
+    if header.attributes & HAS_HEADERS:
+        values = headers.values
+        if values.null_count or values.field(0).null_count:
+            raise CorruptData("A message's header has no key.")
+    elif headers.null_count != header.count:
+        raise CorruptData("A batch hides its messages' headers.")
+
+
+def record_batch(buffer: Buffer, position: int, header: BatchHeader) -> Any:
+    """The messages at `position` as an Arrow record batch, whatever their encoding."""
+    check_body(buffer, position, header)
+    body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
+    if header.encoding == ENCODING_ROWS:
+        return arrow_body.record_batch(*rows.decode(body, header.count))
+    return arrow_body.decode(body, header.count)
+
+
+def columns(buffer: Buffer, position: int, header: BatchHeader) -> Columns:
+    """The messages at `position` as lists of Python values, whatever their encoding."""
+    check_body(buffer, position, header)
+    body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
+    if header.encoding == ENCODING_ROWS:
+        return rows.decode(body, header.count)
+    return arrow_body.columns(arrow_body.decode(body, header.count))
+
+
+def check_message(key: bytes | None, value: bytes | None) -> None:
+    """Refuse, on the producer's side, what no batch can carry."""
+    if value is not None and len(value) > limits.MESSAGE_VALUE_BYTES_MAX:
+        raise LimitExceeded(
+            f"A value has {len(value)} bytes; the limit is {limits.MESSAGE_VALUE_BYTES_MAX}.",
+            hint="Split it, or put it into an object store and publish where it is.",
+        )
+    if key is not None and len(key) > limits.MESSAGE_KEY_BYTES_MAX:
+        raise InvalidArgument(
+            f"A key has {len(key)} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
+            hint="Use a short identity as the key, for example a hash of the long one.",
+        )

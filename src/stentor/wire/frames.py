@@ -1,0 +1,77 @@
+"""Frames: what every connection carries.
+
+     0          4     5      6          8                    16
+     ├──────────┼─────┼──────┼──────────┼─────────────────────┼─ body …
+     │ length   │kind │flags │ reserved │   correlation id    │
+     └──────────┴─────┴──────┴──────────┴─────────────────────┘
+
+Little-endian. `length` counts the body alone. A request's correlation id is chosen by its sender and
+comes back on the answer; a stream's frames carry the correlation id of the frame that opened it.
+Reserved bytes are zero. docs/protocol.md is the specification for other languages.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final
+
+HEADER: Final = struct.Struct("<IBBHQ")
+HEADER_BYTES: Final = HEADER.size
+
+PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION_MIN: Final = 1
+
+
+class Kind(enum.IntEnum):
+    """What a frame is. Kinds below 16 are about the connection, the others about data."""
+
+    HELLO = 1  # client: who I am, which versions I speak
+    WELCOME = 2  # broker: who I am, which version we speak
+    GOODBYE = 3  # either: I close after this; nothing more will come
+    PING = 4  # either: are you there?
+    PONG = 5  # the answer to PING, same correlation id
+    ERROR = 6  # the answer to a request that failed; correlation id 0: the connection itself
+    REQUEST = 7  # client: a control request (wire.messages.Request)
+    RESPONSE = 8  # broker: its answer (wire.messages.Response)
+    ROUTES = 9  # broker: the route table changed
+
+    PUBLISH = 16  # client: one batch; flags hold the ack level
+    PUBLISHED = 17  # broker: where it went
+    OPEN_STREAM = 24  # client: push me a partition's messages from here
+    DELIVER = 25  # broker: whole batches of a stream
+    CREDIT = 26  # client: push so many more bytes
+    CLOSE_STREAM = 27  # client: enough
+    STREAM_ENDED = 28  # broker: that was the last of this stream
+    STREAM_STATE = 29  # broker: how far the partition is, also when nothing is pushed
+
+
+KINDS: Final = frozenset(int(kind) for kind in Kind)
+DATA_KINDS: Final = frozenset({int(Kind.PUBLISH), int(Kind.DELIVER)})
+
+
+class Ack(enum.IntEnum):
+    """When a publish is answered: a place in the chain (D4)."""
+
+    NONE = 0  # never; the fastest way to lose messages
+    HEAD = 1  # on the head's disk
+    QUORUM = 2  # on the disks of a majority of the configured replicas
+    ALL = 3  # on every member's disk: committed
+
+
+# PUBLISHED: base offset, epoch, appended at (µs).
+PUBLISHED: Final = struct.Struct("<QIq")
+
+# DELIVER: the partition's commit point and epoch, the offset after the last batch, whole batches.
+DELIVERY: Final = struct.Struct("<QI4xQ")
+
+# CREDIT: bytes.
+CREDIT: Final = struct.Struct("<Q")
+
+# STREAM_STATE: commit point, epoch, age in µs of the last confirmation through the chain.
+STREAM_STATE: Final = struct.Struct("<QI4xQ")
+
+
+def frame(kind: int, correlation: int, body: bytes = b"", flags: int = 0) -> bytes:
+    """A whole small frame as bytes; large bodies are written beside their header instead."""
+    return HEADER.pack(len(body), kind, flags, 0, correlation) + body

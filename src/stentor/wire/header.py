@@ -1,0 +1,199 @@
+"""The fixed header of a batch: the same 96 bytes on the wire, on disk and in every replica.
+
+     0       4       8       12      16              24      28      32
+     ├───────┼───────┼───────┼───────┼───────────────┼───────┼───────┤
+     │ magic │length │hdr crc│bodycrc│   topic id    │ part. │ count │
+     ├───────┴───────┼───────┼───────┼───────────────┼───────┴───────┤
+  32 │  base offset  │ epoch │ attrs │  first time   │   last time   │ 64
+     ├───────────────┼───────┴───────┼───────┬───────┼───────────────┤
+  64 │  appended at  │  producer id  │ gener.│ span  │   sequence    │ 96
+     └───────────────┴───────────────┴───────┴───────┴───────────────┘
+
+All integers are little-endian. `length` counts header and body. The body's CRC32C is computed by
+the producer and checked by the consumer, end to end. The header's CRC32C covers bytes 12..96, so
+it covers the body's checksum, the partition and the offset: a misdirected write is caught (K1).
+The producer leaves base offset, epoch and appended-at zero; the head of the chain fills them in and
+seals the header. `span` is the number of offsets the batch covers: equal to `count` until a
+compaction removes messages and keeps the covered range (C23).
+
+Attributes: bits 0..3 body encoding (0 packed rows, 1 Arrow), bits 4..7 compression of the Arrow
+buffers (0 none, 1 lz4, 2 zstd), bit 8 some message has headers; all others are zero.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from crc32c import crc32c
+
+from stentor import limits
+from stentor.errors import CorruptData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Buffer = bytes | bytearray | memoryview
+
+MAGIC: Final = b"STB\x01"
+LAYOUT: Final = struct.Struct("<4sIIIQIIQIIqqqQIIQ")
+HEADER_BYTES: Final = LAYOUT.size
+assert HEADER_BYTES == 96  # noqa: S101 - the layout above is the specification
+
+CHECKED_FROM: Final = 12
+_LENGTHS = struct.Struct("<4sIII")
+_HEADER_CHECKSUM = struct.Struct("<I")
+_HEADER_CHECKSUM_AT: Final = 8
+_STAMP_OFFSET_EPOCH = struct.Struct("<QI")
+_STAMP_OFFSET_AT: Final = 32
+_STAMP_TIME = struct.Struct("<q")
+_STAMP_TIME_AT: Final = 64
+_EXTENT = struct.Struct("<4sI24xQ44xI")
+
+ENCODING_ROWS: Final = 0
+ENCODING_ARROW: Final = 1
+ENCODING_MASK: Final = 0x0F
+COMPRESSION_SHIFT: Final = 4
+COMPRESSION_MASK: Final = 0xF0
+HAS_HEADERS: Final = 0x100
+KNOWN_ATTRIBUTES: Final = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS
+
+
+class BatchHeader(msgspec.Struct, frozen=True, gc=False):
+    """A decoded batch header; field by field as drawn above."""
+
+    length: int
+    header_checksum: int
+    body_checksum: int
+    topic_id: int
+    partition: int
+    count: int
+    base_offset: int
+    epoch: int
+    attributes: int
+    first_timestamp_us: int
+    last_timestamp_us: int
+    appended_at_us: int
+    producer_id: int
+    generation: int
+    span: int
+    sequence: int
+
+    @property
+    def end_offset(self) -> int:
+        """The first offset after this batch."""
+        return self.base_offset + self.span
+
+    @property
+    def encoding(self) -> int:
+        return self.attributes & ENCODING_MASK
+
+    @property
+    def compression(self) -> int:
+        return (self.attributes & COMPRESSION_MASK) >> COMPRESSION_SHIFT
+
+
+def pack(header: BatchHeader) -> bytearray:
+    """Encode and seal a header."""
+    packed = bytearray(
+        LAYOUT.pack(
+            MAGIC,
+            header.length,
+            0,
+            header.body_checksum,
+            header.topic_id,
+            header.partition,
+            header.count,
+            header.base_offset,
+            header.epoch,
+            header.attributes,
+            header.first_timestamp_us,
+            header.last_timestamp_us,
+            header.appended_at_us,
+            header.producer_id,
+            header.generation,
+            header.span,
+            header.sequence,
+        )
+    )
+    seal(memoryview(packed), 0)
+    return packed
+
+
+def unpack(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Decode a header without judging it; `check_header` judges."""
+    return BatchHeader(*LAYOUT.unpack_from(buffer, position)[1:])
+
+
+def seal(buffer: memoryview, position: int) -> None:
+    """Write the checksum of the header at `position`."""
+    checksum = crc32c(buffer[position + CHECKED_FROM : position + HEADER_BYTES])
+    _HEADER_CHECKSUM.pack_into(buffer, position + _HEADER_CHECKSUM_AT, checksum)
+
+
+def stamp(buffer: memoryview, position: int, *, base_offset: int, epoch: int, appended_at_us: int) -> None:
+    """Fill in, in place, what only the head of the chain knows; then seal."""
+    _STAMP_OFFSET_EPOCH.pack_into(buffer, position + _STAMP_OFFSET_AT, base_offset, epoch)
+    _STAMP_TIME.pack_into(buffer, position + _STAMP_TIME_AT, appended_at_us)
+    seal(buffer, position)
+
+
+def check_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """Decode the header at `position` of bytes from a disk or a peer, or say why it is not one."""
+    if len(buffer) - position < HEADER_BYTES:
+        raise CorruptData(f"A batch header needs {HEADER_BYTES} bytes; {len(buffer) - position} are left.")
+    if bytes(buffer[position : position + 4]) != MAGIC:
+        raise CorruptData("These bytes are not a batch: the magic number is wrong.")
+    header = unpack(buffer, position)
+    if not HEADER_BYTES <= header.length <= limits.BATCH_BYTES_MAX:
+        raise CorruptData(f"A batch claims {header.length} bytes; the limit is {limits.BATCH_BYTES_MAX}.")
+    if crc32c(memoryview(buffer)[position + CHECKED_FROM : position + HEADER_BYTES]) != header.header_checksum:
+        raise CorruptData("A batch header fails its checksum.")
+    return header
+
+
+def check_body(buffer: Buffer, position: int, header: BatchHeader) -> None:
+    """Compare the body with the checksum its producer computed."""
+    if len(buffer) - position < header.length:
+        raise CorruptData(f"A batch of {header.length} bytes is cut off after {len(buffer) - position}.")
+    body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
+    if crc32c(body) != header.body_checksum:
+        raise CorruptData(
+            f"The batch at offset {header.base_offset} fails its checksum.",
+            object=f"offset {header.base_offset}",
+        )
+
+
+def extents(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, int, int, int]]:
+    """Walk whole batches: (position, length, base offset, end offset). Trusts a checked buffer."""
+    end = len(buffer)
+    while end - position >= HEADER_BYTES:
+        _, length, base_offset, span = _EXTENT.unpack_from(buffer, position)
+        if length < HEADER_BYTES or position + length > end:
+            return
+        yield position, length, base_offset, base_offset + span
+        position += length
+
+
+def verify_run(buffer: Buffer, position: int, end: int) -> int:
+    """Check header and body of every whole batch in [position, end); return where they stop.
+
+    This is the hot loop of history reads, so it unpacks only what the checks need.
+    """
+    view = memoryview(buffer)
+    while end - position >= HEADER_BYTES:
+        magic, length, header_checksum, body_checksum = _LENGTHS.unpack_from(view, position)
+        if position + length > end:
+            break
+        body = position + HEADER_BYTES
+        if (
+            magic != MAGIC
+            or length < HEADER_BYTES
+            or crc32c(view[position + CHECKED_FROM : body]) != header_checksum
+            or crc32c(view[body : position + length]) != body_checksum
+        ):
+            header = check_header(view, position)
+            check_body(view, position, header)
+        position += length
+    return position

@@ -1,0 +1,124 @@
+"""Packed rows: the body encoding of small batches.
+
+A quiet topic holds many one-message batches, and Arrow costs about 650 bytes and 45 µs for each.
+Packed rows cost 20 bytes a message. Readers get Arrow either way.
+
+    row     ├ timestamp i64 ┼ key i32 ┼ value i32 ┼ headers i32 ┼ key … ┼ value … ┼ headers … ┤
+    headers ├ count u32 ┤ then for each ├ key u32 ┼ value i32 ┼ key (UTF-8) … ┼ value … ┤
+
+The i32 fields are lengths in bytes; -1 stands for null. Everything is little-endian and unpadded.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from stentor import limits
+from stentor.errors import CorruptData
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Headers = list[tuple[str, bytes | None]]
+Columns = tuple[list[int], list[bytes | None], list[bytes | None], list[Headers | None] | None]
+
+ROW: Final = struct.Struct("<qiii")
+_COUNT: Final = struct.Struct("<I")
+_PAIR: Final = struct.Struct("<Ii")
+
+
+def encode(
+    timestamps: Sequence[int],
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    headers: Sequence[Headers | None] | None,
+) -> bytes:
+    """Encode messages as packed rows."""
+    parts: list[bytes] = []
+    for index, timestamp in enumerate(timestamps):
+        key, value = keys[index], values[index]
+        packed = None if headers is None else headers[index]
+        tail = b"" if packed is None else _encode_headers(packed)
+        parts.append(
+            ROW.pack(
+                timestamp,
+                -1 if key is None else len(key),
+                -1 if value is None else len(value),
+                -1 if packed is None else len(tail),
+            )
+        )
+        parts.append(key or b"")
+        parts.append(value or b"")
+        parts.append(tail)
+    return b"".join(parts)
+
+
+def _encode_headers(headers: Headers) -> bytes:
+    parts = [_COUNT.pack(len(headers))]
+    for key, value in headers:
+        name = key.encode()
+        parts.append(_PAIR.pack(len(name), -1 if value is None else len(value)))
+        parts.append(name)
+        parts.append(value or b"")
+    return b"".join(parts)
+
+
+def decode(body: memoryview, count: int) -> Columns:
+    """Decode packed rows of any origin into columns; every length is checked before it is used."""
+    timestamps: list[int] = []
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    headers: list[Headers | None] = []
+    position, end = 0, len(body)
+    for _ in range(count):
+        if end - position < ROW.size:
+            raise CorruptData(f"A batch of {count} packed rows is cut off.")
+        timestamp, key_bytes, value_bytes, header_bytes = ROW.unpack_from(body, position)
+        position += ROW.size
+        timestamps.append(timestamp)
+        key, position = _take(body, position, key_bytes)
+        value, position = _take(body, position, value_bytes)
+        packed, position = _take(body, position, header_bytes)
+        keys.append(key)
+        values.append(value)
+        headers.append(None if packed is None else _decode_headers(packed))
+    if position != end:
+        raise CorruptData(f"A batch of {count} packed rows has {end - position} bytes too many.")
+    return timestamps, keys, values, headers if any(h is not None for h in headers) else None
+
+
+def _take(body: memoryview, position: int, length: int) -> tuple[bytes | None, int]:
+    if length == -1:
+        return None, position
+    if length < 0 or length > len(body) - position:
+        raise CorruptData(f"A packed row names {length} bytes where {len(body) - position} are left.")
+    return bytes(body[position : position + length]), position + length
+
+
+def _decode_headers(packed: bytes) -> Headers:
+    if len(packed) < _COUNT.size:
+        raise CorruptData("A packed row's headers are cut off.")
+    (count,) = _COUNT.unpack_from(packed)
+    if count > limits.MESSAGE_HEADERS_MAX:
+        raise CorruptData(f"A message claims {count} headers; the limit is {limits.MESSAGE_HEADERS_MAX}.")
+    view = memoryview(packed)
+    position = _COUNT.size
+    headers: Headers = []
+    for _ in range(count):
+        if len(view) - position < _PAIR.size:
+            raise CorruptData("A packed row's headers are cut off.")
+        name_bytes, value_bytes = _PAIR.unpack_from(view, position)
+        name, position = _take(view, position + _PAIR.size, name_bytes)
+        value, position = _take(view, position, value_bytes)
+        headers.append((_text(name or b""), value))
+    if position != len(view):
+        raise CorruptData("A packed row's headers have bytes too many.")
+    return headers
+
+
+def _text(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptData("A header's key is not UTF-8.") from error
