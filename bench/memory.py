@@ -16,17 +16,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from bench.measure import resident_bytes
 from bench.messages import Pool
 from bench.model import BenchError
 from bench.processes import START_S_MAX
-from bench.programs import RESULTS, run, spec
+from bench.programs import RESULTS, console, run, spec
 from bench.systems.stentor import ManyPublisher, connect, start_broker
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bench.model import Spec
     from bench.processes import Role
     from bench.role import Harness
@@ -45,6 +46,8 @@ class Point:
     """The broker at one moment."""
 
     at_s: float
+    behind_s: float
+    """The age of the message that the throttled subscriber is at."""
     written_bytes: int
     resident_bytes: int
 
@@ -56,7 +59,7 @@ def main() -> int:
     parser.add_argument("--durability", choices=("fsync", "os"), default="fsync")
     chosen = parser.parse_args()
     points = measure(chosen.gigabytes, chosen.rate, chosen.durability)
-    return show(points, Console())
+    return show(points, console())
 
 
 def measure(gigabytes: float, rate_mb: float, durability: str) -> list[Point]:
@@ -71,36 +74,38 @@ def measure(gigabytes: float, rate_mb: float, durability: str) -> list[Point]:
             role.expect("ready", START_S_MAX)
         os.kill(stopped.process.pid, signal.SIGSTOP)
         writer.tell(go=True)
-        return sample(broker.process.pid, writer, gigabytes)
+        return sample(broker.process.pid, writer, throttled, gigabytes)
 
 
-def sample(pid: int, writer: Role, gigabytes: float) -> list[Point]:
+def sample(pid: int, writer: Role, throttled: Role, gigabytes: float) -> list[Point]:
     """Samples until the writer has written everything; it reports its progress as it goes."""
     points: list[Point] = []
     start = time.monotonic()
-    written = 0
+    written, behind_s = 0, 0.0
     while written < gigabytes * 1e9:
         written = int(writer.expect("written", QUIET_S_MAX)["bytes"])
-        points.append(Point(time.monotonic() - start, written, resident_bytes(pid)))
+        for said in throttled.drain():
+            behind_s = said["behind_s"]
+        points.append(Point(time.monotonic() - start, behind_s, written, resident_bytes(pid)))
     return points
 
 
-def show(points: list[Point], console: Console) -> int:
+def show(points: list[Point], out: Console) -> int:
     settled = [point for point in points if point.at_s >= points[-1].at_s * WARM_UP_SHARE]
     middle = median(point.resident_bytes for point in settled)
     low = min(point.resident_bytes for point in settled) / middle - 1
     high = max(point.resident_bytes for point in settled) / middle - 1
     table = Table(title="Broker memory, one subscriber stopped, one 10 s behind")
-    for name in ("time s", "written GB", "resident MB", "of median"):
+    for name in ("time s", "behind s", "written GB", "resident MB", "of median"):
         table.add_column(name, justify="right")
     for point in points[:: max(1, len(points) // TABLE_ROWS)]:
         share = point.resident_bytes / middle - 1
-        cells = (point.at_s, point.written_bytes / 1e9, point.resident_bytes / 1e6)
+        cells = (point.at_s, point.behind_s, point.written_bytes / 1e9, point.resident_bytes / 1e6)
         table.add_row(*[f"{cell:,.1f}" for cell in cells], f"{share:+.0%}")
-    console.print(table)
+    out.print(table)
     flat = low >= -TOLERANCE and high <= TOLERANCE
     verdict = "[green]flat[/]" if flat else "[red]not flat[/]"
-    console.print(
+    out.print(
         f"{verdict}: after the warm-up {middle / 1e6:,.0f} MB, {low:+.0%} to {high:+.0%} (allowed ±{TOLERANCE:.0%})"
     )
     plot(points, middle)
@@ -163,9 +168,13 @@ def follow_behind(told: Spec, harness: Harness) -> None:
     """Role: a subscriber that takes a message only when it is ten seconds old."""
     subscription = connect(told).subscribe(told.topic, start="latest")
     harness.say("ready")
+    reported = 0.0
     for number, message in enumerate(subscription):
         if number % 100 == 0:
             age = time.time() - message.timestamp_us / 1e6
+            if time.monotonic() - reported >= SAMPLE_S:
+                reported = time.monotonic()
+                harness.say("behind", behind_s=age)
             if age < BEHIND_S:
                 time.sleep(BEHIND_S - age)
     raise BenchError("the subscription ended by itself")

@@ -204,6 +204,14 @@ class Role:
         except OSError as error:
             raise BenchError(f"{self.kind} is gone: {tail(self._log)}") from error
 
+    def drain(self) -> list[dict[str, Any]]:
+        """What the role has said and nobody has read yet; does not wait."""
+        said = []
+        with suppress(queue.Empty):
+            while line := self._lines.get_nowait():
+                said.append(json.loads(line))
+        return said
+
     def expect(self, event: str, timeout: float) -> dict[str, Any]:
         """The next line of the role, which must be `event`."""
         try:

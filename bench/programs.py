@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from bench.model import Spec
 from bench.processes import Processes, scratch
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 BATCH = 1000
+WIDE = 140
 
 
 def work_directory() -> Path:
@@ -49,3 +53,8 @@ def spec(address: str, size: int, durability: str = "fsync", **extra: Any) -> Sp
         seed=7,
         extra=extra,
     )
+
+
+def console() -> Console:
+    """The terminal, or a page wide enough for the tables."""
+    return Console() if sys.stdout.isatty() else Console(width=WIDE)

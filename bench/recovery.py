@@ -14,17 +14,18 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from bench.measure import disk_bytes
 from bench.messages import Pool
 from bench.model import BenchError
 from bench.processes import START_S_MAX, Processes, Server, environment_with_root
-from bench.programs import run, spec
+from bench.programs import console, run, spec
 from bench.systems.stentor import ManyPublisher, start_broker
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from collections.abc import Callable
     from pathlib import Path
 
@@ -46,7 +47,7 @@ def main() -> int:
         times = {"stentor --help (best of 5)": help_time(), **empty_start(directory, processes)}
         log_bytes = fill_and_kill(directory, processes, chosen.gigabytes, chosen.durability)
         times |= restart(directory, processes)
-    show(times, log_bytes, Console())
+    show(times, log_bytes, console())
     return 0
 
 
@@ -125,14 +126,14 @@ def first(history: Any) -> Any:
     raise BenchError("the log is empty after the restart")
 
 
-def show(times: dict[str, float], log_bytes: int, console: Console) -> None:
+def show(times: dict[str, float], log_bytes: int, out: Console) -> None:
     table = Table(title=f"Start-up with a log of {log_bytes / 1e9:.1f} GB")
     table.add_column("what")
     table.add_column("seconds", justify="right")
     for what, elapsed_s in times.items():
         late = what.startswith("stentor --help") and elapsed_s > HELP_S_TARGET
         table.add_row(what, f"{elapsed_s:.3f}", style="red" if late else None)
-    console.print(table)
+    out.print(table)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,8 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    sys.stdout.flush()
-    # Client libraries may hold non-daemon threads; everything is said, so nothing is lost by leaving.
-    os._exit(0)
+    # Stay connected until the harness closes stdin: what was sent unacknowledged may still be on its way.
+    threading.Event().wait()
 
 
 if __name__ == "__main__":

@@ -219,9 +219,7 @@ def from_wire(
     detail: dict[str, Any] | None = None,
 ) -> StentorError:
     """Rebuild an error that a broker sent; an unknown code from a newer broker stays readable."""
-    error = BY_CODE.get(code, StentorError)(
-        message, hint=hint, operation=operation, object=what, **(detail or {})
-    )
+    error = BY_CODE.get(code, StentorError)(message, hint=hint, operation=operation, object=what, **(detail or {}))
     if retriable is not None:
         error.retriable = retriable
     return error

@@ -92,9 +92,8 @@ def configure_logging(config: BrokerConfig) -> None:
 
 
 class _TextFormatter(logging.Formatter):
-    converter = time.gmtime
-
     def __init__(self) -> None:
+        self.converter = time.gmtime
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s  %(message)s", "%Y-%m-%dT%H:%M:%S")
 
 

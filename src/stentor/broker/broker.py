@@ -13,6 +13,7 @@ import shutil
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ from stentor.core.dedupe import Dedupe
 from stentor.errors import Closed, PartitionNotFound, StentorError, TopicNotFound
 from stentor.storage.directory import DataDirectory
 from stentor.storage.files import atomic_write
-from stentor.storage.log import LogSettings, PartitionLog
+from stentor.storage.log import PartitionLog
+from stentor.storage.model import LogSettings
 from stentor.transport.listener import listen
 from stentor.wire import messages
 
@@ -81,6 +83,7 @@ class Broker:
         self._retaining = False
         self._server: asyncio.AbstractServer | None = None
         self._started_at = self.clock.monotonic()
+        self._no_sessions = asyncio.Event()
         self.admin = asyncio.Lock()  # topics change one at a time
 
     # --- start ----------------------------------------------------------------------------------
@@ -309,6 +312,8 @@ class Broker:
 
     def session_ended(self, session: Session) -> None:
         self.sessions.discard(session)
+        if not self.sessions:
+            self._no_sessions.set()
 
     async def serve_request(self, session: Session, request: Any) -> Any:
         return await serve(self, session, request)
@@ -393,19 +398,21 @@ class Broker:
         try:
             await asyncio.wait_for(asyncio.gather(*settling), limits.SHUTDOWN_S)
         except TimeoutError:
-            logger.error("some logs could not be synced within %g s", limits.SHUTDOWN_S)
+            logger.warning("some logs could not be synced within %g s", limits.SHUTDOWN_S)
         await asyncio.sleep(0)  # answers leave at the end of a turn of the loop
         await self._close_sessions()
         await self._release()
         logger.info("broker stopped")
 
     async def _close_sessions(self) -> None:
+        self._no_sessions.clear()
+        if not self.sessions:
+            self._no_sessions.set()
         for session in list(self.sessions):
             session.going_away()
             session.close()
-        deadline = self.loop.time() + limits.SHUTDOWN_S / 2
-        while self.sessions and self.loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._no_sessions.wait(), limits.SHUTDOWN_S / 2)
         for session in list(self.sessions):
             session.connection.abort()
 

@@ -107,9 +107,7 @@ class Catalogue:
         """Write a new topic to the store. It joins `topics` once its partitions are open."""
         check_topic_name(name)
         if name in self.topics:
-            raise TopicExists(
-                f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name
-            )
+            raise TopicExists(f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name)
         if len(self.topics) >= limits.TOPICS_MAX or self._partitions() + settings.partitions > (
             limits.PARTITIONS_PER_BROKER_MAX
         ):
@@ -119,9 +117,7 @@ class Catalogue:
                 hint="Delete topics, or use keys inside one topic.",
             )
         record = TopicRecord(name, secrets.randbits(62) + 1, settings, now_us)
-        chains = [
-            ChainRecord(1, [self._member(secrets.randbits(62) + 1)]) for _ in range(settings.partitions)
-        ]
+        chains = [ChainRecord(1, [self._member(secrets.randbits(62) + 1)]) for _ in range(settings.partitions)]
         put = {f"topics/{name}": _encode(record)}
         put.update((_chain_key(record.id, index), _encode(chain)) for index, chain in enumerate(chains))
         swap = await self._store.swap(expect={f"topics/{name}": 0}, put=put)
@@ -143,7 +139,7 @@ class Catalogue:
             )
         unknown = set(changes) - {field.name for field in msgspec.structs.fields(TopicSettings)}
         if unknown:
-            raise InvalidArgument(f"A topic has no setting {sorted(unknown)[0]!r}.", object=name)
+            raise InvalidArgument(f"A topic has no setting {min(unknown)!r}.", object=name)
         try:
             settings = msgspec.convert(current, TopicSettings)
         except msgspec.ValidationError as error:

@@ -47,11 +47,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     http_host: str = _setting("", "The address for HTTP. Empty: the same as host.")
     http_port: Port = _setting(7441, "The port for health, metrics and statistics; 0 picks a free one.")
-    http: bool = _setting(True, "Whether to serve HTTP at all.")
+    http: bool = _setting(default=True, meaning="Whether to serve HTTP at all.")
     broker_id: str = _setting("", "This broker's name in the cluster. Empty: made at the first start and kept.")
     zone: str = _setting("", "The rack, room or region of this broker; replicas are spread over zones.")
     auto_create: bool = _setting(
-        True, "Whether publishing or subscribing to an unknown topic makes it. On: the first publish just works."
+        default=True,
+        meaning="Whether publishing or subscribing to an unknown topic makes it. On: the first publish just works.",
     )
     default_partitions: Annotated[int, msgspec.Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX)] = _setting(
         1, "Partitions of a topic that does not say. One: total order, the least surprising."
@@ -65,9 +66,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     retention_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = _setting(
         None, "For topics that do not say: delete the oldest beyond this size per partition."
     )
-    segment_bytes: Annotated[
-        int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)
-    ] = _setting(
+    segment_bytes: Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)] = _setting(
         limits.SEGMENT_BYTES, "Size of a log file. After a crash the last one is scanned, so smaller restarts faster."
     )
     disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = _setting(

@@ -55,7 +55,7 @@ class Request(msgspec.Struct, frozen=True):
 class Partition:
     """A replica machine, its log, its tail cache, and the streams that follow it."""
 
-    def __init__(  # noqa: PLR0913 - the parts it is made of
+    def __init__(
         self,
         *,
         topic: str,

@@ -30,6 +30,8 @@ from stentor.wire.frames import Kind
 from stentor.wire.header import check_header
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stentor.broker.broker import Broker
 
 logger = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ class Session:
         self.connection.close()
         self.connection.closed = True
 
-    def writable_changed(self, writable: bool) -> None:  # noqa: FBT001
+    def writable_changed(self, writable: bool) -> None:
         # A client that does not read its answers is not read from either: no queue grows.
         if writable:
             self.release()
@@ -138,25 +140,26 @@ class Session:
             self._greet(kind, body)
         elif kind == Kind.PUBLISH:
             self._publish(flags, correlation, body)
-        elif kind == Kind.CREDIT:
-            self._credit(correlation, body)
-        elif kind == Kind.PING:
-            self._answers.append(frames.frame(Kind.PONG, correlation))
-        elif kind == Kind.PONG:
-            pass
-        elif kind == Kind.REQUEST:
-            self._request(correlation, body)
-        elif kind == Kind.OPEN_STREAM:
-            self._open_stream(correlation, body)
-        elif kind == Kind.CLOSE_STREAM:
-            stream = self.streams.get(correlation)
-            if stream is not None:
-                stream.close()
-        elif kind == Kind.GOODBYE:
-            self._flush_answers()
-            self.connection.close()
         else:
-            raise ProtocolError(f"A client may not send {Kind(kind).name} here.")
+            handler = _HANDLERS.get(kind)
+            if handler is None:
+                raise ProtocolError(f"A client may not send {Kind(kind).name} here.")
+            handler(self, correlation, body)
+
+    def _ping(self, correlation: int, _: memoryview) -> None:
+        self._answers.append(frames.frame(Kind.PONG, correlation))
+
+    def _pong(self, _: int, __: memoryview) -> None:
+        """A sign of life is all it is."""
+
+    def _close_stream(self, stream_id: int, _: memoryview) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.close()
+
+    def _goodbye(self, _: int, __: memoryview) -> None:
+        self._flush_answers()
+        self.connection.close()
 
     def read_finished(self) -> None:
         self._flush_answers()
@@ -233,8 +236,7 @@ class Session:
             raise ProtocolError(f"Stream {stream_id} is open already.")
         if len(self.streams) >= limits.STREAMS_PER_CONNECTION_MAX:
             raise LimitExceeded(
-                f"This connection has {len(self.streams)} streams; the limit is"
-                f" {limits.STREAMS_PER_CONNECTION_MAX}.",
+                f"This connection has {len(self.streams)} streams; the limit is {limits.STREAMS_PER_CONNECTION_MAX}.",
                 hint="Close subscriptions, or open another client.",
             )
         partition = self.broker.partition(wish.topic_id, wish.partition)
@@ -300,9 +302,7 @@ class Session:
     def going_away(self) -> None:
         """The broker stops: streams end with a reason that tells clients to come back."""
         for stream in list(self.streams.values()):
-            stream.fail(
-                Closed("The broker is stopping.", hint="Clients reconnect by themselves when it is back.")
-            )
+            stream.fail(Closed("The broker is stopping.", hint="Clients reconnect by themselves when it is back."))
 
     def info(self) -> messages.ClientInfo:
         return messages.ClientInfo(
@@ -315,3 +315,14 @@ class Session:
             bytes_in=self.connection.bytes_in,
             bytes_out=self.connection.bytes_out,
         )
+
+
+_HANDLERS: Final[dict[int, Callable[[Session, int, memoryview], None]]] = {
+    Kind.PING: Session._ping,  # noqa: SLF001 - the table is part of the class
+    Kind.PONG: Session._pong,  # noqa: SLF001
+    Kind.CREDIT: Session._credit,  # noqa: SLF001
+    Kind.REQUEST: Session._request,  # noqa: SLF001
+    Kind.OPEN_STREAM: Session._open_stream,  # noqa: SLF001
+    Kind.CLOSE_STREAM: Session._close_stream,  # noqa: SLF001
+    Kind.GOODBYE: Session._goodbye,  # noqa: SLF001
+}

@@ -122,9 +122,7 @@ class Stream:
             return
         self.close()
         error.object = error.object or self.partition.name
-        ended = messages.StreamEnded(
-            next_offset=self.cursor.position, failure=messages.failure(error, "subscribe")
-        )
+        ended = messages.StreamEnded(next_offset=self.cursor.position, failure=messages.failure(error, "subscribe"))
         self.session.connection.send(Kind.STREAM_ENDED, self.id, messages.encode(ended))
 
     def close(self) -> None:

@@ -27,8 +27,7 @@ class DiskThreads:
         self._loop = loop
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._run, name=f"stentor-{name}-{index}", daemon=True)
-            for index in range(threads)
+            threading.Thread(target=self._run, name=f"stentor-{name}-{index}", daemon=True) for index in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -45,7 +44,7 @@ class DiskThreads:
                 result = work()
             except StentorError as known:
                 error = known
-            except Exception as unknown:  # noqa: BLE001 - a thread must outlive any bug in its work
+            except Exception as unknown:
                 logger.exception("unexpected error in a disk thread")
                 error = InternalError(f"{type(unknown).__name__}: {unknown}")
             try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -40,14 +41,16 @@ class AsyncClient:
             raise InvalidArgument(f"timeout={timeout} must be above zero.")
         label = default_name() if name is None else name
         if len(label) > limits.CLIENT_NAME_CHARACTERS_MAX:
-            raise InvalidArgument(f"The client's name has {len(label)} characters; the limit is {limits.CLIENT_NAME_CHARACTERS_MAX}.")
+            raise InvalidArgument(
+                f"The client's name has {len(label)} characters; the limit is {limits.CLIENT_NAME_CHARACTERS_MAX}."
+            )
         core = ClientCore(parse_url(url), name=label, timeout=timeout)
         await core.start()
         return cls(core)
 
     # --- publishing -----------------------------------------------------------------------------
 
-    async def publish(  # noqa: PLR0913 - a message has these parts
+    async def publish(
         self,
         topic: str,
         value: bytes | str | None,
@@ -101,14 +104,15 @@ class AsyncClient:
         return AsyncProducer(await self.producer_core(topic, **options))
 
     async def _alert(self, topic: str, text: str) -> None:
-        try:
+        # An alert that cannot be sent must not hide what it was about.
+        with suppress(StentorError):
             await self.publish(topic, text, timeout=5.0)
-        except StentorError:
-            pass  # an alert that cannot be sent must not hide what it was about
 
     # --- reading --------------------------------------------------------------------------------
 
-    async def subscription_core(self, topics: str | list[str], put: Callable[[Any], None], **options: Any) -> SubscriptionCore:
+    async def subscription_core(
+        self, topics: str | list[str], put: Callable[[Any], None], **options: Any
+    ) -> SubscriptionCore:
         timeout = options.pop("timeout", None)
         subscription = SubscriptionCore(self._core, topics, put=put, **options)
         limit = self._core.timeout if timeout is None else timeout
@@ -138,14 +142,21 @@ class AsyncClient:
         return AsyncHistory(subscription, limit)
 
     def topic(
-        self, name: str, type: Any = None, *, format: str = "json", on_error: Any = "raise"  # noqa: A002
+        self,
+        name: str,
+        type: Any = None,  # noqa: A002 - the word of the API
+        *,
+        format: str = "json",  # noqa: A002 - the same
+        on_error: Any = "raise",
     ) -> AsyncTopic:
         """A topic by itself, with typed values if a type is given."""
         return AsyncTopic(self, name, None if type is None else Codec(type, format, on_error))
 
     # --- administration -------------------------------------------------------------------------
 
-    async def create_topic(self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any) -> TopicInfo:
+    async def create_topic(
+        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any
+    ) -> TopicInfo:
         """Make a topic; settings are those of TopicSettings."""
         described = await self._core.call(
             messages.CreateTopic(name=name, settings=topic_settings(settings), exist_ok=exist_ok), timeout
@@ -178,7 +189,9 @@ class AsyncClient:
         found = {}
         for partition in info.partitions:
             wish = find_request(at, info.id, partition.partition, _now_us())
-            found[partition.partition] = wish if isinstance(wish, int) else (await self._core.call(wish, timeout)).offset
+            found[partition.partition] = (
+                wish if isinstance(wish, int) else (await self._core.call(wish, timeout)).offset
+            )
         return found
 
     async def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:
@@ -208,7 +221,7 @@ class AsyncClient:
         """Flush what is under way and disconnect."""
         await self._core.close()
 
-    async def __aenter__(self) -> AsyncClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -219,8 +232,12 @@ class Connecting:
     """What connect_async returns: await it, or use it with `async with`."""
 
     def __init__(self, url: str | None, name: str | None, timeout: float) -> None:
-        self._open = lambda: AsyncClient.open(url, name=name, timeout=timeout)
+        self._arguments = (url, name, timeout)
         self._client: AsyncClient | None = None
+
+    async def _open(self) -> AsyncClient:
+        url, name, timeout = self._arguments
+        return await AsyncClient.open(url, name=name, timeout=timeout)
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._open().__await__()
@@ -248,7 +265,7 @@ def topic_settings(settings: dict[str, Any]) -> messages.TopicSettings | None:
     unknown = set(settings) - {field.name for field in msgspec.structs.fields(messages.TopicSettings)}
     if unknown:
         raise InvalidArgument(
-            f"A topic has no setting {sorted(unknown)[0]!r}.",
+            f"A topic has no setting {min(unknown)!r}.",
             hint=f"Known: {', '.join(field.name for field in msgspec.structs.fields(messages.TopicSettings))}.",
         )
     try:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def as_bytes(value: Any, what: str) -> bytes | None:
-    """bytes stay, text becomes UTF-8, None stays None; anything else is the caller's to encode."""
+    """Bytes stay, text becomes UTF-8, None stays None; anything else is the caller's to encode."""
     if value is None or value.__class__ is bytes:
-        return value  # type: ignore[no-any-return]
+        return value
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes | bytearray | memoryview):
@@ -56,7 +56,5 @@ def as_timestamp_us(timestamp: Any) -> int | None:
     if isinstance(timestamp, datetime):
         timestamp = to_microseconds(timestamp)
     if not isinstance(timestamp, int) or isinstance(timestamp, bool) or not 0 <= timestamp <= 253_402_300_799_999_999:
-        raise InvalidArgument(
-            f"timestamp={timestamp!r} is not a time.", hint="Use a datetime from 1970 to 9999."
-        )
+        raise InvalidArgument(f"timestamp={timestamp!r} is not a time.", hint="Use a datetime from 1970 to 9999.")
     return timestamp

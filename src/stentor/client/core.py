@@ -13,6 +13,7 @@ import random
 import socket
 import sys
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
@@ -22,7 +23,7 @@ from stentor.errors import Closed, ConnectionFailed, DeadlineExceeded, ForkDetec
 from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
 DEFAULT_PORT = 7440
 
@@ -72,7 +73,7 @@ def parse_url(url: str | None) -> list[str]:
 
 def default_name() -> str:
     """What operators see when the application does not name its client."""
-    program = os.path.basename(sys.argv[0] or "python") or "python"
+    program = Path(sys.argv[0] or "python").name or "python"
     return f"{program}@{socket.gethostname()}:{os.getpid()}"[: limits.CLIENT_NAME_CHARACTERS_MAX]
 
 
@@ -98,8 +99,8 @@ class ClientCore:
         self._ready = asyncio.Event()
         self._connecting: asyncio.Task[None] | None = None
         self._last_error: StentorError | None = None
-        self.reconnects = 0
-        self.alert: Callable[[str, str], Awaitable[None]] = _no_alert
+        self.links_made = 0
+        self.alert: Callable[[str, str], Coroutine[Any, Any, None]] = _no_alert
         _cores.add(self)
 
     # --- the link -------------------------------------------------------------------------------
@@ -112,14 +113,14 @@ class ClientCore:
         while True:
             for address in self.addresses:
                 try:
-                    await self._adopt(await Link.open(address, self.name, max(0.05, deadline - self.loop.time())))
-                    return
+                    link = await Link.open(address, self.name, max(0.05, deadline - self.loop.time()))
+                    return await self._adopt(link)
                 except StentorError as failure:
                     error = failure
                     if not failure.retriable:
                         raise
             # A broker that refuses connections is not there; do not keep a person waiting for it.
-            if isinstance(error, ConnectionFailed) or self.loop.time() + delay > deadline:
+            if error is not None and (isinstance(error, ConnectionFailed) or self.loop.time() + delay > deadline):
                 raise error
             await asyncio.sleep(delay)
 
@@ -128,6 +129,7 @@ class ClientCore:
         link.on_routes = self._routes_changed
         table = await asyncio.wait_for(link.request(messages.WatchRoutes()), self.timeout)
         self.link = link
+        self.links_made += 1
         self.routes = {topic.name: topic for topic in table.topics}
         self._ready.set()
         for listener in list(self.link_listeners):
@@ -147,9 +149,8 @@ class ClientCore:
         while not self.closed:
             for address in self.addresses:
                 try:
-                    await self._adopt(await Link.open(address, self.name, limits.HANDSHAKE_S))
-                    self.reconnects += 1
-                    return
+                    link = await Link.open(address, self.name, limits.HANDSHAKE_S)
+                    return await self._adopt(link)
                 except (StentorError, TimeoutError, OSError) as error:
                     self._last_error = error if isinstance(error, StentorError) else None
             await asyncio.sleep(random.uniform(0, ceiling))  # noqa: S311 - jitter, not a secret

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.tables import to_pandas, to_polars, to_table
 
@@ -21,14 +22,15 @@ class History:
         self._limit = limit
 
     def __iter__(self) -> Iterator[Message]:
-        with self._subscription:
-            left = self._limit
-            for message in self._subscription:
-                if left is not None:
-                    if left <= 0:
-                        return
-                    left -= 1
-                yield message
+        messages: Iterator[Message] = iter(self._subscription)
+        if self._limit is not None:
+            messages = islice(messages, self._limit)
+        return chain(messages, self._finish())
+
+    def _finish(self) -> Iterator[Message]:
+        """Runs after the last message: yields none, lets go of the streams."""
+        self._subscription.close()
+        yield from ()
 
     def batches(self) -> Iterator[Any]:
         """As pyarrow.RecordBatch."""
@@ -58,7 +60,7 @@ class History:
     def close(self) -> None:
         self._subscription.close()
 
-    def __enter__(self) -> History:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

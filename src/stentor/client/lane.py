@@ -119,9 +119,15 @@ class Lane:
         compression = self.producer.compression
         opened_us = self.opened_us or time.time_ns() // 1000
         if not self.producer.extras:
-            values, keys = zip(*rows, strict=True)
-            return batch.encode_at(opened_us, keys, values, compression=compression), []
-        values, keys, headers, timestamps, callbacks = [], [], [], [], []
+            plain_values, plain_keys = zip(*rows, strict=True)
+            return batch.encode_at(opened_us, plain_keys, plain_values, compression=compression), []
+        return self._encode_extras(rows, opened_us, compression)
+
+    def _encode_extras(self, rows: list[Any], opened_us: int, compression: str) -> tuple[Encoded, list[Any]]:
+        """Rows of which some carry headers, a time or a callback."""
+        values, keys, timestamps = [], [], []
+        headers: list[Any] = []
+        callbacks: list[Any] = []
         for index, row in enumerate(rows):
             values.append(row[0])
             keys.append(row[1])
@@ -233,9 +239,7 @@ class Lane:
             sent.done = True
             self.done_bytes += sent.size
             reason = error if index == 0 else _behind(error)
-            self.producer.record_failure(
-                FailedBatch(self.producer.topic, self.partition, sent.encoded.count, reason)
-            )
+            self.producer.record_failure(FailedBatch(self.producer.topic, self.partition, sent.encoded.count, reason))
             for _, callback, _ in sent.callbacks:
                 self.producer.call_back(callback, None, reason)
         self.pump()

@@ -8,7 +8,7 @@ owner decides what to send again.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stentor import limits
 from stentor._version import __version__
@@ -172,7 +172,7 @@ class Link:
     def read_finished(self) -> None:
         pass
 
-    def writable_changed(self, writable: bool) -> None:  # noqa: FBT001
+    def writable_changed(self, writable: bool) -> None:
         if writable:
             waiting, self._writable_waiters = self._writable_waiters, []
             for wake in waiting:
@@ -191,31 +191,42 @@ class Link:
             self._control_frame(kind, correlation, body)
 
     def _control_frame(self, kind: int, correlation: int, body: memoryview) -> None:
-        if kind == Kind.RESPONSE:
-            waiting = self._requests.get(correlation)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(messages.decode(body, messages.Response))
-        elif kind == Kind.ERROR:
-            self._error(correlation, messages.raised(messages.decode(body, messages.Failure)))
-        elif kind == Kind.STREAM_STATE:
-            stream = self._streams.get(correlation)
-            if stream is not None:
-                committed, epoch, _ = frames.STREAM_STATE.unpack(body)
-                stream.state(committed, epoch)
-        elif kind == Kind.STREAM_ENDED:
-            stream = self._streams.pop(correlation, None)
-            if stream is not None:
-                stream.ended(messages.decode(body, messages.StreamEnded))
-        elif kind == Kind.ROUTES:
-            self.on_routes(messages.decode(body, messages.RouteChange))
-        elif kind == Kind.WELCOME:
-            if not self._welcome.done():
-                self._welcome.set_result(messages.decode(body, messages.Welcome))
-        elif kind == Kind.PING:
-            self.connection.send(Kind.PONG, correlation)
-        elif kind == Kind.GOODBYE:
-            self._lose(_unreachable(self.address, "the broker is stopping"))
-            self.connection.close()
+        handler = _HANDLERS.get(kind)
+        if handler is not None:  # frames that a client never gets are ignored: the broker may be newer
+            handler(self, correlation, body)
+
+    def _response(self, correlation: int, body: memoryview) -> None:
+        waiting = self._requests.get(correlation)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(messages.decode(body, messages.Response))
+
+    def _failure(self, correlation: int, body: memoryview) -> None:
+        self._error(correlation, messages.raised(messages.decode(body, messages.Failure)))
+
+    def _stream_state(self, correlation: int, body: memoryview) -> None:
+        stream = self._streams.get(correlation)
+        if stream is not None and len(body) == frames.STREAM_STATE.size:
+            committed, epoch, _ = frames.STREAM_STATE.unpack(body)
+            stream.state(committed, epoch)
+
+    def _stream_ended(self, correlation: int, body: memoryview) -> None:
+        stream = self._streams.pop(correlation, None)
+        if stream is not None:
+            stream.ended(messages.decode(body, messages.StreamEnded))
+
+    def _routes(self, _: int, body: memoryview) -> None:
+        self.on_routes(messages.decode(body, messages.RouteChange))
+
+    def _welcomed(self, _: int, body: memoryview) -> None:
+        if not self._welcome.done():
+            self._welcome.set_result(messages.decode(body, messages.Welcome))
+
+    def _ping(self, correlation: int, _: memoryview) -> None:
+        self.connection.send(Kind.PONG, correlation)
+
+    def _goodbye(self, _: int, __: memoryview) -> None:
+        self._lose(_unreachable(self.address, "the broker is stopping"))
+        self.connection.close()
 
     def _error(self, correlation: int, error: StentorError) -> None:
         publish = self._publishes.pop(correlation, None)
@@ -259,3 +270,15 @@ def _unreachable(address: str, why: str) -> ConnectionFailed:
         operation="connect",
         object=address,
     )
+
+
+_HANDLERS: Final[dict[int, Callable[[Link, int, memoryview], None]]] = {
+    Kind.RESPONSE: Link._response,  # noqa: SLF001 - the table is part of the class
+    Kind.ERROR: Link._failure,  # noqa: SLF001
+    Kind.STREAM_STATE: Link._stream_state,  # noqa: SLF001
+    Kind.STREAM_ENDED: Link._stream_ended,  # noqa: SLF001
+    Kind.ROUTES: Link._routes,  # noqa: SLF001
+    Kind.WELCOME: Link._welcomed,  # noqa: SLF001
+    Kind.PING: Link._ping,  # noqa: SLF001
+    Kind.GOODBYE: Link._goodbye,  # noqa: SLF001
+}

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import struct
 from datetime import UTC, datetime, timedelta
-from itertools import repeat
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from crc32c import crc32c
 
-from stentor.errors import CorruptData
 from stentor.wire import batch as wire_batch
 from stentor.wire.header import CHECKED_FROM, HEADER_BYTES, MAGIC, check_header
 from stentor.wire.rows import ROW, Headers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from stentor.wire.header import BatchHeader
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,7 +33,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     topic: str
     partition: int
     base_offset: int
-    timestamps: list[int] | int
+    timestamps: Sequence[int] | int
     headers: list[Headers | None] | None
 
 
@@ -72,9 +73,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         return [] if headers is None else headers[self.offset - self._block.base_offset] or []
 
     def __repr__(self) -> str:
-        return (
-            f"Message({self.topic}/{self.partition}@{self.offset} key={_short(self.key)} value={_short(self.value)})"
-        )
+        return f"Message({self.topic}/{self.partition}@{self.offset} key={_short(self.key)} value={_short(self.value)})"
 
 
 def _short(value: bytes | None) -> str:
@@ -99,27 +98,41 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 # One header and one packed row, only the fields that a one-message batch needs.
 _SINGLE: Final = struct.Struct("<4sIII12xIQ4xI48xqiii")
 _SINGLE_BYTES: Final = HEADER_BYTES + ROW.size
-assert _SINGLE.size == _SINGLE_BYTES  # noqa: S101 - one layout, two views of it
+_RUN_BYTES: Final = 64 * 1024  # runs are decoded in pieces that fit a cache
+assert _SINGLE.size == _SINGLE_BYTES
 
 
-def decode_messages(chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None) -> list[Message]:
-    """The messages of a delivery with floor <= offset < ceiling; CorruptData where a checksum fails."""
-    found: list[Message] = []
+def decode_messages(
+    chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None
+) -> Iterator[Iterator[Message]]:
+    """The messages of a delivery with floor <= offset < ceiling, one iterator per batch or run.
+
+    Messages are made one by one as they are asked for, so that they live and die in the cache.
+    CorruptData where a checksum fails.
+    """
     position, end = 0, len(chunk)
     while position < end:
+        found: list[Message] = []
         position = _decode_singles(chunk, position, topic, partition, found)
+        if found:
+            yield iter(_trim(found, floor, ceiling))
         if position < end:
-            position = _decode_one(chunk, position, topic, partition, found)
-    if found and (found[0].offset < floor or (ceiling is not None and found[-1].offset >= ceiling)):
-        return [m for m in found if m.offset >= floor and (ceiling is None or m.offset < ceiling)]
-    return found
+            header = check_header(chunk, position)
+            yield _decode_one(chunk, position, header, topic, partition, floor, ceiling)
+            position += header.length
+
+
+def _trim(found: list[Message], floor: int, ceiling: int | None) -> list[Message]:
+    if found[0].offset >= floor and (ceiling is None or found[-1].offset < ceiling):
+        return found
+    return [m for m in found if m.offset >= floor and (ceiling is None or m.offset < ceiling)]
 
 
 def _decode_singles(chunk: bytes, position: int, topic: str, partition: int, found: list[Message]) -> int:
     """Decode a run of one-message batches without headers; return where it ends."""
     view = memoryview(chunk)
     unpack, append, block_of, message_of = _SINGLE.unpack_from, found.append, Block, Message
-    end = len(chunk) - _SINGLE_BYTES
+    end = min(len(chunk) - _SINGLE_BYTES, position + _RUN_BYTES)
     while position <= end:
         magic, length, header_sum, body_sum, count, offset, attributes, timestamp, key, value, extra = unpack(
             chunk, position
@@ -129,9 +142,9 @@ def _decode_singles(chunk: bytes, position: int, topic: str, partition: int, fou
         body = position + HEADER_BYTES
         key_at = position + _SINGLE_BYTES
         position_next = position + length
-        value_at = key_at + (key if key > 0 else 0)
+        value_at = key_at + (max(0, key))
         if (
-            value_at + (value if value > 0 else 0) != position_next
+            value_at + (max(0, value)) != position_next
             or crc32c(view[body:position_next]) != body_sum
             or crc32c(view[position + CHECKED_FROM : body]) != header_sum
         ):
@@ -148,13 +161,16 @@ def _decode_singles(chunk: bytes, position: int, topic: str, partition: int, fou
     return position
 
 
-def _decode_one(chunk: bytes, position: int, topic: str, partition: int, found: list[Message]) -> int:
-    header = check_header(chunk, position)
+def _decode_one(
+    chunk: bytes, position: int, header: BatchHeader, topic: str, partition: int, floor: int, ceiling: int | None
+) -> Iterator[Message]:
     timestamps, keys, values, headers = wire_batch.columns(chunk, position, header)
-    base = header.base_offset
+    base, count = header.base_offset, header.count
     block = Block(topic, partition, base, timestamps, headers)
-    found.extend(map(Message, keys, values, range(base, base + header.count), repeat(block)))
-    return position + header.length
+    messages = map(Message, keys, values, range(base, base + count), repeat(block))
+    skip = max(0, floor - base)
+    stop = count if ceiling is None else max(0, min(count, ceiling - base))
+    return messages if not skip and stop == count else islice(messages, skip, max(skip, stop))
 
 
 def record_batches(chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None) -> Iterator[Any]:
@@ -170,9 +186,3 @@ def record_batches(chunk: bytes, topic: str, partition: int, floor: int, ceiling
         stop = header.count if ceiling is None else min(header.count, ceiling - header.base_offset)
         if stop > skip:
             yield with_position(found.slice(skip, stop - skip), topic, partition, header.base_offset + skip)
-
-
-def check_delivery(chunk: bytes) -> None:
-    """A delivery is whole batches, or it is damage."""
-    if len(chunk) < HEADER_BYTES:
-        raise CorruptData(f"A delivery of {len(chunk)} bytes holds no batch.")

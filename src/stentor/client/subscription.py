@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
+from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -118,7 +119,7 @@ class Reader:
 class SubscriptionCore:
     """The streams of one subscription."""
 
-    def __init__(  # noqa: PLR0913 - the knobs of a subscription
+    def __init__(
         self,
         core: ClientCore,
         topics: str | list[str],
@@ -289,19 +290,18 @@ class SubscriptionCore:
     def squawk(self, reader: Reader) -> None:
         """Tell the alerts topic that a subscriber gives up; best effort, without waiting."""
         text = f"{self.core.name} is too slow on {reader.topic}/{reader.partition}: {reader.lag} messages behind"
-        self.core.loop.create_task(self.core.alert(ALERTS_TOPIC, text))  # noqa: RUF006
+        self.core.loop.create_task(self.core.alert(ALERTS_TOPIC, text))
 
     def report_damage(self, reader: Reader, offset: int) -> None:
         """Let the broker look at its disk."""
 
         async def report() -> None:
             request = messages.ReportDamage(topic_id=reader.topic_id, partition=reader.partition, offset=offset)
-            try:
+            # The application gets its error anyway; this one is for the broker's eyes.
+            with suppress(StentorError):
                 await self.core.call(request)
-            except StentorError:
-                pass  # the application gets the error; the broker has seen it too
 
-        self.core.loop.create_task(report())  # noqa: RUF006
+        self.core.loop.create_task(report())
 
     async def close(self) -> None:
         if self.closed:
@@ -330,7 +330,8 @@ def _check_slow(on_slow: str, max_lag: object) -> None:
         raise InvalidArgument(f"on_slow={on_slow!r} is unknown.", hint=f"Use one of {', '.join(_ON_SLOW)}.")
     if on_slow != "catch_up" and max_lag is None:
         raise InvalidArgument(
-            f"on_slow={on_slow!r} needs max_lag.", hint="A number of messages, or a timedelta, for example max_lag=10_000."
+            f"on_slow={on_slow!r} needs max_lag.",
+            hint="A number of messages, or a timedelta, for example max_lag=10_000.",
         )
     if max_lag is not None and (isinstance(max_lag, bool) or not isinstance(max_lag, int | timedelta)):
         raise InvalidArgument(f"max_lag={max_lag!r} is neither a number of messages nor a timedelta.")
@@ -341,7 +342,8 @@ class _Face:
 
     def __init__(self, core: SubscriptionCore) -> None:
         self._core = core
-        self._current: Iterator[Message] = iter(())
+        self._current: Iterator[Message] = iter(())  # messages of the batch at hand
+        self._batches: Iterator[Iterator[Message]] = iter(())  # the delivery's further batches
         self._ended = False
 
     @property
@@ -361,16 +363,29 @@ class _Face:
     def _grant(self, delivery: Delivery) -> None:
         self._core.core.loop.call_soon_threadsafe(self._core.grant, delivery.reader, len(delivery.body))
 
-    def _messages(self, delivery: Delivery) -> list[Message]:
+    def _messages(self, delivery: Delivery) -> Iterator[Iterator[Message]]:
+        """One iterator per batch; each becomes the current one, so that nothing is lost in between."""
         reader = delivery.reader
+        reader.taken = delivery.next_offset
         try:
-            found = decode_messages(delivery.body, reader.topic, reader.partition, reader.start, reader.end)
+            for found in decode_messages(delivery.body, reader.topic, reader.partition, reader.start, reader.end):
+                self._current = found
+                yield found
         except CorruptData as error:
             self._core.core.loop.call_soon_threadsafe(self._core.report_damage, reader, reader.taken)
             error.object = f"{reader.topic}/{reader.partition}"
             raise
-        reader.taken = delivery.next_offset
-        return found
+
+    def _next_message(self) -> Message | None:
+        """The next one of the delivery at hand."""
+        while True:
+            message = next(self._current, None)
+            if message is not None:
+                return message
+            current = next(self._batches, None)
+            if current is None:
+                return None
+            self._current = current
 
     def _is_slow(self, delivery: Delivery) -> bool:
         core = self._core
@@ -417,7 +432,8 @@ class Subscription(_Face):
                 continue  # skipped over while it was on its way
             if self._is_slow(item) and not self._handle_slow(item):
                 continue
-            return item
+            delivery: Delivery = item
+            return delivery
         return None
 
     def _handle_slow(self, delivery: Delivery) -> bool:
@@ -436,11 +452,15 @@ class Subscription(_Face):
         return False
 
     def _iterators(self) -> Iterator[Iterator[Message]]:
-        yield self._current  # what a get() or an earlier loop left over
-        while (delivery := self._next_delivery(None)) is not None:
-            self._current = iter(self._messages(delivery))
-            self._grant(delivery)
+        """What is left of the last delivery, then delivery by delivery."""
+        while True:
             yield self._current
+            yield from self._batches
+            delivery = self._next_delivery(None)
+            if delivery is None:
+                return
+            self._grant(delivery)
+            self._batches = self._messages(delivery)
 
     def __iter__(self) -> Iterator[Message]:
         return chain.from_iterable(self._iterators())
@@ -449,15 +469,15 @@ class Subscription(_Face):
         """The next message; DeadlineExceeded when none comes in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            message = next(self._current, None)
+            message = self._next_message()
             if message is not None:
                 return message
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             delivery = self._next_delivery(left)
             if delivery is None:
                 raise self._closed_error()
-            self._current = iter(self._messages(delivery))
             self._grant(delivery)
+            self._batches = self._messages(delivery)
 
     def batches(self) -> Iterator[Any]:
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
@@ -472,7 +492,7 @@ class Subscription(_Face):
         if not self._core.closed and not self._core.core.closed:
             asyncio.run_coroutine_threadsafe(self._core.close(), self._core.core.loop).result()
 
-    def __enter__(self) -> Subscription:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -502,8 +522,10 @@ class AsyncSubscription(_Face):
     async def _next_delivery(self, timeout: float | None) -> Delivery | None:
         while not self._ended:
             try:
-                item = await asyncio.wait_for(self._inbox.get(), timeout) if timeout is not None else (
-                    await self._inbox.get()
+                item = (
+                    await asyncio.wait_for(self._inbox.get(), timeout)
+                    if timeout is not None
+                    else (await self._inbox.get())
                 )
             except TimeoutError as error:
                 raise DeadlineExceeded(f"No message within {timeout:g} s.", operation="subscribe") from error
@@ -516,7 +538,8 @@ class AsyncSubscription(_Face):
                 continue
             if self._is_slow(item) and not await self._handle_slow(item):
                 continue
-            return item
+            delivery: Delivery = item
+            return delivery
         return None
 
     async def _handle_slow(self, delivery: Delivery) -> bool:
@@ -534,27 +557,31 @@ class AsyncSubscription(_Face):
         return False
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        for message in self._current:
-            yield message
-        while (delivery := await self._next_delivery(None)) is not None:
-            self._current = iter(self._messages(delivery))
-            self._core.grant(delivery.reader, len(delivery.body))
+        while True:
             for message in self._current:
                 yield message
+            for found in self._batches:
+                for message in found:
+                    yield message
+            delivery = await self._next_delivery(None)
+            if delivery is None:
+                return
+            self._core.grant(delivery.reader, len(delivery.body))
+            self._batches = self._messages(delivery)
 
     async def get(self, timeout: float | None = None) -> Message:
         """The next message; DeadlineExceeded when none comes in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            message = next(self._current, None)
+            message = self._next_message()
             if message is not None:
                 return message
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             delivery = await self._next_delivery(left)
             if delivery is None:
                 raise self._closed_error()
-            self._current = iter(self._messages(delivery))
             self._core.grant(delivery.reader, len(delivery.body))
+            self._batches = self._messages(delivery)
 
     async def batches(self) -> AsyncIterator[Any]:
         """The same as pyarrow.RecordBatch."""
@@ -569,7 +596,7 @@ class AsyncSubscription(_Face):
         """End it."""
         await self._core.close()
 
-    async def __aenter__(self) -> AsyncSubscription:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -11,8 +11,10 @@ import atexit
 import queue
 import threading
 import weakref
-from concurrent.futures import Future, TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
 from stentor import limits
 from stentor.client.async_client import AsyncClient
@@ -20,7 +22,7 @@ from stentor.client.history import History
 from stentor.client.producer import Producer
 from stentor.client.subscription import Subscription
 from stentor.client.typed import Codec, Topic
-from stentor.errors import Closed, ForkDetected, StentorError
+from stentor.errors import Closed, InvalidArgument, StentorError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -74,7 +76,9 @@ class _LoopThread:
 class Client:
     """A connection to a Stentor system. Thread-safe; use as a context manager."""
 
-    def __init__(self, url: str | None = None, *, name: str | None = None, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str | None = None, *, name: str | None = None, timeout: float = limits.DEFAULT_TIMEOUT_S
+    ) -> None:
         self._closed = False
         self._thread = _LoopThread()
         self._timeout = timeout
@@ -102,13 +106,13 @@ class Client:
         if self._closed:
             raise Closed("This client is closed.", hint="Make a new one with stentor.connect().")
         if threading.current_thread() is self._thread._thread:  # noqa: SLF001
-            raise ForkDetected.__base__(  # type: ignore[misc]
+            raise InvalidArgument(
                 "A client cannot be called from its own callback.", hint="Hand the work to another thread."
             )
 
     # --- publishing -----------------------------------------------------------------------------
 
-    def publish(  # noqa: PLR0913 - a message has these parts
+    def publish(
         self,
         topic: str,
         value: bytes | str | None,
@@ -148,7 +152,7 @@ class Client:
         found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001
         return found
 
-    def producer(  # noqa: PLR0913 - the knobs of a producer
+    def producer(
         self,
         topic: str,
         *,
@@ -172,7 +176,7 @@ class Client:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def subscribe(  # noqa: PLR0913 - the knobs of a subscription
+    def subscribe(
         self,
         topics: str | list[str],
         *,
@@ -195,7 +199,7 @@ class Client:
         }
         return Subscription(self._call(self._async.subscription_core(topics, inbox.put, **options)), inbox)
 
-    def read(  # noqa: PLR0913
+    def read(
         self,
         topics: str | list[str],
         *,
@@ -209,14 +213,21 @@ class Client:
         return History(self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout), limit)
 
     def topic(
-        self, name: str, type: Any = None, *, format: str = "json", on_error: Any = "raise"  # noqa: A002
+        self,
+        name: str,
+        type: Any = None,  # noqa: A002 - the word of the API
+        *,
+        format: str = "json",  # noqa: A002 - the same
+        on_error: Any = "raise",
     ) -> Topic:
         """A topic by itself, with typed values if a type is given."""
         return Topic(self, name, None if type is None else Codec(type, format, on_error))
 
     # --- administration -------------------------------------------------------------------------
 
-    def create_topic(self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any) -> TopicInfo:
+    def create_topic(
+        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any
+    ) -> TopicInfo:
         """Make a topic; settings are those of TopicSettings (partitions, flush, retention …)."""
         return self._call(self._async.create_topic(name, exist_ok=exist_ok, timeout=timeout, **settings))  # type: ignore[no-any-return]
 
@@ -256,7 +267,8 @@ class Client:
 
     @property
     def name(self) -> str:
-        return self._core.name
+        """What operators see."""
+        return self._async.name
 
     def close(self) -> None:
         """Flush what is under way and disconnect. Safe to call twice."""
@@ -269,17 +281,16 @@ class Client:
         finally:
             self._thread.stop()
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
             return
-        try:
+        # The error that ended the block is the one to see.
+        with suppress(StentorError):
             self.close()
-        except StentorError:
-            pass  # the error that ended the block is the one to see
 
     def __repr__(self) -> str:
         return f"<stentor.Client {self.name!r} {'closed' if self._closed else ','.join(self._core.addresses)}>"
@@ -299,7 +310,5 @@ def connect(url: str | None = None, *, name: str | None = None, timeout: float =
 def _close_at_exit() -> None:
     """A script that forgot to close still gets its messages out, and never hangs."""
     for client in list(_open_clients):
-        try:
+        with suppress(Exception):  # the interpreter is going down
             client.close()
-        except Exception:  # noqa: BLE001, S110 - the interpreter is going down
-            pass

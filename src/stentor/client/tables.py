@@ -37,18 +37,21 @@ def with_position(batch: Any, topic: str, partition: int, first_offset: int) -> 
 
 
 def to_table(batches: Iterable[Any]) -> Any:
+    """All batches as one pyarrow.Table."""
     return pa.Table.from_batches(list(batches), schema=MESSAGE_SCHEMA)
 
 
 def to_polars(table: Any) -> Any:
+    """As a polars.DataFrame."""
     try:
-        import polars
+        import polars as pl
     except ImportError as error:
         raise InvalidArgument("polars is not installed.", hint="pip install 'stentor[polars]'") from error
-    return polars.from_arrow(table)
+    return pl.from_arrow(table)
 
 
 def to_pandas(table: Any) -> Any:
+    """As a pandas.DataFrame."""
     try:
         import pandas as _  # noqa: F401, ICN001 - only to give a better error than pyarrow's
     except ImportError as error:

@@ -5,7 +5,7 @@ What cannot be decoded is a choice: "raise" (DecodeFailed), "skip" it, or hand i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import msgspec
 
@@ -50,7 +50,8 @@ class Codec(Generic[T]):
                 self._decoder = module.Decoder(Any if kind is None else kind)
             except TypeError as error:
                 raise InvalidArgument(
-                    f"{kind!r} cannot be used as a type: {error}.", hint="Use a msgspec Struct, dataclass or pydantic model."
+                    f"{kind!r} cannot be used as a type: {error}.",
+                    hint="Use a msgspec Struct, dataclass or pydantic model.",
                 ) from error
 
     def encode(self, value: T | None) -> bytes | None:
@@ -58,10 +59,11 @@ class Codec(Generic[T]):
             return None
         try:
             if self._pydantic is not None:
-                return self._encoder.encode(self._pydantic.dump_python(value, mode="json"))
-            return self._encoder.encode(value)
+                value = self._pydantic.dump_python(value, mode="json")
+            encoded: bytes = self._encoder.encode(value)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"The value cannot be encoded: {error}.") from error
+        return encoded
 
     def decode(self, value: bytes | None) -> T | None:
         if value is None:
@@ -115,18 +117,18 @@ class TypedProducer(_Wrapped):
     def send(self, value: Any, key: Any = None, **options: Any) -> Any:
         return self._inner.send(self._codec.encode(value), key, **options)
 
-    def __enter__(self) -> TypedProducer:
+    def __enter__(self) -> Self:
         self._inner.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._inner.__exit__(*error)
 
-    async def __aenter__(self) -> TypedProducer:
+    async def __aenter__(self) -> Self:
         await self._inner.__aenter__()
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._inner.__aexit__(*error)
 
 
@@ -145,18 +147,18 @@ class TypedReader(_Wrapped):
             if typed is not None:
                 yield typed
 
-    def __enter__(self) -> TypedReader:
+    def __enter__(self) -> Self:
         self._inner.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._inner.__exit__(*error)
 
-    async def __aenter__(self) -> TypedReader:
+    async def __aenter__(self) -> Self:
         await self._inner.__aenter__()
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._inner.__aexit__(*error)
 
 

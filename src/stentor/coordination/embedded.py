@@ -53,7 +53,7 @@ class EmbeddedStore:
             state = self._state
             for key, revision in expect.items():
                 if state.entries.get(key, (b"", 0))[1] != revision:
-                    return Swap(False, state.revision)
+                    return Swap(succeeded=False, revision=state.revision)
             revision = state.revision + 1
             entries = {key: value for key, value in state.entries.items() if key not in delete}
             entries.update((key, (value, revision)) for key, value in put.items())
@@ -61,7 +61,7 @@ class EmbeddedStore:
             # The new state counts only once it is on disk.
             await asyncio.to_thread(self._save, _dump(changed))
             self._state = changed
-            return Swap(True, revision)
+            return Swap(succeeded=True, revision=revision)
 
     async def close(self) -> None:
         """Wait for a change under way."""

@@ -19,6 +19,8 @@ Producer id 0 means "no dedupe wanted".
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 
 from stentor import limits
@@ -85,9 +87,7 @@ class Dedupe:
             )
         return self._check_sequence(producer_id, producer, sequence, checksum)
 
-    def _check_sequence(
-        self, producer_id: int, producer: _Producer, sequence: int, checksum: int
-    ) -> Resend | None:
+    def _check_sequence(self, producer_id: int, producer: _Producer, sequence: int, checksum: int) -> Resend | None:
         last = producer.window[-1].sequence
         if sequence == last + 1:
             return None
@@ -108,7 +108,7 @@ class Dedupe:
         known = producer.window[index]
         return Resend(known.base_offset, known.end_offset, known.appended_at_us)
 
-    def record(  # noqa: PLR0913 - the fields of a batch header that matter here
+    def record(
         self,
         producer_id: int,
         generation: int,
@@ -154,6 +154,6 @@ class Dedupe:
         for producer in self._producers.values():
             window = producer.window
             assert 0 < len(window) <= limits.PRODUCER_IN_FLIGHT_BATCHES_MAX
-            for before, after in zip(window, window[1:], strict=False):
+            for before, after in pairwise(window):
                 assert after.sequence == before.sequence + 1
                 assert after.base_offset >= before.end_offset

@@ -42,5 +42,5 @@ def _gauges(partitions: list[dict[str, Any]], part: str, names: tuple[str, ...])
 def render(statistics: dict[str, Any]) -> tuple[bytes, str]:
     """(body, content type) for a scrape."""
     registry = CollectorRegistry()
-    registry.register(_Collector(statistics))  # type: ignore[arg-type] # duck-typed by prometheus_client
+    registry.register(_Collector(statistics))
     return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -74,8 +74,9 @@ class PartitionLog:
         """Recover the log in `directory`, or begin one at offset `start` if there is none.
 
         `restore` gets the newest snapshot of the derived state, or None, once; then `replay` gets the
-        header of every batch after it, in order. `unclean` cuts a log whose sync failed back to its last
-        successful sync and lets it take writes again; otherwise such a log opens for reading only.
+        header of every batch after it, in order. A log that derives no state gives neither. `unclean` cuts a
+        log whose sync failed back to its last successful sync and lets it take writes again; otherwise such
+        a log opens for reading only.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -85,8 +86,8 @@ class PartitionLog:
         recovery = Recovery(
             state,
             floor or LogFloor(0, 0),
-            restore or _ignore,
-            replay or _ignore,
+            restore,
+            replay,
             start=start,
             mark=read_mark(directory),
             unclean=unclean,
@@ -344,10 +345,6 @@ class PartitionLog:
     def bytes(self) -> int:
         """The size of all segment files."""
         return sum(segment.file_bytes for segment in self._state.segments)
-
-
-def _ignore(_: object) -> None:
-    """For logs that derive no state."""
 
 
 def _snapshot_of(segment: Segment) -> bytes | None:

@@ -55,6 +55,7 @@ from stentor.storage.segment import (
     SEGMENT_MAGIC,
     SNAPSHOT_SUFFIX,
     Segment,
+    SegmentHeader,
     base_of,
     create_segment,
     pack_segment_header,
@@ -116,8 +117,8 @@ class Recovery:
         self,
         state: LogState,
         floor: LogFloor,
-        restore: Restore,
-        replay: Replay,
+        restore: Restore | None,
+        replay: Replay | None,
         *,
         start: int,
         mark: FailureMark | None,
@@ -200,7 +201,7 @@ class Recovery:
 
     def _recover(self, bases: list[int]) -> list[Segment]:
         if not bases:
-            self._restore(None)
+            self._restore_snapshot([])
             return self._begin()
         bases = self._without_empty_tail(bases)
         segments = [self._identify(base, following) for base, following in _pairs(bases)]
@@ -232,11 +233,14 @@ class Recovery:
             return False
         file = FileHandle(segment_path(self._directory, last, LOG_SUFFIX))
         size = file.bytes()
-        blank = is_blank(file, size)
-        if not blank and read_at(file, 4, 0) != SEGMENT_MAGIC:
+        if is_blank(file, size):
+            return True
+        try:
+            header = read_segment_header(file, what="segment")
+        except CorruptData:
             return False
         extent = Extent(file, self._identity, size, OFFSET_MAX)
-        return blank or find_valid_batch(extent, SEGMENT_HEADER_BYTES, last) is None
+        return self._names_us(header, last) and find_valid_batch(extent, SEGMENT_HEADER_BYTES, last) is None
 
     def _begin(self) -> list[Segment]:
         """An empty directory: a new log, or one whose files are gone."""
@@ -264,9 +268,8 @@ class Recovery:
         except CorruptData as error:
             self._identify_by_content(segment, file, following, error)
             return segment
-        found = (header.topic_id, header.partition, header.log_id, header.base_offset)
         identity = self._identity
-        if found != (identity.topic_id, identity.partition, identity.log_id, base):
+        if not self._names_us(header, base):
             raise self._not_ours(
                 path,
                 f"it says topic {header.topic_id:016x} partition {header.partition} log {header.log_id:x} "
@@ -274,29 +277,36 @@ class Recovery:
             )
         return segment
 
+    def _names_us(self, header: SegmentHeader, base: int) -> bool:
+        identity = self._identity
+        found = (header.topic_id, header.partition, header.log_id, header.base_offset)
+        return found == (identity.topic_id, identity.partition, identity.log_id, base)
+
     def _identify_by_content(
         self, segment: Segment, file: FileHandle, following: int | None, error: CorruptData
     ) -> None:
         """A segment without a readable header is ours if its batches are, or if there is nothing in it."""
         path = segment.path()
         extent = Extent(file, self._identity, segment.file_bytes, following or OFFSET_MAX)
-        blank = is_blank(file, segment.file_bytes)
-        if blank and following is None and segment.base >= self._floor_end and not self._frozen:
-            self._write_header(segment)
-            return
-        ours = blank or read_at(file, 4, 0) == SEGMENT_MAGIC
-        if not ours and find_valid_batch(extent, SEGMENT_HEADER_BYTES, segment.base) is None:
+        empty = find_valid_batch(extent, SEGMENT_HEADER_BYTES, segment.base) is None
+        if empty and not _begins_like_a_segment(file):
             raise self._not_ours(path, error.message) from error
+        if empty and following is None and segment.base >= self._floor_end and not self._frozen:
+            self._begin_again(segment)
+            return
         self._headless.add(segment.base)
         self._notes.append(f"The header of {path.name} is damaged; its batches were checked one by one.")
 
-    def _write_header(self, segment: Segment) -> None:
+    def _begin_again(self, segment: Segment) -> None:
         """The crash came between the creation of the file and its first sync."""
-        file = FileHandle(segment.path(), write=True)
+        path = segment.path()
+        if segment.file_bytes > SEGMENT_HEADER_BYTES:
+            self._truncated.append(Truncation(path.name, segment.file_bytes, 0, segment.base, None))
+        file = FileHandle(path, write=True)
         os.ftruncate(file.fd, 0)
         write_at(file, [pack_segment_header(self._identity, segment.base, time.time_ns() // 1000)], 0)
         segment.file_bytes = SEGMENT_HEADER_BYTES
-        self._notes.append(f"{segment.path().name} was created and never synced; it was begun again.")
+        self._notes.append(f"{path.name} was created and never synced; it was begun again.")
 
     def _not_ours(self, path: Path, why: str) -> DirectoryUnusable:
         return DirectoryUnusable(
@@ -310,6 +320,8 @@ class Recovery:
 
     def _restore_snapshot(self, bases: Sequence[int]) -> int:
         """Hand over the newest usable snapshot; return the offset from which headers must be replayed."""
+        if self._restore is None:
+            return OFFSET_MAX
         for base in reversed(bases):
             try:
                 snapshot = load_snapshot(self._directory, base)
@@ -477,3 +489,8 @@ class Recovery:
 
 def _pairs(bases: list[int]) -> list[tuple[int, int | None]]:
     return list(zip(bases, [*bases[1:], None], strict=True))
+
+
+def _begins_like_a_segment(file: FileHandle) -> bool:
+    """Could a crash have left this of the beginning of a segment: the magic, a part of it, or nothing?"""
+    return SEGMENT_MAGIC.startswith(read_at(file, len(SEGMENT_MAGIC), 0).rstrip(b"\0"))

@@ -37,7 +37,7 @@ class LocalBroker:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._error: BaseException | None = None
+        self._errors: list[BaseException] = []
 
     @property
     def url(self) -> str:
@@ -64,14 +64,14 @@ class LocalBroker:
     def start(self) -> LocalBroker:
         """Start it, or start it again; raises what the broker raised."""
         started = threading.Event()
-        self._error = None
+        self._errors.clear()
         self._thread = threading.Thread(target=self._run, args=(started,), name="stentor-broker", daemon=True)
         self._thread.start()
         if not started.wait(_START_S):
             raise InternalError(f"The test broker did not start within {_START_S:g} s.")
-        if self._error is not None:
+        if self._errors:
             self._thread.join()
-            raise self._error
+            raise self._errors[0]
         return self
 
     def _run(self, started: threading.Event) -> None:
@@ -94,7 +94,7 @@ class LocalBroker:
             # The same ports again after a restart, so that clients find it.
             self._settings["port"] = self._node.broker.port
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
-            self._error = error
+            self._errors.append(error)
             started.set()
             return
         started.set()

@@ -99,7 +99,7 @@ def _encoded(body: bytes | memoryview, count: int, attributes: int, first: int, 
     return Encoded(body, crc32c(body), count, attributes, first, last)
 
 
-def address(  # noqa: PLR0913 - the fields of a header
+def address(
     encoded: Encoded, *, topic_id: int, partition: int, producer_id: int, generation: int, sequence: int
 ) -> bytearray:
     """The header that sends an encoded body to a partition; offset and epoch are the head's."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MAGIC: Final = b"STB\x01"
 LAYOUT: Final = struct.Struct("<4sIIIQIIQIIqqqQIIQ")
 HEADER_BYTES: Final = LAYOUT.size
-assert HEADER_BYTES == 96  # noqa: S101 - the layout above is the specification
+assert HEADER_BYTES == 96
 
 CHECKED_FROM: Final = 12
 _LENGTHS = struct.Struct("<4sIII")

@@ -33,7 +33,7 @@ class Tagged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 # --- handshake ----------------------------------------------------------------------------------
 
 
-class Hello(Struct):
+class Hello(Struct, frozen=True):
     """The first frame of a client."""
 
     version_min: U32
@@ -43,7 +43,7 @@ class Hello(Struct):
     features: Annotated[list[Label], msgspec.Meta(max_length=64)] = []
 
 
-class Welcome(Struct):
+class Welcome(Struct, frozen=True):
     """The broker's answer."""
 
     version: U32
@@ -53,7 +53,7 @@ class Welcome(Struct):
     silence_ms: U32 = int(limits.SILENCE_S * 1000)
 
 
-class BrokerInfo(Struct):
+class BrokerInfo(Struct, frozen=True):
     """A broker as clients see it."""
 
     id: str
@@ -64,7 +64,7 @@ class BrokerInfo(Struct):
     zone: str = ""
 
 
-class Failure(Struct):
+class Failure(Struct, frozen=True):
     """The body of an ERROR frame and of an unhappy STREAM_ENDED."""
 
     code: str
@@ -79,7 +79,7 @@ class Failure(Struct):
 # --- topics -------------------------------------------------------------------------------------
 
 
-class TopicSettings(Struct):
+class TopicSettings(Struct, frozen=True):
     """What a topic was made with; everything but the number of partitions may be changed later."""
 
     partitions: Partitions = 1
@@ -87,12 +87,12 @@ class TopicSettings(Struct):
     flush_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)] = limits.FLUSH_INTERVAL_MS
     retention_age_s: Annotated[int, msgspec.Meta(ge=1)] | None = None
     retention_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    segment_bytes: Annotated[
-        int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)
-    ] = limits.SEGMENT_BYTES
+    segment_bytes: Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)] = (
+        limits.SEGMENT_BYTES
+    )
 
 
-class PartitionInfo(Struct):
+class PartitionInfo(Struct, frozen=True):
     """One partition: where it is and what it holds."""
 
     partition: int
@@ -107,7 +107,7 @@ class PartitionInfo(Struct):
     failed: str = ""
 
 
-class TopicInfo(Struct):
+class TopicInfo(Struct, frozen=True):
     """A topic with its partitions."""
 
     name: str
@@ -116,7 +116,7 @@ class TopicInfo(Struct):
     partitions: list[PartitionInfo] = []
 
 
-class CreateTopic(Tagged):
+class CreateTopic(Tagged, frozen=True):
     """Answer: TopicDescribed. `automatic` asks on behalf of a publish or subscribe."""
 
     name: Name
@@ -125,43 +125,47 @@ class CreateTopic(Tagged):
     automatic: bool = False
 
 
-class AlterTopic(Tagged):
+class AlterTopic(Tagged, frozen=True):
     """Answer: TopicDescribed. Only the named settings change."""
 
     name: Name
     changes: dict[str, Any]
 
 
-class DeleteTopic(Tagged):
+class DeleteTopic(Tagged, frozen=True):
     """Answer: Done."""
 
     name: Name
 
 
-class DescribeTopic(Tagged):
+class DescribeTopic(Tagged, frozen=True):
     """Answer: TopicDescribed."""
 
     name: Name
 
 
-class ListTopics(Tagged):
+class ListTopics(Tagged, frozen=True):
     """Answer: TopicList."""
 
     pattern: Name = ">"
 
 
-class TopicDescribed(Tagged):
+class TopicDescribed(Tagged, frozen=True):
+    """One topic."""
+
     topic: TopicInfo
 
 
-class TopicList(Tagged):
+class TopicList(Tagged, frozen=True):
+    """Several topics, by name."""
+
     topics: list[TopicInfo]
 
 
 # --- positions ----------------------------------------------------------------------------------
 
 
-class FindOffset(Tagged):
+class FindOffset(Tagged, frozen=True):
     """Answer: OffsetFound. Exactly one way to say the position."""
 
     topic_id: U63
@@ -171,13 +175,15 @@ class FindOffset(Tagged):
     last: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class OffsetFound(Tagged):
+class OffsetFound(Tagged, frozen=True):
+    """A position as an offset, and the range that can be read."""
+
     offset: int
     start: int
     committed: int
 
 
-class OpenStream(Struct):
+class OpenStream(Struct, frozen=True):
     """The body of OPEN_STREAM; the frame's correlation id names the stream from then on."""
 
     topic_id: U63
@@ -188,7 +194,7 @@ class OpenStream(Struct):
     seen: U63 = 0  # the highest committed offset this client has seen (C24)
 
 
-class StreamEnded(Struct):
+class StreamEnded(Struct, frozen=True):
     """The body of STREAM_ENDED: at the end that was asked for, or with a failure."""
 
     next_offset: int
@@ -198,7 +204,7 @@ class StreamEnded(Struct):
 # --- routes, clients, statistics ----------------------------------------------------------------
 
 
-class TopicRoute(Struct):
+class TopicRoute(Struct, frozen=True):
     """Where a topic's partitions are."""
 
     name: str
@@ -207,14 +213,14 @@ class TopicRoute(Struct):
     partitions: list[PartitionRoute]
 
 
-class PartitionRoute(Struct):
+class PartitionRoute(Struct, frozen=True):
     """A partition's chain, head first."""
 
     epoch: int
     chain: list[str]
 
 
-class RouteTable(Tagged):
+class RouteTable(Tagged, frozen=True):
     """Everything a client needs to find its way, at a version."""
 
     version: int
@@ -222,7 +228,7 @@ class RouteTable(Tagged):
     topics: list[TopicRoute]
 
 
-class RouteChange(Struct):
+class RouteChange(Struct, frozen=True):
     """The body of ROUTES: from one version to the next."""
 
     version: int
@@ -230,15 +236,15 @@ class RouteChange(Struct):
     removed: list[int] = []
 
 
-class WatchRoutes(Tagged):
+class WatchRoutes(Tagged, frozen=True):
     """Answer: RouteTable, and ROUTES frames from then on."""
 
 
-class ListClients(Tagged):
+class ListClients(Tagged, frozen=True):
     """Answer: ClientList."""
 
 
-class ClientInfo(Struct):
+class ClientInfo(Struct, frozen=True):
     """One connection, as operators see it."""
 
     name: str
@@ -251,23 +257,27 @@ class ClientInfo(Struct):
     bytes_out: int
 
 
-class ClientList(Tagged):
+class ClientList(Tagged, frozen=True):
+    """Everyone who is connected."""
+
     clients: list[ClientInfo]
 
 
-class GetStatistics(Tagged):
+class GetStatistics(Tagged, frozen=True):
     """Answer: Statistics."""
 
 
-class Statistics(Tagged):
+class Statistics(Tagged, frozen=True):
+    """Everything the broker counts."""
+
     statistics: dict[str, Any]
 
 
-class Done(Tagged):
+class Done(Tagged, frozen=True):
     """Nothing to say but that it worked."""
 
 
-class ReportDamage(Tagged):
+class ReportDamage(Tagged, frozen=True):
     """A reader's checksum failed on these offsets; the broker looks at its disk. Answer: Done."""
 
     topic_id: U63

@@ -12,16 +12,14 @@ The i32 fields are lengths in bytes; -1 stands for null. Everything is little-en
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from stentor import limits
 from stentor.errors import CorruptData
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 Headers = list[tuple[str, bytes | None]]
-Columns = tuple[list[int], list[bytes | None], list[bytes | None], list[Headers | None] | None]
+Columns = tuple[Sequence[int], list[bytes | None], list[bytes | None], list[Headers | None] | None]
 
 ROW: Final = struct.Struct("<qiii")
 _COUNT: Final = struct.Struct("<I")

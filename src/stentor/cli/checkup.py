@@ -1,0 +1,119 @@
+"""What `stentor doctor` finds out about a connection and the broker at its other end."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Final
+
+import stentor
+from stentor.cli import options
+from stentor.cli.quantities import plural, show_seconds
+from stentor.client.core import parse_url
+from stentor.errors import StentorError
+from stentor.storage.model import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stentor import BrokerInfo, Client, TopicInfo
+
+ROUND_TRIPS: Final = 5
+SLOW_ROUND_TRIP_S: Final = 0.1
+"""A round trip that a person would notice; across an ocean it is normal, in one room it is not."""
+
+
+def check_connection(url: str | None, timeout: float) -> list[Finding]:
+    """Check every address of a URL by itself, so that one that works does not hide one that does not."""
+    try:
+        addresses = parse_url(url)
+    except StentorError as error:
+        return [Finding("error", url or "STENTOR_URL", error.message, error.hint)]
+    return [finding for address in addresses for finding in _check_address(address, timeout)]
+
+
+def _check_address(address: str, timeout: float) -> Iterator[Finding]:
+    started = time.perf_counter()
+    try:
+        with options.connect(address, timeout, "doctor") as client:
+            spent_ms = 1000 * (time.perf_counter() - started)
+            yield Finding("ok", address, f"Connected and greeted in {spent_ms:.1f} ms.")
+            yield from _check_broker(client, address, timeout)
+    except StentorError as error:
+        yield Finding("error", address, error.message, error.hint)
+
+
+def _check_broker(client: Client, address: str, timeout: float) -> Iterator[Finding]:
+    broker = client.broker()
+    yield _check_version(broker)
+    yield _check_speed(client, address)
+    numbers = client.statistics()["broker"]
+    uptime, connections = show_seconds(numbers["uptime_s"]), plural(numbers["connections"], "connection")
+    yield Finding("ok", f"broker {broker.id}", f"Up for {uptime}, {connections}.")
+    yield from _check_topics(client.topics())
+    yield _check_http(broker, timeout)
+
+
+def _check_version(broker: BrokerInfo) -> Finding:
+    ours = stentor.__version__
+    if broker.version == ours:
+        return Finding("ok", f"broker {broker.id}", f"Broker and client are both version {ours}.")
+    return Finding(
+        "warning",
+        f"broker {broker.id}",
+        f"The broker is version {broker.version}, this client {ours}.",
+        "They understand each other; use the same version where you can.",
+    )
+
+
+def _check_speed(client: Client, address: str) -> Finding:
+    best = min(_round_trip_s(client) for _ in range(ROUND_TRIPS))
+    text = f"A round trip takes {1000 * best:.2f} ms (best of {ROUND_TRIPS})."
+    if best < SLOW_ROUND_TRIP_S:
+        return Finding("ok", address, text)
+    return Finding("warning", address, text, "The network is far or slow, or the broker is overloaded.")
+
+
+def _round_trip_s(client: Client) -> float:
+    started = time.perf_counter()
+    client.topics("_doctor")
+    return time.perf_counter() - started
+
+
+def _check_topics(topics: list[TopicInfo]) -> Iterator[Finding]:
+    healthy = True
+    for topic in topics:
+        for partition in topic.partitions:
+            name = f"{topic.name}/{partition.partition}"
+            if partition.failed:
+                healthy = False
+                hint = "It takes no writes. Check the disk, then restart the broker."
+                yield Finding("error", name, f"The log has failed: {partition.failed}", hint)
+            for first, after in partition.damaged:
+                healthy = False
+                hint = (
+                    "They are refused to readers; everything else can be read. Run `stentor doctor --data DIR` there."
+                )
+                yield Finding("error", name, f"Offsets {first} to {after - 1} are damaged.", hint)
+    if healthy:
+        partitions = sum(len(topic.partitions) for topic in topics)
+        yield Finding("ok", "topics", f"{plural(len(topics), 'topic')}, {plural(partitions, 'partition')}, no damage.")
+
+
+def _check_http(broker: BrokerInfo, timeout: float) -> Finding:
+    """Load balancers ask this address whether the broker is ready."""
+    if not broker.http_address:
+        return Finding("ok", "http", "HTTP is off.")
+    url = f"http://{broker.http_address}/health/ready"
+    try:
+        with urllib.request.urlopen(url, timeout=timeout):
+            return Finding("ok", url, "The broker says that it is ready.")
+    except urllib.error.HTTPError as error:
+        return Finding(
+            "warning", url, f"The broker says that it is not ready ({error.code}).", "Ask again in a moment."
+        )
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        hint = "Its HTTP port is not reachable from here; check the firewall, or ignore it."
+        return Finding("warning", url, f"No answer: {reason}.", hint)

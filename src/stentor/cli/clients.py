@@ -1,0 +1,45 @@
+"""`stentor clients`: who is connected."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from stentor.cli import options
+from stentor.cli.output import print_json, print_table
+from stentor.cli.quantities import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from stentor import ClientInfo
+
+app = options.make_app()
+
+_HEADINGS = ("NAME", "ADDRESS", "LIBRARY", "CONNECTED", "PUBLISHES", "SUBSCRIBES", "RECEIVED", "SENT")
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def clients(json: options.Json = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
+    """List who is connected to a broker.
+
+    RECEIVED and SENT are what the broker got from and gave to the client. This command sees itself, too.
+    """
+    with options.connect(url, timeout, "clients") as client:
+        found = client.clients()
+    if json:
+        print_json(found)
+    else:
+        print_table(_HEADINGS, map(_row, found), right=("CONNECTED", "RECEIVED", "SENT"))
+
+
+def _row(client: ClientInfo) -> tuple[str, ...]:
+    connected_s = datetime.now(UTC).timestamp() - client.connected_at_us / 1e6
+    return (
+        client.name or "-",
+        client.address,
+        client.library or "-",
+        show_seconds(max(0.0, connected_s)),
+        ",".join(client.publishing) or "-",
+        ",".join(client.subscriptions) or "-",
+        show_bytes(client.bytes_in),
+        show_bytes(client.bytes_out),
+    )

@@ -1,0 +1,52 @@
+"""`stentor describe`: a broker and its topics at a glance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stentor.cli import options
+from stentor.cli.output import print_facts, print_json
+from stentor.cli.quantities import plural, show_bytes, show_seconds
+from stentor.cli.topic import print_topics
+
+if TYPE_CHECKING:
+    from stentor import BrokerInfo, TopicInfo
+
+app = options.make_app()
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def describe(json: options.Json = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
+    """Print an overview of a broker and its topics.
+
+    One topic in detail: stentor topic describe NAME.
+    """
+    with options.connect(url, timeout, "describe") as client:
+        broker, statistics, topics = client.broker(), client.statistics(), client.topics()
+    if json:
+        import msgspec
+
+        print_json({"broker": msgspec.to_builtins(broker), "statistics": statistics, "topics": topics})
+        return
+    print_facts(_facts(broker, statistics["broker"], topics))
+    if topics:
+        print()
+        print_topics(topics)
+
+
+def _facts(broker: BrokerInfo, numbers: dict[str, Any], topics: list[TopicInfo]) -> list[tuple[str, object]]:
+    partitions = [partition for topic in topics for partition in topic.partitions]
+    damaged = sum(1 for partition in partitions if partition.damaged or partition.failed)
+    return [
+        ("broker", broker.id),
+        ("cluster", broker.cluster_id),
+        ("version", broker.version),
+        ("address", f"stentor://{broker.address}"),
+        ("http", f"http://{broker.http_address}" if broker.http_address else "off"),
+        ("zone", broker.zone or "-"),
+        ("up for", show_seconds(numbers.get("uptime_s", 0))),
+        ("connections", numbers.get("connections", 0)),
+        ("topics", f"{len(topics)} with {plural(len(partitions), 'partition')}"),
+        ("log", show_bytes(sum(partition.bytes for partition in partitions))),
+        ("health", f"{plural(damaged, 'partition')} damaged; see stentor doctor" if damaged else "ok"),
+    ]

@@ -1,0 +1,61 @@
+"""The options that all commands share, and the connection they lead to."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from stentor.cli.positions import SYNTAX
+
+if TYPE_CHECKING:
+    import stentor
+
+TIMEOUT_S: Final = 30.0
+
+CONTEXT_SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="STENTOR_URL",
+        show_envvar=True,
+        metavar="URL",
+        help="The broker: stentor://host:port, host:port, or several with commas. Without it: localhost:7440.",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", metavar="SECONDS", min=0.001, help="The longest wait for a connection or an answer."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Topics = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TOPIC", help="Topics or patterns: orders.eu, 'orders.*' (one part), 'orders.>' (the rest)."
+    ),
+]
+Start = Annotated[str, typer.Option("--start", metavar="POSITION", help=f"Where to begin: {SYNTAX}.")]
+
+
+def make_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
+    """A command or a group of them. Plain text help: quick to print, and the same in a pipe."""
+    return typer.Typer(
+        add_completion=add_completion,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings=CONTEXT_SETTINGS,
+        **settings,
+    )
+
+
+def connect(url: str | None, timeout: float, command: str) -> stentor.Client:
+    """Connect under a name that tells an operator which command of whom this is."""
+    import stentor
+
+    name = f"stentor {command}@{socket.gethostname()}:{os.getpid()}"
+    return stentor.connect(url, name=name, timeout=timeout)

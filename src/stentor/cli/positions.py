@@ -1,0 +1,62 @@
+"""Positions as people type them, in `--start`, `--end` and `--at`."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from stentor.cli.quantities import read_duration
+from stentor.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from stentor import Last
+
+WORDS: Final = ("earliest", "latest", "now")
+
+SYNTAX: Final = "earliest, latest, now, an offset, 2026-01-31T12:00, -1h, '15m ago' or last:100"
+
+_LAST: Final = re.compile(r"last:(\d+)", re.IGNORECASE)
+
+
+def parse_position(text: str, option: str) -> str | int | datetime | timedelta | Last:
+    """The position that a text means; a date without a zone is local time."""
+    text = text.strip()
+    if text.lower() in WORDS:
+        return text.lower()
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if match := _LAST.fullmatch(text):
+        from stentor import Last
+
+        return Last(int(match[1]))
+    found = _ago(text) or _moment(text)
+    if found is None:
+        raise InvalidArgument(f"{option} {text!r} is not a position.", hint=_hint(text))
+    return found
+
+
+def _ago(text: str) -> timedelta | None:
+    """`-1h` and `1h ago`, as a negative duration."""
+    if text.startswith("-"):
+        duration = read_duration(text[1:])
+    elif text.lower().endswith("ago"):
+        duration = read_duration(text[:-3])
+    else:
+        return None
+    return None if duration is None else -duration
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _hint(text: str) -> str:
+    if read_duration(text) is not None:
+        return f"For a time in the past write -{text} or '{text} ago'."
+    if text.startswith("-") and text[1:].isdigit():
+        return f"For the newest {text[1:]} messages write last:{text[1:]}."
+    return f"Use {SYNTAX}."

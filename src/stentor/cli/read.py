@@ -1,0 +1,47 @@
+"""`stentor read`: what topics hold between two positions."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stentor.cli import formats, options
+from stentor.cli.positions import SYNTAX, parse_position
+from stentor.cli.subscribe import print_messages
+
+app = options.make_app()
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def read(
+    topics: options.Topics,
+    start: options.Start = "earliest",
+    end: Annotated[str, typer.Option(metavar="POSITION", help=f"Where to stop, exclusive: {SYNTAX}.")] = "now",
+    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Print at most N messages.")] = None,
+    partition: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this partition.")] = None,
+    format: Annotated[
+        str, typer.Option("--format", "-f", metavar="|".join(formats.NAMES), help="How to print a message.")
+    ] = "value",
+    key: Annotated[bool, typer.Option("--key", help="Print the key and a tab before each value.")] = False,
+    json: options.Json = False,
+    url: options.Url = None,
+    timeout: options.Timeout = options.TIMEOUT_S,
+) -> None:
+    """Print what topics hold between two positions, then end.
+
+    Order holds within a partition. Dates without a zone are local time.
+
+    \b
+    Examples:
+      stentor read orders.eu
+      stentor read orders.eu --start last:10 --format table
+      stentor read orders.eu --start 2026-01-31T12:00Z --end "15m ago"
+      stentor read orders.eu --json | stentor publish orders.copy --json
+    """
+    name = "json" if json else format
+    shape = formats.choose(name, with_key=key)
+    first, last = parse_position(start, "--start"), parse_position(end, "--end")
+    with options.connect(url, timeout, "read") as client:
+        history = client.read(topics, start=first, end=last, partition=partition, limit=count)
+        print_messages(history, shape, formats.heading(name))

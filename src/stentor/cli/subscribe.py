@@ -1,0 +1,120 @@
+"""`stentor subscribe`: messages as they arrive."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stentor.cli import formats, options
+from stentor.cli.failure import complain
+from stentor.cli.output import LiveOutput
+from stentor.cli.positions import parse_position
+from stentor.cli.quantities import plural, read_duration
+from stentor.errors import DeadlineExceeded, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stentor import Message, Subscription
+
+app = options.make_app()
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def subscribe(
+    topics: options.Topics,
+    start: options.Start = "latest",
+    end: Annotated[
+        str | None, typer.Option(metavar="POSITION", help="Stop there; without it, go on until Ctrl-C.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N messages.")] = None,
+    idle: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Stop when nothing arrived for so long.")
+    ] = None,
+    format: Annotated[
+        str, typer.Option("--format", "-f", metavar="|".join(formats.NAMES), help="How to print a message.")
+    ] = "value",
+    key: Annotated[bool, typer.Option("--key", help="Print the key and a tab before each value.")] = False,
+    on_slow: Annotated[
+        str,
+        typer.Option(metavar="catch_up|raise|skip|disconnect", help="What to do when this reader passes --max-lag."),
+    ] = "catch_up",
+    max_lag: Annotated[
+        str | None, typer.Option(metavar="N|DURATION", help="How far behind is too slow: messages, or like 30s.")
+    ] = None,
+    json: options.Json = False,
+    url: options.Url = None,
+    timeout: options.Timeout = options.TIMEOUT_S,
+) -> None:
+    """Print messages as they arrive.
+
+    Ctrl-C ends it. A subscriber that falls behind reads from the log and then is live again.
+
+    \b
+    Examples:
+      stentor subscribe orders.eu
+      stentor subscribe "orders.*" --start -1h --format table
+      stentor subscribe "orders.>" --start earliest --count 10 --json
+    """
+    name = "json" if json else format
+    shape = formats.choose(name, with_key=key)
+    choices = {
+        "start": parse_position(start, "--start"),
+        "end": None if end is None else parse_position(end, "--end"),
+        "on_slow": on_slow,
+        "max_lag": _max_lag(max_lag),
+    }
+    with options.connect(url, timeout, "subscribe") as client, client.subscribe(topics, **choices) as subscription:
+        print_messages(_arriving(subscription, count, idle), shape, formats.heading(name))
+        _tell_events(subscription)
+
+
+def _max_lag(text: str | None) -> int | timedelta | None:
+    if text is None or (text.isascii() and text.isdigit()):
+        return None if text is None else int(text)
+    lag = read_duration(text)
+    if lag is None:
+        raise InvalidArgument(
+            f"--max-lag {text!r} is neither a number of messages nor a duration.", hint="Write it like 10000 or 30s."
+        )
+    return lag
+
+
+def _arriving(subscription: Subscription, count: int | None, idle: float | None) -> Iterator[Message]:
+    """Messages until enough of them came, or none for too long."""
+    messages = iter(subscription) if idle is None else _until_idle(subscription, idle)
+    for number, message in enumerate(messages, 1):
+        yield message
+        if number == count:
+            return
+
+
+def _until_idle(subscription: Subscription, idle: float) -> Iterator[Message]:
+    from stentor import Closed
+
+    while True:
+        try:
+            yield subscription.get(timeout=idle)
+        except (DeadlineExceeded, Closed):
+            return
+
+
+def print_messages(messages: Any, shape: formats.Format, heading: bytes) -> int:
+    """Print messages in a format; returns how many there were."""
+    printed = 0
+    with LiveOutput() as output:
+        output.write(heading)
+        for message in messages:
+            output.write(shape(message))
+            printed += 1
+    return printed
+
+
+def _tell_events(subscription: Subscription) -> None:
+    """What was skipped must not go unnoticed."""
+    for event in subscription.events():
+        if event.kind == "skipped":
+            skipped = plural(event.next_offset - event.first_offset, "message")
+            complain(f"{skipped} of {event.topic}/{event.partition} from offset {event.first_offset} on were skipped.")
