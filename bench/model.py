@@ -38,6 +38,8 @@ class Options:
     batches: tuple[int, ...]
     systems: tuple[str, ...] | None
     work_directory: Path
+    budget_s: float | None = None
+    """When this much time is up no further run starts; what was measured is reported."""
     seed: int = 7
 
 
@@ -61,7 +63,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        return f"{self.system} {self.mode}".strip()
+        return self.mode if self.mode.startswith(self.system) else f"{self.system} {self.mode}"
 
     @property
     def chunk(self) -> int:

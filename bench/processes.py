@@ -147,23 +147,16 @@ def environment_with_root() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-def stop(process: subprocess.Popen[bytes], patience_s: float = STOP_S_MAX) -> None:
-    """Ends a process and what it started: politely, then surely."""
-    for stream in (process.stdin,):
-        if stream is not None:
-            with suppress(OSError):
-                stream.close()
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            # A stopped process cannot obey; wake it first.
-            os.killpg(process.pid, signal.SIGCONT)
-            os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and what it started, at once: its data directory goes too, so there is nothing to save."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(patience_s)
+        process.wait(STOP_S_MAX)
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):
+                stream.close()
 
 
 def tail(path: Path, characters: int = 600) -> str:

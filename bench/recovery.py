@@ -24,10 +24,10 @@ from bench.programs import console, run, spec
 from bench.systems.stentor import ManyPublisher, start_broker
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from collections.abc import Callable
     from pathlib import Path
+
+    from rich.console import Console
 
     from bench.model import Spec
     from bench.role import Harness

@@ -7,6 +7,7 @@ minute of the machine falls on all systems alike.
 from __future__ import annotations
 
 import random
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -54,18 +55,28 @@ def run_all(cases: list[Case], options: Options, console: Console) -> list[Row]:
     """Every case, `repetitions` times. Ctrl-C ends the run early; what was measured is kept."""
     bench = Bench(options)
     rows = [Row(case) for case in cases]
-    order = random.Random(options.seed)
+    end = time.monotonic() + (options.budget_s or float("inf"))
     with progress(console) as bar:
         task = bar.add_task("", total=len(rows) * options.repetitions)
         try:
-            for number in range(options.repetitions):
-                for row in order.sample(rows, len(rows)):
-                    bar.update(task, description=f"{number + 1}/{options.repetitions} {describe(row.case)}")
-                    run_one(row, bench)
-                    bar.advance(task)
+            for number, row in schedule(rows, options):
+                if time.monotonic() > end:
+                    console.print("[yellow]time is up: some rows have fewer repetitions[/]")
+                    break
+                bar.update(task, description=f"{number}/{options.repetitions} {describe(row.case)}")
+                run_one(row, bench)
+                bar.advance(task)
         except KeyboardInterrupt:
             console.print("[yellow]interrupted: reporting what was measured[/]")
     return rows
+
+
+def schedule(rows: list[Row], options: Options) -> Iterator[tuple[int, Row]]:
+    """All rows once in random order, then all again."""
+    order = random.Random(options.seed)
+    for number in range(options.repetitions):
+        for row in order.sample(rows, len(rows)):
+            yield number + 1, row
 
 
 def progress(console: Console) -> Progress:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bench.runner import Bench
     from bench.systems.base import Subscriber
 
-TITLE = "fan-out"
+TITLE = "deliveries to many subscribers"
 SUBSCRIBERS_QUICK = (100,)
 SUBSCRIBERS_FULL = (1, 10, 100, 1000)
 ONE_PROCESS_MAX = 10

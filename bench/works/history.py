@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bench.role import Harness
     from bench.runner import Bench
 
-TITLE = "history of one-message batches, read"
+TITLE = "one-message batches, read by a fresh consumer"
 MESSAGES_QUICK = 20_000
 MESSAGES_FULL = 200_000
 FILL_S_MAX = 240.0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bench.model import Options
     from bench.runner import Bench
 
-TITLE = "native tools"
+TITLE = "the servers' own tools"
 NOTE = "produce only"
 
 

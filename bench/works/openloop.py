@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bench.runner import Bench
     from bench.systems.base import Publisher
 
-TITLE = "open loop"
+TITLE = "latency at a fixed rate"
 GRACE_S = 60.0
 TICK_S = 0.0005
 LOADS = (0.5, 0.8)

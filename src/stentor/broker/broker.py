@@ -28,7 +28,7 @@ from stentor.broker.syncer import DiskThreads
 from stentor.coordination import EmbeddedStore
 from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
-from stentor.errors import Closed, PartitionNotFound, StentorError, TopicNotFound
+from stentor.errors import Closed, CorruptData, PartitionNotFound, StentorError, TopicNotFound
 from stentor.storage.directory import DataDirectory
 from stentor.storage.files import atomic_write
 from stentor.storage.log import PartitionLog
@@ -103,9 +103,7 @@ class Broker:
         self._syncs = DiskThreads(self.loop, threads=_SYNC_THREADS, name="sync")
         self._reads = DiskThreads(self.loop, threads=_READ_THREADS, name="read")
         self._journal = directory.journal()
-        coordination = path / "coordination"
-        saved = coordination.read_bytes() if coordination.exists() else None
-        self.store = EmbeddedStore(saved, partial(atomic_write, coordination))
+        self.store = self._open_store(path / "coordination")
         self.broker_id, self.cluster_id = await self._identity()
         self.catalogue = Catalogue(self.store, self.broker_id, self._journal.incarnation)
         await self.catalogue.load()
@@ -127,6 +125,16 @@ class Broker:
             len(self.partitions),
             time.monotonic() - began,
         )
+
+    def _open_store(self, file: Path) -> EmbeddedStore:
+        saved = file.read_bytes() if file.exists() else None
+        if saved is None and self._journal.replicas():
+            raise CorruptData(
+                f"The file {file} is missing, although there are logs.",
+                hint="Restore it from a backup: it says which topics the logs belong to.",
+                object=str(file),
+            )
+        return EmbeddedStore(saved, partial(atomic_write, file))
 
     async def _identity(self) -> tuple[str, str]:
         """Who this broker is: told by the config, or made once and kept."""

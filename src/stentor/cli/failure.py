@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from typing import Final
 
 import typer
@@ -28,6 +27,8 @@ EXIT_INTERRUPTED: Final = 130
 def report(error: Exception) -> int:
     """Print what went wrong and return the exit code for it."""
     if os.environ.get("STENTOR_DEBUG") == "1":
+        import traceback
+
         traceback.print_exception(error)
     sentence, code = describe(error)
     complain(sentence)

@@ -32,7 +32,7 @@ NAMES: Final = ("value", "raw", "json", "table")
 NULL: Final = "(null)"
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _CONTROL_IN_LINES: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_TABLE: Final = "{:<23}  {:<24}  {:>9}  {:>10}  {:<16}  {}"
+_TABLE: Final = "{:<24}  {:<24}  {:>9}  {:>10}  {:<16}  {}"
 _VALUE_WIDTH_MIN: Final = 20
 
 

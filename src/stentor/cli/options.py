@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -55,6 +54,8 @@ def make_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
 
 def connect(url: str | None, timeout: float, command: str) -> stentor.Client:
     """Connect under a name that tells an operator which command of whom this is."""
+    import socket
+
     import stentor
 
     name = f"stentor {command}@{socket.gethostname()}:{os.getpid()}"

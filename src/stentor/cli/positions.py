@@ -16,7 +16,7 @@ WORDS: Final = ("earliest", "latest", "now")
 
 SYNTAX: Final = "earliest, latest, now, an offset, 2026-01-31T12:00, -1h, '15m ago' or last:100"
 
-_LAST: Final = re.compile(r"last:(\d+)", re.IGNORECASE)
+_LAST: Final = r"last:(\d+)"
 
 
 def parse_position(text: str, option: str) -> str | int | datetime | timedelta | Last:
@@ -26,7 +26,7 @@ def parse_position(text: str, option: str) -> str | int | datetime | timedelta |
         return text.lower()
     if text.isascii() and text.isdigit():
         return int(text)
-    if match := _LAST.fullmatch(text):
+    if match := re.fullmatch(_LAST, text.lower(), re.ASCII):
         from stentor import Last
 
         return Last(int(match[1]))

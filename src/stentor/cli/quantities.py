@@ -17,16 +17,18 @@ _BYTES: Final = {
     **{unit: 1024**power for power, unit in enumerate("kmgt", 1)},
 }
 
-_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])", re.IGNORECASE)
-_DURATION: Final = re.compile(rf"(?:{_DURATION_PART.pattern}\s*)+", re.IGNORECASE)
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+# Not compiled here: help does not need them.
+_DURATION_PART: Final = r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])"
+_DURATION: Final = rf"(?:{_DURATION_PART}\s*)+"
+_SIZE: Final = r"(\d+(?:\.\d+)?)\s*([a-z]*)"
 
 
 def read_duration(text: str) -> timedelta | None:
     """`90s`, `1h30m`, `7d` as a duration; None if the text is not one or is beyond what can be told."""
-    if not _DURATION.fullmatch(text.strip()):
+    text = text.strip().lower()
+    if not re.fullmatch(_DURATION, text, re.ASCII):
         return None
-    seconds = sum(float(number) * _SECONDS[unit.lower()] for number, unit in _DURATION_PART.findall(text))
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in re.findall(_DURATION_PART, text, re.ASCII))
     try:
         return timedelta(seconds=seconds)
     except OverflowError:
@@ -45,8 +47,8 @@ def parse_seconds(text: str, option: str) -> int:
 
 def parse_bytes(text: str, option: str) -> int:
     """A size option in bytes: 1048576, 64KiB, 10GB."""
-    match = _SIZE.fullmatch(text.strip())
-    unit = match and _BYTES.get(match[2].lower())
+    match = re.fullmatch(_SIZE, text.strip().lower(), re.ASCII)
+    unit = match and _BYTES.get(match[2])
     if not match or not unit:
         raise InvalidArgument(f"{option} {text!r} is not a size.", hint="Write it like 1048576, 64KiB, 500MB or 10GB.")
     return int(float(match[1]) * unit)
@@ -65,7 +67,7 @@ def show_seconds(seconds: float) -> str:
     """A duration for people: its two largest units."""
     if seconds < 60:
         return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
-    parts = []
+    parts: list[str] = []
     left = int(seconds)
     for unit in ("d", "h", "m", "s"):
         size = int(_SECONDS[unit])

@@ -60,7 +60,7 @@ def subscribe(
     """
     name = "json" if json else format
     shape = formats.choose(name, with_key=key)
-    choices = {
+    choices: dict[str, Any] = {
         "start": parse_position(start, "--start"),
         "end": None if end is None else parse_position(end, "--end"),
         "on_slow": on_slow,

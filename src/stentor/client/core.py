@@ -127,7 +127,11 @@ class ClientCore:
     async def _adopt(self, link: Link) -> None:
         link.on_lost = self._lost
         link.on_routes = self._routes_changed
-        table = await asyncio.wait_for(link.request(messages.WatchRoutes()), self.timeout)
+        try:
+            table = await asyncio.wait_for(link.request(messages.WatchRoutes()), self.timeout)
+        except TimeoutError as error:
+            link.close()
+            raise self.late("connect", self.timeout) from error
         self.link = link
         self.links_made += 1
         self.routes = {topic.name: topic for topic in table.topics}
@@ -146,7 +150,7 @@ class ClientCore:
     async def _reconnect(self) -> None:
         """Back off exponentially with full jitter, so that a thousand clients do not come at once."""
         ceiling = limits.RECONNECT_DELAY_S
-        while not self.closed:
+        while True:
             for address in self.addresses:
                 try:
                     link = await Link.open(address, self.name, limits.HANDSHAKE_S)

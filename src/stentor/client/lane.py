@@ -1,8 +1,12 @@
 """A lane: one producer's way to one partition — gather, seal, send, wait, send again.
 
-Threads. Applications append rows from any thread; `deque.append` is atomic, so `send` takes no lock.
-Sealing (rows become a numbered batch) happens under the lane's lock, in whichever thread finds the
-batch full, so that encoding costs no hand-over. Everything else happens in the client's loop.
+Threads. Applications extend `rows` from any thread; extending a list by a tuple is one step for the
+interpreter, so `send` takes no lock. Sealing (rows become a numbered batch) cuts from the front of
+the list under the lane's lock, in whichever thread finds the batch full, so that encoding costs no
+hand-over. Everything else happens in the client's loop.
+
+Rows are flat, [value, key, value, key, …]: a pair per message would be an object for the garbage
+collector to visit. A message with more than a key has an `Extra` in the key's place.
 
     rows ──seal──► unsent ──dispatch──► on the wire ──answer──► done
                      └────────────── pending (in sequence order) ──┘
@@ -19,6 +23,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,7 +37,14 @@ if TYPE_CHECKING:
     from stentor.client.producer import ProducerCore
     from stentor.wire.batch import Encoded
 
-_PLAIN_ROW = 2  # (value, key); longer rows carry headers, timestamp and callback too
+
+class Extra(msgspec.Struct, frozen=True, gc=False):
+    """What a message has besides its value, when that is more than a key."""
+
+    key: bytes | None
+    headers: Any  # list of pairs, or None
+    timestamp_us: int | None
+    on_delivery: Any  # callback, or None
 
 
 class FailedBatch(msgspec.Struct, frozen=True):
@@ -75,7 +87,7 @@ class Lane:
     def __init__(self, producer: ProducerCore, partition: int) -> None:
         self.producer = producer
         self.partition = partition
-        self.rows: deque[Any] = deque()
+        self.rows: list[Any] = []
         self.bytes = 0  # about how much is in rows; exact whenever rows is empty
         self.awake = False  # the loop will look at this lane by itself
         self.opened_us = 0  # when the batch that gathers now was begun
@@ -100,42 +112,33 @@ class Lane:
 
     def _take(self) -> list[Any]:
         rows, producer = self.rows, self.producer
-        count = min(len(rows), producer.batch_messages)
-        if self.bytes <= producer.batch_bytes:
-            pop = rows.popleft
-            taken = [pop() for _ in range(count)]
-        else:
-            taken, size = [], 0
-            while len(taken) < count and size < producer.batch_bytes:
-                row = rows.popleft()
-                taken.append(row)
-                size += len(row[0] or b"")
-            self.bytes -= size
-        if not rows:
-            self.bytes = 0
+        count = min(len(rows), 2 * producer.batch_messages)
+        if self.bytes > producer.batch_bytes:
+            sizes = accumulate(len(value or b"") for value in rows[0:count:2])
+            count = 2 * (1 + sum(1 for _ in takewhile(producer.batch_bytes.__gt__, sizes)))
+            count = min(count, len(rows))
+        taken = rows[:count]
+        del rows[:count]
+        self.bytes = 0 if not rows else max(0, self.bytes - sum(len(value or b"") for value in taken[0::2]))
         return taken
 
     def _encode(self, rows: list[Any]) -> tuple[Encoded, list[Any]]:
         compression = self.producer.compression
         opened_us = self.opened_us or time.time_ns() // 1000
+        values, keys = rows[0::2], rows[1::2]
         if not self.producer.extras:
-            plain_values, plain_keys = zip(*rows, strict=True)
-            return batch.encode_at(opened_us, plain_keys, plain_values, compression=compression), []
-        return self._encode_extras(rows, opened_us, compression)
-
-    def _encode_extras(self, rows: list[Any], opened_us: int, compression: str) -> tuple[Encoded, list[Any]]:
-        """Rows of which some carry headers, a time or a callback."""
-        values, keys, timestamps = [], [], []
-        headers: list[Any] = []
+            return batch.encode_at(opened_us, keys, values, compression=compression), []
+        timestamps = [opened_us] * len(values)
+        headers: list[Any] = [None] * len(values)
         callbacks: list[Any] = []
-        for index, row in enumerate(rows):
-            values.append(row[0])
-            keys.append(row[1])
-            plain = len(row) == _PLAIN_ROW
-            headers.append(None if plain else row[2])
-            timestamps.append(opened_us if plain or row[3] is None else row[3])
-            if not plain and row[4] is not None:
-                callbacks.append((index, row[4], timestamps[index]))
+        for index, extra in enumerate(keys):
+            if isinstance(extra, Extra):
+                keys[index] = extra.key
+                headers[index] = extra.headers
+                if extra.timestamp_us is not None:
+                    timestamps[index] = extra.timestamp_us
+                if extra.on_delivery is not None:
+                    callbacks.append((index, extra.on_delivery, timestamps[index]))
         named = headers if any(h is not None for h in headers) else None
         return batch.encode(timestamps, keys, values, named, compression=compression), callbacks
 

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from stentor import limits
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
-from stentor.client.lane import FailedBatch, Lane
+from stentor.client.lane import Extra, FailedBatch, Lane
 from stentor.client.tables import as_batches, conform
 from stentor.errors import Closed, InvalidArgument, PublishError, StentorError
 from stentor.wire import arrow_body, batch
@@ -110,7 +110,7 @@ class ProducerCore:
         if key is not None:
             return self.lanes[crc32(key) % len(self.lanes)]
         lane = self.lanes[self.turn % len(self.lanes)]
-        if len(lane.rows) >= self.batch_messages - 1:
+        if len(lane.rows) >= 2 * (self.batch_messages - 1):
             self.turn += 1  # keyless messages stay together until their batch is full
         return lane
 
@@ -233,7 +233,7 @@ class ProducerCore:
             "messages_failed": self.messages_failed,
             "outstanding_bytes": self.outstanding_bytes(),
             "in_flight_batches": sum(len(lane.pending) for lane in self.lanes),
-            "gathering_messages": sum(len(lane.rows) for lane in self.lanes),
+            "gathering_messages": sum(len(lane.rows) for lane in self.lanes) // 2,
         }
 
 
@@ -245,6 +245,7 @@ class _Face:
         self._single = core.single
         self._batch_bytes = core.batch_bytes
         self._batch_messages = core.batch_messages
+        self._rows_max = 2 * core.batch_messages  # rows are flat: value and key
         self._post = core.core.loop.call_soon_threadsafe
 
     @property
@@ -269,17 +270,6 @@ class _Face:
         self._post(lane.pump)
         return self._core.is_full()
 
-    def _row(
-        self,
-        value: Any,
-        key: Any,
-        headers: Any,
-        timestamp: Any,
-        on_delivery: OnDelivery | None,
-    ) -> tuple[Any, ...]:
-        self._core.extras = True
-        return value, key, as_headers(headers), as_timestamp_us(timestamp), on_delivery
-
     def _offer(
         self, value: Any, key: Any, headers: Any, timestamp: Any, partition: int | None, on_delivery: Any
     ) -> bool:
@@ -289,12 +279,12 @@ class _Face:
         check_message(key, value)
         lane = self._core.lane_for(key, partition)
         if headers is None and timestamp is None and on_delivery is None:
-            row: tuple[Any, ...] = (value, key)
+            lane.rows.extend((value, key))
         else:
-            row = self._row(value, key, headers, timestamp, on_delivery)
-        lane.rows.append(row)
+            self._core.extras = True
+            lane.rows.extend((value, Extra(key, as_headers(headers), as_timestamp_us(timestamp), on_delivery)))
         lane.bytes += len(value or b"")
-        if lane.bytes >= self._batch_bytes or len(lane.rows) >= self._batch_messages:
+        if lane.bytes >= self._batch_bytes or len(lane.rows) >= self._rows_max:
             return self._seal(lane)
         if not lane.awake:
             self._wake(lane)
@@ -393,9 +383,9 @@ class Producer(_Face):
             and on_delivery is None
         ):
             rows = lane.rows
-            rows.append((value, key))
+            rows.extend((value, key))
             lane.bytes = size = lane.bytes + len(value)
-            if size < self._batch_bytes and len(rows) < self._batch_messages:
+            if size < self._batch_bytes and len(rows) < self._rows_max:
                 if not lane.awake:
                     self._wake(lane)
                 return

@@ -210,7 +210,7 @@ class SubscriptionCore:
                 start=reader.received,
                 end=reader.end,
                 credit=self.credit,
-                seen=reader.received,
+                seen=reader.committed,
             ),
             reader,
         )

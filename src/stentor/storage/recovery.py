@@ -37,7 +37,6 @@ from stentor.storage.files import (
     storage_error,
     sync_directory,
     unseal,
-    write_at,
 )
 from stentor.storage.index import IndexSummary, decode_summary, summary_length
 from stentor.storage.model import (
@@ -47,7 +46,7 @@ from stentor.storage.model import (
     RecoveryReport,
     Truncation,
 )
-from stentor.storage.retention import QUARANTINE, SUFFIXES, remove_files
+from stentor.storage.retention import QUARANTINE, SUFFIXES, put_aside, remove_files
 from stentor.storage.scan import OFFSET_MAX, Extent, Scan, find_valid_batch, is_blank, scan_segment
 from stentor.storage.segment import (
     INDEX_SUFFIX,
@@ -58,7 +57,6 @@ from stentor.storage.segment import (
     SegmentHeader,
     base_of,
     create_segment,
-    pack_segment_header,
     read_segment_header,
     segment_path,
 )
@@ -216,11 +214,7 @@ class Recovery:
     def _without_empty_tail(self, bases: list[int]) -> list[int]:
         """After a roll that no sync followed, the old segment is the last that matters, and may be torn."""
         while not self._frozen and len(bases) > 1 and self._never_synced(bases[-2], bases[-1]):
-            path = segment_path(self._directory, bases[-1], LOG_SUFFIX)
-            size = path.stat().st_size
-            if size > SEGMENT_HEADER_BYTES:
-                self._truncated.append(Truncation(path.name, size, 0, bases[-1], None))
-            remove_files(self._directory, bases[-1])
+            self._discard(bases[-1])
             bases = bases[:-1]
         return bases
 
@@ -232,15 +226,28 @@ class Recovery:
         if summary is not None and summary.end_offset == last:
             return False
         file = FileHandle(segment_path(self._directory, last, LOG_SUFFIX))
-        size = file.bytes()
-        if is_blank(file, size):
-            return True
         try:
-            header = read_segment_header(file, what="segment")
+            ours = self._names_us(read_segment_header(file, what="segment"), last)
         except CorruptData:
-            return False
-        extent = Extent(file, self._identity, size, OFFSET_MAX)
-        return self._names_us(header, last) and find_valid_batch(extent, SEGMENT_HEADER_BYTES, last) is None
+            ours = _begins_like_a_segment(file)
+        return ours and self._holds_nothing(file, last, OFFSET_MAX)
+
+    def _holds_nothing(self, file: FileHandle, base: int, ceiling: int) -> bool:
+        extent = Extent(file, self._identity, file.bytes(), ceiling)
+        return find_valid_batch(extent, SEGMENT_HEADER_BYTES, base) is None
+
+    def _discard(self, base: int) -> None:
+        """Remove a segment that was created and never synced; put it aside if that is not beyond doubt."""
+        path = segment_path(self._directory, base, LOG_SUFFIX)
+        file = FileHandle(path)
+        size = file.bytes()
+        if size > SEGMENT_HEADER_BYTES:
+            self._truncated.append(Truncation(path.name, size, 0, base, None))
+        if read_at(file, len(SEGMENT_MAGIC), 0) == SEGMENT_MAGIC or is_blank(file, size):
+            remove_files(self._directory, base)
+        else:
+            put_aside(self._directory, base)
+        self._notes.append(f"{path.name} was created and never synced; it was begun again.")
 
     def _begin(self) -> list[Segment]:
         """An empty directory: a new log, or one whose files are gone."""
@@ -287,26 +294,16 @@ class Recovery:
     ) -> None:
         """A segment without a readable header is ours if its batches are, or if there is nothing in it."""
         path = segment.path()
-        extent = Extent(file, self._identity, segment.file_bytes, following or OFFSET_MAX)
-        empty = find_valid_batch(extent, SEGMENT_HEADER_BYTES, segment.base) is None
+        empty = self._holds_nothing(file, segment.base, following or OFFSET_MAX)
         if empty and not _begins_like_a_segment(file):
             raise self._not_ours(path, error.message) from error
         if empty and following is None and segment.base >= self._floor_end and not self._frozen:
-            self._begin_again(segment)
+            self._discard(segment.base)
+            create_segment(self._directory, self._identity, segment.base, time.time_ns() // 1000)
+            segment.file_bytes = SEGMENT_HEADER_BYTES
             return
         self._headless.add(segment.base)
         self._notes.append(f"The header of {path.name} is damaged; its batches were checked one by one.")
-
-    def _begin_again(self, segment: Segment) -> None:
-        """The crash came between the creation of the file and its first sync."""
-        path = segment.path()
-        if segment.file_bytes > SEGMENT_HEADER_BYTES:
-            self._truncated.append(Truncation(path.name, segment.file_bytes, 0, segment.base, None))
-        file = FileHandle(path, write=True)
-        os.ftruncate(file.fd, 0)
-        write_at(file, [pack_segment_header(self._identity, segment.base, time.time_ns() // 1000)], 0)
-        segment.file_bytes = SEGMENT_HEADER_BYTES
-        self._notes.append(f"{path.name} was created and never synced; it was begun again.")
 
     def _not_ours(self, path: Path, why: str) -> DirectoryUnusable:
         return DirectoryUnusable(

@@ -53,7 +53,7 @@ def retire_segment(segment: Segment) -> None:
     """Remove the files of a segment that is no longer in the list, or put damaged ones aside."""
     try:
         if segment.damaged:
-            _quarantine(segment)
+            put_aside(segment.directory, segment.base)
         else:
             remove_files(segment.directory, segment.base)
     except OSError as error:
@@ -67,12 +67,13 @@ def remove_files(directory: Path, base: int) -> None:
     sync_directory(directory)
 
 
-def _quarantine(segment: Segment) -> None:
-    target = segment.directory / QUARANTINE
+def put_aside(directory: Path, base: int) -> None:
+    """Move all files of a segment to the quarantine."""
+    target = directory / QUARANTINE
     target.mkdir(exist_ok=True)
     for suffix in SUFFIXES:
-        path = segment.path(suffix)
+        path = segment_path(directory, base, suffix)
         with contextlib.suppress(FileNotFoundError):
             path.rename(target / path.name)
     sync_directory(target)
-    sync_directory(segment.directory)
+    sync_directory(directory)

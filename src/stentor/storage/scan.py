@@ -167,9 +167,8 @@ def _skip_damage(extent: Extent, scan: Scan) -> bool:
 
 def readable_header(extent: Extent, position: int, expected: int) -> BatchHeader | None:
     """The header at `position` if it can be trusted, whatever became of its body."""
-    data = read_at(extent.file, min(HEADER_BYTES, extent.size - position), position)
     try:
-        header = check_header(data)
+        header = check_header(_header_bytes(extent, position))
     except CorruptData:
         return None
     return header if _fits(extent, header, expected, OFFSET_MAX) else None
@@ -198,15 +197,18 @@ def find_valid_batch(extent: Extent, position: int, expected: int) -> tuple[int,
 
 def valid_batch_at(extent: Extent, position: int, expected: int, base_max: int) -> BatchHeader | None:
     """The header of the batch at `position`, if it is valid, ours, and in its place."""
-    data = read_at(extent.file, min(HEADER_BYTES, max(extent.size - position, 0)), position)
     try:
-        header = check_header(data)
+        header = check_header(_header_bytes(extent, position))
         if not _fits(extent, header, expected, base_max) or position + header.length > extent.size:
             return None
         check_body(read_at(extent.file, header.length, position), 0, header)
     except CorruptData:
         return None
     return header
+
+
+def _header_bytes(extent: Extent, position: int) -> bytes:
+    return read_at(extent.file, max(min(HEADER_BYTES, extent.size - position), 0), position)
 
 
 def _fits(extent: Extent, header: BatchHeader, expected: int, base_max: int) -> bool:

@@ -284,6 +284,21 @@ def test_a_torn_segment_before_one_that_was_begun_and_never_synced_is_a_torn_tai
         log.close()
 
 
+def test_what_may_be_ours_but_cannot_be_told_is_put_aside_and_not_overwritten(logs, batches):
+    log = logs.open()
+    batches.fill(log, 6)
+    log.roll()
+    log.close()
+    path = logs.directory / f"{6:020d}.log"
+    lost_page = bytes(4096) + b"the rest of a large batch" * 100
+    path.write_bytes(lost_page)
+    log = logs.open(synced_end=6)
+    assert (log.end, log.damaged) == (6, [])
+    assert (logs.directory / "quarantine" / path.name).read_bytes() == lost_page
+    batches.fill(log, 2)
+    assert len(batches.read_all(log)) == 8
+
+
 def test_a_file_created_and_never_synced_is_begun_again(logs, batches):
     log = logs.open(segment_bytes=1000)
     written = batches.fill(log, 6)

@@ -1,0 +1,135 @@
+"""`stentor bench`: measure a running broker."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from stentor.cli import options
+from stentor.cli.failure import EXIT_ERROR
+from stentor.cli.output import print_facts, print_json, print_table
+from stentor.cli.quantities import show_bytes
+from stentor.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from stentor.cli.load import Plan
+    from stentor.cli.measurement import Result
+
+app = options.make_app()
+
+WORKERS_MAX: Final = 64
+"""Each is a process; for a larger fan-out see `make bench`."""
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def bench(
+    size: Annotated[int, typer.Option(metavar="BYTES", help="Size of a value.")] = 100,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Messages per batch.")] = 1000,
+    producers: Annotated[int, typer.Option(metavar="N", min=1, max=WORKERS_MAX, help="Processes that publish.")] = 1,
+    subscribers: Annotated[
+        int, typer.Option(metavar="N", min=0, max=WORKERS_MAX, help="Processes that subscribe to everything.")
+    ] = 1,
+    rate: Annotated[
+        float, typer.Option(metavar="N", min=0, help="Messages per second of all producers; 0 is flat out.")
+    ] = 0,
+    seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="How long to publish.")] = 5,
+    one_by_one: Annotated[
+        bool, typer.Option("--one-by-one", help="Each publish waits for its acknowledgement, which is timed.")
+    ] = False,
+    partitions: Annotated[int, typer.Option(metavar="N", min=1, help="Partitions of the topic.")] = 1,
+    flush: Annotated[str, typer.Option(metavar="always|interval", help="Flush setting of the topic.")] = "always",
+    ack: Annotated[str, typer.Option(metavar="none|head|quorum|all", help="How safe before it counts.")] = "all",
+    compression: Annotated[str | None, typer.Option(metavar="lz4|zstd", help="Compress batches.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Do not delete the topic afterwards.")] = False,
+    json: options.Json = False,
+    url: options.Url = None,
+    timeout: options.Timeout = options.TIMEOUT_S,
+) -> None:
+    """Measure a running broker.
+
+    Makes a topic, publishes to it from processes, subscribes to it from others, checks every message that
+    arrives (count, order, no duplicates), and prints speed and latency from end to end. With --rate, latency counts
+    from when a message was due, so that stalls are not hidden. The exit code is 1 if a check fails.
+
+    \b
+    Examples:
+      stentor bench
+      stentor bench --size 1000 --producers 2 --subscribers 4 --seconds 10
+      stentor bench --rate 50000 --batch 100
+      stentor bench --one-by-one --subscribers 0
+    """
+    from stentor.cli.load import SIZE_MIN, Plan
+
+    if size < SIZE_MIN:
+        raise InvalidArgument(f"--size {size} is too small.", hint=f"The checks need {SIZE_MIN} bytes in each message.")
+    plan = Plan(
+        url=url,
+        topic=f"bench.{os.urandom(4).hex()}",
+        partitions=partitions,
+        size=size,
+        batch=batch,
+        producers=producers,
+        subscribers=subscribers,
+        rate=rate,
+        seconds=seconds,
+        ack=ack,
+        compression=compression,
+        one_by_one=one_by_one,
+        timeout=timeout,
+    )
+    result = _run(plan, flush=flush, keep=keep)
+    if json:
+        print_json(result)
+    else:
+        _print_result(plan, result)
+    if not result.verified:
+        raise typer.Exit(EXIT_ERROR)
+
+
+def _run(plan: Plan, *, flush: str, keep: bool) -> Result:
+    """Make the topic, measure, clean up."""
+    from stentor.cli.measurement import measure
+
+    with options.connect(plan.url, plan.timeout, "bench") as client:
+        client.create_topic(plan.topic, partitions=plan.partitions, flush=flush)
+        try:
+            return measure(plan)
+        finally:
+            if not keep:
+                client.delete_topic(plan.topic)
+
+
+def _print_result(plan: Plan, result: Result) -> None:
+    print_facts(
+        [
+            ("published", _speed(result.published, result.published_per_second, plan.size)),
+            ("delivered", _speed(result.delivered, result.delivered_per_second, plan.size)),
+            ("verified", _verdict(plan, result)),
+        ]
+    )
+    rows = [
+        (name, *(f"{value:,}" for value in latency))
+        for name, latency in (
+            ("publish to acknowledgement", result.acknowledged_us),
+            ("publish to delivery", result.latency_us),
+        )
+        if latency is not None
+    ]
+    if rows:
+        print()
+        headings = ("LATENCY, MICROSECONDS", "P50", "P90", "P99", "P99.9", "MAX")
+        print_table(headings, rows, right=headings[1:])
+
+
+def _speed(messages: int, per_second: float, size: int) -> str:
+    return f"{messages:,} messages, {per_second:,.0f} per second, {show_bytes(per_second * size)}/s"
+
+
+def _verdict(plan: Plan, result: Result) -> str:
+    if not plan.subscribers:
+        return "nothing to verify without subscribers"
+    if result.verified:
+        return f"{result.delivered:,} of {result.published * plan.subscribers:,}, in order, none twice"
+    return f"FAILED: {result.lost:,} lost, {result.doubled:,} doubled, {result.disordered:,} out of order"
