@@ -54,9 +54,15 @@ def make_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
 
 def connect(url: str | None, timeout: float, command: str) -> stentor.Client:
     """Connect under a name that tells an operator which command of whom this is."""
+    import logging
     import socket
 
     import stentor
 
+    if os.environ.get("STENTOR_DEBUG") == "1":
+        logging.basicConfig(level=logging.DEBUG)
+    else:
+        # What went wrong arrives here as an error and is printed once, as a sentence.
+        logging.getLogger("stentor").addHandler(logging.NullHandler())
     name = f"stentor {command}@{socket.gethostname()}:{os.getpid()}"
     return stentor.connect(url, name=name, timeout=timeout)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from stentor import limits
-from stentor.client.message import decode_messages, record_batches
+from stentor.client.decode import decode_messages, record_batches
 from stentor.client.positions import Last, check_position, find_request
 from stentor.core.names import check_pattern, is_pattern, matches
 from stentor.errors import (

@@ -202,7 +202,7 @@ class _Inspection:
         floor = check.recorded.synced_end if check.recorded is not None else 0
         if scan.end < floor:
             self._say_damage(path, scan.end, floor, "they were on disk and are missing or damaged")
-        elif scan.tail_bytes and not self._running:
+        elif not scan.tail_is_blank and not self._running:
             self._say(
                 "warning",
                 path,

@@ -41,7 +41,7 @@ from stentor.storage.scan import Extent, Scan, scan_segment
 from stentor.storage.segment import INDEX_SUFFIX, Segment
 from stentor.storage.state import LogState, mark_path, read_mark
 from stentor.storage.syncer import LogSyncer
-from stentor.storage.writer import LogWriter
+from stentor.storage.writer import LogWriter, give_back
 from stentor.wire.header import BatchHeader
 
 
@@ -303,7 +303,7 @@ class PartitionLog:
         INDEX_CACHE.discard(segment.serial)
         segment.index, segment.summary, segment.sealed = scan.index, None, False
         segment.end, segment.file = scan.end, FileHandle(segment.path(), write=True)
-        segment.size = segment.file_bytes = segment.synced_size = scan.size
+        segment.size = segment.file_bytes = segment.synced_size = segment.allocated = scan.size
         os.ftruncate(segment.file.fd, scan.size)
         os.fsync(segment.file.fd)
 
@@ -314,6 +314,7 @@ class PartitionLog:
             return
         try:
             if state.failed is None:
+                give_back(state.segments[-1])
                 self.sync()
         finally:
             state.closed = True

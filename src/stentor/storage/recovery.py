@@ -241,9 +241,9 @@ class Recovery:
         path = segment_path(self._directory, base, LOG_SUFFIX)
         file = FileHandle(path)
         size = file.bytes()
-        if size > SEGMENT_HEADER_BYTES:
+        if not is_blank(file, SEGMENT_HEADER_BYTES, size):
             self._truncated.append(Truncation(path.name, size, 0, base, None))
-        if read_at(file, len(SEGMENT_MAGIC), 0) == SEGMENT_MAGIC or is_blank(file, size):
+        if read_at(file, len(SEGMENT_MAGIC), 0) == SEGMENT_MAGIC or is_blank(file, 0, size):
             remove_files(self._directory, base)
         else:
             put_aside(self._directory, base)
@@ -436,17 +436,14 @@ class Recovery:
             record_damage(segment, damaged, self._identity)
 
     def _cut_tail(self, segment: Segment, scan: Scan) -> None:
-        path = segment.path()
-        header = scan.tail_header
-        self._truncated.append(
-            Truncation(
-                path.name, segment.file_bytes, scan.size, scan.end, None if header is None else header.end_offset
-            )
-        )
+        path, size = segment.path(), segment.file_bytes
         segment.file = FileHandle(path, write=True)
         os.ftruncate(segment.file.fd, scan.size)
         segment.file_bytes = scan.size
-        logger.warning("%s had a torn tail: cut from %d to %d bytes.", path, self._truncated[-1].from_bytes, scan.size)
+        if not scan.tail_is_blank:
+            next_offset = scan.tail_header.end_offset if scan.tail_header is not None else None
+            self._truncated.append(Truncation(path.name, size, scan.size, scan.end, next_offset))
+            logger.warning("%s had a torn tail: cut from %d to %d bytes.", path, size, scan.size)
 
     # --- go on ----------------------------------------------------------------------------------
 
@@ -457,6 +454,7 @@ class Recovery:
             return [*segments, self._create(max(last.end, self._floor_end))]
         last.path(INDEX_SUFFIX).unlink(missing_ok=True)
         last.file = FileHandle(last.path(), write=True)
+        last.allocated = last.size
         return segments
 
     def _make_durable(self, segments: Sequence[Segment]) -> None:

@@ -47,7 +47,7 @@ OFFSET_MAX: Final = 2**63 - 1
 class Scan:
     """What a scan of one segment found."""
 
-    __slots__ = ("batches", "damaged", "end", "index", "size", "tail_bytes", "tail_header")
+    __slots__ = ("batches", "damaged", "end", "index", "size", "tail_bytes", "tail_header", "tail_is_blank")
 
     def __init__(self, base: int) -> None:
         self.index = SparseIndex()
@@ -59,6 +59,8 @@ class Scan:
         self.damaged: list[DamagedRange] = []
         self.tail_bytes = 0
         """How many bytes follow that are no valid batch."""
+        self.tail_is_blank = True
+        """Only zeros follow: room that was taken and not written to."""
         self.tail_header: BatchHeader | None = None
         """The header at the beginning of the tail, if it can be read."""
 
@@ -154,6 +156,7 @@ def _skip_damage(extent: Extent, scan: Scan) -> bool:
     if found is None:
         scan.tail_bytes = extent.size - scan.size
         scan.tail_header = broken
+        scan.tail_is_blank = is_blank(extent.file, scan.size, extent.size)
         return False
     position, header = found
     missing = position == scan.size
@@ -238,13 +241,10 @@ def _magic_positions(extent: Extent, position: int) -> Iterator[int]:
         position += len(window) - overlap
 
 
-def is_blank(file: FileHandle, size: int) -> bool:
-    """Is there nothing in this file: less than a segment header, or only zeros?"""
-    if size < SEGMENT_HEADER_BYTES:
-        return True
-    position = 0
-    while position < size:
-        piece = read_at(file, SCAN_WINDOW_BYTES, position)
+def is_blank(file: FileHandle, position: int, end: int) -> bool:
+    """Are there only zeros between these positions?"""
+    while position < end:
+        piece = read_at(file, min(SCAN_WINDOW_BYTES, end - position), position)
         if piece.strip(b"\0"):
             return False
         position += max(len(piece), 1)

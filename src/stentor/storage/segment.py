@@ -118,6 +118,7 @@ class Segment:
     """One segment file and what is known about it. `state.py` says who writes which field, and when."""
 
     __slots__ = (
+        "allocated",
         "base",
         "damaged",
         "directory",
@@ -144,6 +145,8 @@ class Segment:
         """Where the last whole batch ends. Readers never look beyond."""
         self.file_bytes = SEGMENT_HEADER_BYTES
         """The size of the file: larger than `size` only in a segment that recovery found damaged."""
+        self.allocated = SEGMENT_HEADER_BYTES
+        """While the segment is active: the disk has given it room up to here, filled with zeros."""
         self.synced_size = 0
         """Up to here the content is on disk."""
         self.end = base

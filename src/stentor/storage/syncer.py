@@ -105,8 +105,10 @@ def unsealed_segments(segments: Sequence[Segment]) -> Sequence[Segment]:
 
 def seal_segment(segment: Segment, identity: Identity) -> None:
     """Write the index of a segment that is on disk and final, and let go of memory and descriptor."""
-    index = segment.index
+    index, file = segment.index, segment.file
     assert index is not None
+    assert file is not None
+    segment.file_bytes = file.bytes()
     summary, data = encode_index(
         index,
         identity,

@@ -145,6 +145,19 @@ def _times(column: Any) -> Sequence[int]:
     return memoryview(column.buffers()[1]).cast("q")[column.offset : column.offset + len(column)]
 
 
+def time_range(batch: Any) -> tuple[int, int]:
+    """The smallest and the largest timestamp."""
+    column = batch.column(0)
+    raw = memoryview(column.buffers()[1])[8 * column.offset : 8 * (column.offset + len(column))]
+    if raw == bytes(raw[:8]) * len(column):  # most producers stamp a batch once: comparing is far cheaper
+        only = _I64.unpack_from(raw)[0]
+        return only, only
+    import pyarrow.compute as pc  # heavy, and rarely needed
+
+    ends = pc.min_max(column)
+    return ends["min"].value, ends["max"].value
+
+
 def header_lists(headers: Any) -> list[Headers | None]:
     """The headers column as lists of pairs."""
     return [

@@ -299,6 +299,9 @@ Request = (
 )
 Response = TopicDescribed | TopicList | OffsetFound | RouteTable | ClientList | Statistics | Done
 
+# What an error has by itself; a peer's details may not pass for it.
+_ERROR_FIELDS = frozenset({"self", "message", "hint", "operation", "object"})
+
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
@@ -344,5 +347,5 @@ def raised(message: Failure) -> StentorError:
         operation=message.operation,
         what=message.object,
         retriable=message.retriable,
-        detail={k: v for k, v in message.detail.items() if k.isidentifier()},
+        detail={k: v for k, v in message.detail.items() if k not in _ERROR_FIELDS},
     )

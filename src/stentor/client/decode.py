@@ -1,0 +1,179 @@
+"""How a delivery becomes messages or Arrow.
+
+Ordinary batches are decoded column by column. Quiet topics are made of one-message batches, where
+the fixed costs of a batch are paid for every message; those are decoded in *runs*:
+
+    a run of equal lengths      one `iter_unpack` over all of them, checksums by `map`: all in C
+    any other one-message batch one tight loop
+    everything else             the general decoder, which also says exactly what is wrong
+
+Every path checks the body's and the header's checksum of every batch. Messages of a batch are made
+one by one as they are asked for, so that they live and die in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any, Final
+
+from crc32c import crc32c
+
+from stentor.client.message import Block, Message
+from stentor.client.tables import with_position
+from stentor.wire import batch as wire_batch
+from stentor.wire.header import CHECKED_FROM, HEADER_BYTES, MAGIC, check_header
+from stentor.wire.rows import ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stentor.wire.header import BatchHeader
+
+# One header and one packed row, only the fields that a one-message batch needs: magic, length,
+# header and body checksum, count, offset, attributes, timestamp, length of key, value and headers.
+_SINGLE_FORMAT: Final = "<4sIII12xIQ4xI48xqiii"
+_SINGLE: Final = struct.Struct(_SINGLE_FORMAT)
+_SINGLE_BYTES: Final = HEADER_BYTES + ROW.size
+assert _SINGLE.size == _SINGLE_BYTES
+
+_RUN_MAX: Final = 256  # messages decoded at once: what fits the processor's cache
+_RUN_MIN: Final = 8  # below this a run costs more than it saves
+
+
+def decode_messages(
+    chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None
+) -> Iterator[Iterator[Message]]:
+    """The messages of a delivery with floor <= offset < ceiling, one iterator per batch or run.
+
+    CorruptData where a checksum fails.
+    """
+    position, end = 0, len(chunk)
+    while position < end:
+        found, position = _decode_singles(chunk, position, topic, partition)
+        if found:
+            yield iter(_trim(found, floor, ceiling))
+        elif position < end:
+            header = check_header(chunk, position)
+            yield _decode_one(chunk, position, header, topic, partition, floor, ceiling)
+            position += header.length
+
+
+def _trim(found: list[Message], floor: int, ceiling: int | None) -> list[Message]:
+    if found[0].offset >= floor and (ceiling is None or found[-1].offset < ceiling):
+        return found
+    return [m for m in found if m.offset >= floor and (ceiling is None or m.offset < ceiling)]
+
+
+def _decode_singles(chunk: bytes, position: int, topic: str, partition: int) -> tuple[list[Message], int]:
+    """Decode one-message batches without headers, as many as one block takes: (messages, position)."""
+    if len(chunk) - position < _SINGLE_BYTES:
+        return [], position
+    _, length, _, _, count, _, attributes, _, key, value, extra = _SINGLE.unpack_from(chunk, position)
+    if count != 1 or attributes or extra != -1 or length != _SINGLE_BYTES + max(key, 0) + max(value, 0):
+        return [], position
+    alike = min(_RUN_MAX, (len(chunk) - position) // length)
+    if key >= 0 and value >= 0 and alike >= _RUN_MIN:
+        found = _decode_run(chunk[position : position + alike * length], length, key, value, topic, partition)
+        if found:
+            return found, position + len(found) * length
+    return _decode_loop(chunk, position, topic, partition)
+
+
+@lru_cache(maxsize=256)
+def _run_layouts(key: int, value: int) -> tuple[struct.Struct, struct.Struct]:
+    """Two views of one record: its fields, and the two ranges that checksums cover."""
+    body = ROW.size + key + value
+    return (
+        struct.Struct(f"{_SINGLE_FORMAT}{key}s{value}s"),
+        struct.Struct(f"<{CHECKED_FROM}x{HEADER_BYTES - CHECKED_FROM}s{body}s"),
+    )
+
+
+def _decode_run(run: bytes, length: int, key: int, value: int, topic: str, partition: int) -> list[Message]:
+    """Decode records of one length; as many from the front as are what they seem, possibly none."""
+    fields, checked = _run_layouts(key, value)
+    columns = list(zip(*fields.iter_unpack(run), strict=True))
+    magics, lengths, header_sums, body_sums, counts, offsets, attributes, times, keys, values, extras = columns[:11]
+    size = len(magics)
+    expected = (
+        (magics, MAGIC),
+        (lengths, length),
+        (counts, 1),
+        (attributes, 0),
+        (keys, key),
+        (values, value),
+        (extras, -1),
+    )
+    heads, bodies = zip(*checked.iter_unpack(run), strict=True)
+    alike = (
+        all(column.count(wanted) == size for column, wanted in expected)
+        and offsets[-1] - offsets[0] == size - 1
+        and tuple(map(crc32c, bodies)) == body_sums
+        and tuple(map(crc32c, heads)) == header_sums
+    )
+    if not alike:
+        return []
+    block = Block(topic, partition, offsets[0], times, None)
+    return list(map(Message, columns[11], columns[12], offsets, repeat(block)))
+
+
+def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tuple[list[Message], int]:
+    """The same for records of different lengths, a block's worth of them."""
+    found: list[Message] = []
+    times: list[int] = []
+    unpack, checksum, message_of = _SINGLE.unpack_from, crc32c, Message
+    block = Block(topic, partition, _SINGLE.unpack_from(chunk, position)[5], times, None)
+    expected, end = block.base_offset, len(chunk) - _SINGLE_BYTES
+    while position <= end and len(found) < _RUN_MAX:
+        magic, length, header_sum, body_sum, count, offset, attributes, time, key, value, extra = unpack(
+            chunk, position
+        )
+        if count != 1 or flags or extra != -1 or magic != MAGIC or offset != expected:
+            break
+        body = chunk[position + HEADER_BYTES : position + length]
+        value_at = ROW.size + (max(0, key))
+        if (
+            value_at + (max(0, value)) != len(body)
+            or checksum(body) != body_sum
+            or checksum(chunk[position + CHECKED_FROM : position + HEADER_BYTES]) != header_sum
+        ):
+            break  # the general decoder will say what is wrong
+        times.append(time)
+        found.append(
+            message_of(
+                body[ROW.size : value_at] if key >= 0 else None,
+                body[value_at:] if value >= 0 else None,
+                offset,
+                block,
+            )
+        )
+        expected += 1
+        position += length
+    return found, position
+
+
+def _decode_one(
+    chunk: bytes, position: int, header: BatchHeader, topic: str, partition: int, floor: int, ceiling: int | None
+) -> Iterator[Message]:
+    timestamps, keys, values, headers = wire_batch.columns(chunk, position, header)
+    base, count = header.base_offset, header.count
+    block = Block(topic, partition, base, timestamps, headers)
+    messages = map(Message, keys, values, range(base, base + count), repeat(block))
+    skip = max(0, floor - base)
+    stop = count if ceiling is None else max(0, min(count, ceiling - base))
+    return messages if not skip and stop == count else islice(messages, skip, max(skip, stop))
+
+
+def record_batches(chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None) -> Iterator[Any]:
+    """The same as Arrow record batches with topic, partition and offset columns in front."""
+    position = 0
+    while position < len(chunk):
+        header = check_header(chunk, position)
+        found = wire_batch.record_batch(chunk, position, header)
+        position += header.length
+        skip = max(0, floor - header.base_offset)
+        stop = header.count if ceiling is None else min(header.count, ceiling - header.base_offset)
+        if stop > skip:
+            yield with_position(found.slice(skip, stop - skip), topic, partition, header.base_offset + skip)

@@ -1,0 +1,143 @@
+import json
+import signal
+
+import pytest
+
+
+def test_describe_is_an_overview(cli, client, running_broker):
+    client.publish("overview", "x")
+    out = cli("describe").out
+    assert running_broker.info.id in out
+    assert running_broker.url in out
+    assert "overview" in out
+    found = json.loads(cli("describe", "--json").out)
+    assert found["broker"]["id"] == running_broker.info.id
+    assert "overview" in [topic["name"] for topic in found["topics"]]
+    assert found["statistics"]["broker"]["connections"] >= 1
+
+
+def test_clients_shows_names_and_what_they_do(cli, running_broker):
+    with running_broker.client(name="inventory") as other, other.subscribe("watched.topic"):
+        out = cli("clients").out
+        found = json.loads(cli("clients", "--json").out)
+    [line] = [line for line in out.splitlines() if line.startswith("inventory")]
+    assert "watched.topic" in line
+    assert any(line.startswith("stentor clients@") for line in out.splitlines())
+    assert "inventory" in [client["name"] for client in found]
+
+
+def test_doctor_finds_nothing_wrong_with_a_good_connection(cli, client):
+    client.publish("healthy", "x")
+    done = cli("doctor", "--url", "")
+    checked = cli("doctor")
+    assert done.code == 2 or "ERROR" in done.out
+    assert checked.code == 0, checked.out
+    assert "all is well" in checked.out
+    assert "round trip" in checked.out
+    assert "ready" in checked.out
+
+
+def test_doctor_checks_a_data_directory(cli, running_broker, monkeypatch):
+    monkeypatch.delenv("STENTOR_URL")
+    done = cli("doctor", "--data", str(running_broker.data_directory))
+    assert done.code == 0, done.out
+    assert "verified" in done.out
+
+
+def test_doctor_names_what_is_wrong_and_exits_with_1(cli, tmp_path, monkeypatch):
+    missing = cli("doctor", "--data", str(tmp_path / "missing"), "--url", "127.0.0.1:1", "--timeout", "2")
+    assert missing.code == 1
+    assert "no such directory" in missing.out
+    assert "127.0.0.1:1" in missing.out
+    assert "2 errors" in missing.out
+    findings = json.loads(cli("doctor", "--data", str(tmp_path / "missing"), "--url", "127.0.0.1:1", "--json").out)
+    assert [finding["severity"] for finding in findings] == ["error", "error"]
+
+
+def test_doctor_checks_every_address_by_itself(cli, running_broker):
+    good = running_broker.url.removeprefix("stentor://")
+    done = cli("doctor", "--url", f"{good},127.0.0.1:1", "--timeout", "5")
+    assert done.code == 1
+    assert f"ok       {good}: Connected" in done.out
+    assert "ERROR    127.0.0.1:1" in done.out
+
+
+@pytest.mark.slow
+def test_bench_counts_and_verifies_every_message(cli, client):
+    done = cli("bench", "--seconds", "0.5", "--subscribers", "2", "--producers", "2", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["verified"]
+    assert found["delivered"] == 2 * found["published"] > 0
+    assert found["latency_us"]["p50"] > 0
+    assert client.topics("bench.*") == []
+
+
+@pytest.mark.slow
+def test_bench_at_a_rate_sends_exactly_that_many(cli):
+    done = cli("bench", "--seconds", "0.5", "--rate", "1000", "--one-by-one", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["published"], found["delivered"]) == (500, 500)
+    assert found["acknowledged_us"]["p50"] > 0
+
+
+def test_bench_refuses_messages_too_small_to_check(cli):
+    failed = cli("bench", "--size", "5")
+    assert failed.code == 2
+    assert "20 bytes" in failed.err
+
+
+def test_serve_prints_one_line_when_ready_and_stops_gracefully(shell, tmp_path):
+    process = shell("serve", "--data", str(tmp_path / "d"), "--port", "0", "--http-port", "0")
+    line = process.stdout.readline().decode()
+    assert line.startswith("stentor ready on stentor://127.0.0.1:")
+    assert "  http://127.0.0.1:" in line
+    assert line.endswith(f"  data {tmp_path / 'd'}\n")
+    process.send_signal(signal.SIGTERM)
+    rest, err = process.communicate(timeout=30)
+    assert (process.returncode, rest) == (0, b"")
+    assert b"Traceback" not in err
+
+
+def test_serve_takes_settings_from_flag_then_environment_then_file(shell, tmp_path):
+    file = tmp_path / "stentor.toml"
+    file.write_text('host = "127.0.0.3"\nport = 0\nhttp = false\ndata_directory = "unused"\n')
+    environment = {"STENTOR_HOST": "127.0.0.2", "STENTOR_DATA_DIRECTORY": str(tmp_path / "e")}
+    process = shell("serve", "--config", str(file), "--data", str(tmp_path / "d"), environment=environment)
+    line = process.stdout.readline().decode()
+    assert line.startswith("stentor ready on stentor://127.0.0.2:")
+    assert "http" not in line
+    assert line.endswith(f"  data {tmp_path / 'd'}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--port", "99999"), b"port"),
+        (("--flush", "sometimes"), b"flush"),
+        (("--config", "/no/such/file.toml"), b"/no/such/file.toml"),
+        (("--data", "/dev/null"), b"/dev/null"),
+        (("--host", "203.0.113.1", "--port", "0"), b"203.0.113.1"),
+    ],
+)
+def test_a_broker_that_cannot_start_says_why_in_one_sentence(shell, tmp_path, arguments, expected):
+    process = shell("serve", "--data", str(tmp_path / "d"), "--port", "0", "--http-port", "0", *arguments)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode in {1, 2}
+    assert out == b""
+    assert b"Traceback" not in err
+    complaint = err.splitlines()[-1]
+    assert complaint.startswith(b"stentor: ")
+    assert expected in complaint
+
+
+def test_a_port_in_use_is_one_sentence(shell, running_broker, tmp_path):
+    port = running_broker.url.rpartition(":")[2]
+    process = shell("serve", "--data", str(tmp_path / "d"), "--port", port, "--http-port", "0")
+    _, err = process.communicate(timeout=30)
+    complaint = err.splitlines()[-1].decode()
+    assert process.returncode in {1, 2}
+    assert complaint.startswith("stentor: ")
+    assert port in complaint
+    assert "--port" in complaint

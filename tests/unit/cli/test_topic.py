@@ -1,0 +1,68 @@
+import json
+
+import pytest
+
+import stentor
+
+
+def test_create_describe_alter_and_delete(cli, client):
+    made = cli(
+        "topic", "create", "shop.orders", "--partitions", "3", "--retention-age", "7d", "--retention-bytes", "1GB"
+    )
+    assert made.code == 0, made.err
+    assert "shop.orders" in made.out
+    settings = client.describe_topic("shop.orders").settings
+    assert (settings.partitions, settings.retention_age_s, settings.retention_bytes) == (3, 604_800, 10**9)
+
+    assert cli("topic", "alter", "shop.orders", "--retention-age", "none", "--flush", "interval").code == 0
+    described = json.loads(cli("topic", "describe", "shop.orders", "--json").out)
+    assert described["settings"].get("retention_age_s") is None
+    assert described["settings"]["flush"] == "interval"
+    assert len(described["partitions"]) == 3
+
+    gone = cli("topic", "delete", "shop.orders", "--yes")
+    assert gone == (0, "deleted shop.orders\n", "")
+    with pytest.raises(stentor.TopicNotFound):
+        client.describe_topic("shop.orders")
+
+
+def test_list_is_a_table_of_those_that_match(cli, client):
+    client.create_topic("list.b")
+    client.create_topic("list.a")
+    client.publish("list.a", "x")
+    lines = cli("topic", "list", "list.*").out.splitlines()
+    assert lines[0].split() == ["TOPIC", "PARTITIONS", "MESSAGES", "SIZE", "FLUSH", "RETENTION", "HEALTH"]
+    assert [line.split()[0] for line in lines[1:]] == ["list.a", "list.b"]
+    assert lines[1].split()[2] == "1"
+    assert [topic["name"] for topic in json.loads(cli("topic", "list", "list.>", "--json").out)]
+
+
+def test_creating_twice_fails_unless_that_is_fine(cli):
+    assert cli("topic", "create", "twice").code == 0
+    again = cli("topic", "create", "twice")
+    assert again.code == 1
+    assert again.err.startswith("stentor: ")
+    assert "twice" in again.err
+    assert cli("topic", "create", "twice", "--exist-ok").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("topic", "describe", "no.such"), 1),
+        (("topic", "alter", "no.such", "--flush", "always"), 1),
+        (("topic", "delete", "no.such", "--yes"), 1),
+        (("topic", "create", "bad name!"), 2),
+        (("topic", "create", "bad.flush", "--flush", "sometimes"), 2),
+        (("topic", "create", "bad.segment", "--segment-bytes", "1"), 2),
+        (("topic", "create", "bad.partitions", "--partitions", "99999"), 2),
+        (("topic", "alter", "twice"), 2),
+        (("topic", "delete", "twice"), 2),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(cli, arguments, code):
+    failed = cli(*arguments)
+    assert failed.out == ""
+    assert failed.err.startswith("stentor: ")
+    assert failed.err.count("\n") == 1
+    assert failed.code == code, failed.err
