@@ -10,6 +10,7 @@ PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
 DATA    ?= ./data
 ROUNDS  ?= 50
+CASES   ?= 1000000
 QUICK   ?=
 ARGS    ?=
 
@@ -76,8 +77,8 @@ memory: $(VENV)/.bench ## the broker's memory while 5 GB are written past slow s
 recovery: $(VENV)/.bench ## time until ready after a crash with 10 GB of log
 	@$(PYTHON) -m bench.recovery $(ARGS)
 
-fuzz: $(VENV)/.dev ## a million mutated frames through the decoder
-	@STENTOR_FUZZ_FRAMES=1000000 $(PYTHON) -m pytest tests/fuzz --timeout 3600 $(ARGS)
+fuzz: $(VENV)/.dev ## CASES=1000000 mutated frames and batches through every decoder
+	@$(PYTHON) tests/hostile/fuzz.py --cases $(CASES) $(ARGS)
 
 clean: ## remove what make and Python left behind; never the data
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

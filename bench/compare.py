@@ -174,4 +174,9 @@ TARGETS = (
         "history of one-message batches ≥ the best peer",
         "history", 1.0, ("stock", "tuned"), lambda row: row.case.system in {"redis", "nats"},
     ),
+    Target(
+        "the same, without bare hiredis, which is no client",
+        "history", 1.0, ("stock", "tuned"),
+        lambda row: row.case.system in {"redis", "nats"} and row.case.mode != "bare",
+    ),
 )  # fmt: skip

@@ -46,8 +46,8 @@ def colour(row: Row) -> str:
     return LIMIT if row.case.variant in {"limit", "native"} else THEIRS
 
 
-def _bars(axes: Any, rows: list[Row], name: str, title: str) -> None:
-    """Horizontal bars of the medians on a logarithmic axis, with the spread as a line."""
+def _dots(axes: Any, rows: list[Row], name: str, title: str) -> None:
+    """Medians as dots, with the spread as a line: bars would lie on a logarithmic axis, which has no zero."""
     rows = sorted(rows, key=lambda row: row.median(name) or 0.0)
     medians = [row.median(name) or 0.0 for row in rows]
     spreads = [row.spread(name) or (0.0, 0.0) for row in rows]
@@ -56,14 +56,18 @@ def _bars(axes: Any, rows: list[Row], name: str, title: str) -> None:
         [high - middle for middle, (_, high) in zip(medians, spreads, strict=True)],
     ]
     labels = [f"{row.case.label} ({row.case.variant})" for row in rows]
-    axes.barh(labels, medians, xerr=errors, color=[colour(row) for row in rows], ecolor="#333333")
+    axes.errorbar(medians, labels, xerr=errors, fmt="none", ecolor="#333333", linewidth=1)
+    axes.scatter(medians, labels, c=[colour(row) for row in rows], s=60, zorder=3)
+    for label, middle in zip(labels, medians, strict=True):
+        axes.annotate(f"{middle:,.0f}", (middle, label), (0, 6), textcoords="offset points", ha="center", fontsize=7)
     axes.set_xscale("log")
+    axes.margins(x=0.15, y=0.08)
     axes.set_title(title)
     axes.grid(axis="x", alpha=0.3)
 
 
 def _panels(rows: list[Row], name: str, title: str, unit: str) -> Any:
-    """One panel of bars per durability class."""
+    """One panel of dots per durability class."""
     from matplotlib import pyplot as plt
 
     classes = [kind for kind in ("fsync", "os", "none") if any(row.case.durability == kind for row in rows)]
@@ -71,7 +75,7 @@ def _panels(rows: list[Row], name: str, title: str, unit: str) -> Any:
         return None
     figure, panels = plt.subplots(1, len(classes), figsize=(6 * len(classes), 5), squeeze=False)
     for axes, kind in zip(panels[0], classes, strict=True):
-        _bars(axes, [row for row in rows if row.case.durability == kind], name, f"{title}, {kind}")
+        _dots(axes, [row for row in rows if row.case.durability == kind], name, f"{title}, {kind}")
         axes.set_xlabel(unit)
     return figure
 

@@ -127,9 +127,7 @@ def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tup
     block = Block(topic, partition, _SINGLE.unpack_from(chunk, position)[5], times, None)
     expected, end = block.base_offset, len(chunk) - _SINGLE_BYTES
     while position <= end and len(found) < _RUN_MAX:
-        magic, length, header_sum, body_sum, count, offset, attributes, time, key, value, extra = unpack(
-            chunk, position
-        )
+        magic, length, header_sum, body_sum, count, offset, flags, time, key, value, extra = unpack(chunk, position)
         if count != 1 or flags or extra != -1 or magic != MAGIC or offset != expected:
             break
         body = chunk[position + HEADER_BYTES : position + length]

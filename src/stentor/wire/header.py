@@ -41,6 +41,9 @@ LAYOUT: Final = struct.Struct("<4sIIIQIIQIIqqqQIIQ")
 HEADER_BYTES: Final = LAYOUT.size
 assert HEADER_BYTES == 96
 
+OFFSET_MAX: Final = 2**62
+"""Offsets stay far inside the signed half: sums of them fit an Arrow int64 and MessagePack."""
+
 CHECKED_FROM: Final = 12
 _LENGTHS = struct.Struct("<4sIII")
 _HEADER_CHECKSUM = struct.Struct("<I")
@@ -150,6 +153,8 @@ def check_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         raise CorruptData(f"A batch claims {header.length} bytes; the limit is {limits.BATCH_BYTES_MAX}.")
     if crc32c(memoryview(buffer)[position + CHECKED_FROM : position + HEADER_BYTES]) != header.header_checksum:
         raise CorruptData("A batch header fails its checksum.")
+    if header.base_offset > OFFSET_MAX:
+        raise CorruptData(f"A batch claims the impossible offset {header.base_offset}.")
     return header
 
 

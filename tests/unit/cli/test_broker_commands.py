@@ -28,9 +28,7 @@ def test_clients_shows_names_and_what_they_do(cli, running_broker):
 
 def test_doctor_finds_nothing_wrong_with_a_good_connection(cli, client):
     client.publish("healthy", "x")
-    done = cli("doctor", "--url", "")
     checked = cli("doctor")
-    assert done.code == 2 or "ERROR" in done.out
     assert checked.code == 0, checked.out
     assert "all is well" in checked.out
     assert "round trip" in checked.out

@@ -84,5 +84,5 @@ def test_a_table_has_a_heading_as_wide_as_its_lines():
 
 
 def test_an_unknown_format_is_refused_with_those_there_are():
-    with pytest.raises(InvalidArgument, match="xml.*value, raw, json, table"):
+    with pytest.raises(InvalidArgument, match=r"xml.*value, raw, json, table"):
         formats.choose("xml", with_key=False)

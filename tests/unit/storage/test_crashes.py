@@ -48,11 +48,13 @@ def crash(log, logs, model, chance, directory):
         if chance.random() < 0.3:
             break
         keep = chance.randint(segment.synced_size, segment.size)
-        data = path.read_bytes()[:keep]
+        whole = path.read_bytes()
+        data = whole[:keep]
         if segment.synced_size < keep and chance.random() < 0.3:
             hole = chance.randint(segment.synced_size, keep)
             data = data[:hole] + bytes(keep - hole)
-        path.write_bytes(data)
+        room = len(whole) - keep if chance.random() < 0.5 else 0
+        path.write_bytes(data + bytes(room))
         if keep > max(segment.synced_size, SEGMENT_HEADER_BYTES):
             break
     logs.directory = directory

@@ -113,7 +113,7 @@ def test_a_sync_that_fails_during_recovery_fails_the_log(logs, batches, monkeypa
 def test_a_write_error_is_taken_back_and_stops_the_log(logs, batches, monkeypatch):
     log = logs.open()
     batches.fill(log, 3)
-    size = logs.files()[0].stat().st_size
+    size = log.bytes
 
     def half(fd, data, position):
         os.pwritev(fd, [bytes(data[:20])], position)
@@ -139,7 +139,7 @@ def test_a_short_write_is_completed(logs, batches, monkeypatch):
 def test_a_disk_that_fills_up_during_a_write_leaves_the_log_as_it_was(logs, batches, monkeypatch):
     log = logs.open()
     written = batches.fill(log, 3)
-    size = logs.files()[0].stat().st_size
+    size = log.bytes
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, position: pwrite(fd, data[:50], position))
     monkeypatch.setattr(os, "pwritev", full_disk)
@@ -175,6 +175,14 @@ def test_appends_are_refused_before_the_reserve_is_touched(logs, batches):
     log.settings = LogSettings(disk_reserve_bytes=0)
     batches.append(log)
     assert log.end == 4
+
+
+def test_a_file_system_that_gives_no_room_ahead_is_written_to_all_the_same(logs, batches, monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", full_disk)
+    log = logs.open()
+    written = batches.fill(log, 1000)
+    assert batches.read_all(log) == written
+    assert logs.files()[0].stat().st_size == log.bytes
 
 
 def test_a_roll_on_a_full_disk_leaves_the_old_segment_active(logs, batches, monkeypatch):

@@ -94,6 +94,7 @@ def test_segments_follow_each_other_without_holes(logs, batches):
     for offset in range(40):
         assert log.read(offset, 40, 1).data == written[offset]
     assert all(path.stat().st_size <= 1000 for path in logs.files())
+    log.close()
     assert log.bytes == sum(path.stat().st_size for path in logs.files())
 
 
@@ -295,6 +296,18 @@ def test_a_closed_log_takes_nothing_more(logs, batches):
         batches.append(log)
     with pytest.raises(Closed):
         log.sync()
+
+
+def test_room_is_taken_ahead_and_given_back(logs, batches):
+    log = logs.open()
+    batches.fill(log, 3)
+    active = logs.files()[0]
+    assert active.stat().st_size > log.bytes
+    log.roll()
+    assert active.stat().st_size == log.bytes - SEGMENT_HEADER_BYTES
+    batches.fill(log, 3)
+    log.close()
+    assert sum(path.stat().st_size for path in logs.files()) == log.bytes
 
 
 def test_a_closed_log_holds_no_descriptors(logs, batches):

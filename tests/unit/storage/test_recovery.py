@@ -268,7 +268,7 @@ def test_several_unsealed_segments_are_recovered_after_a_crash(logs, batches):
 def test_a_torn_segment_before_one_that_was_begun_and_never_synced_is_a_torn_tail(logs, batches):
     log = logs.open()
     written = batches.fill(log, 10)
-    log.sync()
+    log.close()
     for rest in (b"", bytes(64), bytes(5000), b"header"):
         old = logs.files()[0]
         content = old.read_bytes()
@@ -282,6 +282,33 @@ def test_a_torn_segment_before_one_that_was_begun_and_never_synced_is_a_torn_tai
         batches.append(log)
         assert batches.read_all(log) == written
         log.close()
+
+
+def test_room_taken_ahead_is_not_taken_for_a_torn_tail(logs, batches):
+    log = logs.open()
+    written = batches.fill(log, 3)
+    assert logs.files()[0].stat().st_size > log.bytes
+    for _ in range(3):
+        log = logs.open(synced_end=log.end)
+        assert (log.recovery.truncated, log.damaged) == ((), [])
+        written += batches.fill(log, 3)
+        assert batches.read_all(log) == written
+
+
+def test_a_torn_batch_before_room_taken_ahead_is_cut_off(logs, batches):
+    log = logs.open()
+    batches.fill(log, 3)
+    path = logs.files()[0]
+    with path.open("r+b") as file:
+        file.seek(log.bytes - 20)
+        file.write(bytes(20))
+    log = logs.open(synced_end=2)
+    assert (log.end, log.damaged, len(log.recovery.truncated)) == (2, [], 1)
+    with path.open("r+b") as file:
+        file.seek(log.bytes - 20)
+        file.write(bytes(20))
+    log = logs.open(synced_end=2)
+    assert (log.end, log.damaged) == (2, [(1, 2)])
 
 
 def test_what_may_be_ours_but_cannot_be_told_is_put_aside_and_not_overwritten(logs, batches):
@@ -318,7 +345,7 @@ def test_damage_recorded_while_running_survives_a_restart_even_at_the_very_end(l
     log.sync()
     path = logs.files()[0]
     with path.open("r+b") as file:
-        file.seek(path.stat().st_size - 10)
+        file.seek(log.bytes - 10)
         file.write(b"\xff" * 10)
     with pytest.raises(CorruptData):
         log.read(4, 5, 1)

@@ -31,6 +31,7 @@ def test_segments_go_when_their_newest_batch_was_appended_too_long_ago(logs, bat
     assert log.retain((newest_of_first + 11) * SECOND_US, committed=40) == first[1]
     assert log.retain(1000 * SECOND_US, committed=40) == first[-1]
     assert bases(logs) == [first[-1]]
+    log.close()
     assert log.bytes == logs.files()[0].stat().st_size
 
 
