@@ -36,6 +36,12 @@ BATCH_BYTES_MAX: Final = FRAME_BODY_BYTES_MAX
 BATCH_MESSAGES_MAX: Final = 1_000_000
 """Keeps a count field from promising more rows than any 16 MiB body could hold usefully."""
 
+BATCH_EXPANDED_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
+"""What a compressed batch may expand to: whoever reads it pays, so not much more than an uncompressed one."""
+
+BATCH_HEADERS_MAX: Final = 1_000_000
+"""Headers of all messages of a batch together; a reader makes Python objects of them."""
+
 ROWS_ENCODING_MESSAGES_MAX: Final = 16
 """Packed rows are decoded by a Python loop; above this Arrow is smaller and faster."""
 

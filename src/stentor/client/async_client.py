@@ -12,7 +12,7 @@ from stentor import limits
 from stentor.client.core import ClientCore, default_name, parse_url
 from stentor.client.history import AsyncHistory
 from stentor.client.positions import check_position, find_request
-from stentor.client.producer import AsyncProducer, ProducerCore, parse_ack
+from stentor.client.producer import AsyncProducer, Producer, ProducerCore, parse_ack
 from stentor.client.subscription import AsyncInbox, AsyncSubscription, SubscriptionCore
 from stentor.client.typed import AsyncTopic, Codec
 from stentor.errors import InvalidArgument, StentorError
@@ -33,6 +33,7 @@ class AsyncClient:
     def __init__(self, core: ClientCore) -> None:
         self._core = core
         self._publishers: dict[tuple[str, str], AsyncProducer] = {}
+        self._making = asyncio.Lock()
         core.alert = self._alert
 
     @classmethod
@@ -82,19 +83,23 @@ class AsyncClient:
     async def publisher(self, topic: str, ack: str) -> AsyncProducer:
         """The shared producer behind `publish`."""
         found = self._publishers.get((topic, ack))
-        if found is None or found._core.closed or self._stale(found):  # noqa: SLF001
-            parse_ack(ack)
-            found = AsyncProducer(await self.producer_core(topic, ack=ack))
-            found._core.raise_failures = lambda: None  # type: ignore[method-assign] # noqa: SLF001
-            if len(self._publishers) >= _PUBLISHERS_MAX:
-                await self._publishers.pop(next(iter(self._publishers))).close()
-            self._publishers[topic, ack] = found
-        return found
+        if found is not None and not self._stale(found):
+            return found
+        parse_ack(ack)
+        async with self._making:  # many publishes may start at once; one producer serves them all
+            found = self._publishers.get((topic, ack))
+            if found is None or self._stale(found):
+                if len(self._publishers) >= _PUBLISHERS_MAX:
+                    await self._publishers.pop(next(iter(self._publishers))).close()
+                found = AsyncProducer(await self.producer_core(topic, ack=ack, keep_failures=False))
+                self._publishers[topic, ack] = found
+            return found
 
-    def _stale(self, producer: AsyncProducer) -> bool:
+    def _stale(self, producer: AsyncProducer | Producer) -> bool:
         """The topic was deleted, or made anew under another id."""
         route = self._core.routes.get(producer.topic)
-        return self._core.link is not None and (route is None or route.id != producer._core.topic_id)  # noqa: SLF001
+        core = producer._core  # noqa: SLF001 - two halves of one thing
+        return core.closed or (self._core.link is not None and (route is None or route.id != core.topic_id))
 
     async def producer_core(self, topic: str, **options: Any) -> ProducerCore:
         return ProducerCore(self._core, await self._core.topic(topic), **options)

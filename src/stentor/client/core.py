@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
 DEFAULT_PORT = 7440
+_REQUESTS_UNDER_WAY_MAX = 32  # half of what a broker allows one connection
 
 # Requests that may be sent again when the link broke before their answer.
 _REPEATABLE = (
@@ -97,6 +98,7 @@ class ClientCore:
         self.route_listeners: set[Callable[[], None]] = set()
         self.closers: set[Callable[[], Awaitable[None]]] = set()
         self._ready = asyncio.Event()
+        self._asking = asyncio.Semaphore(_REQUESTS_UNDER_WAY_MAX)
         self._connecting: asyncio.Task[None] | None = None
         self._last_error: StentorError | None = None
         self.links_made = 0
@@ -187,7 +189,8 @@ class ClientCore:
                 while True:
                     link = await self.ready_link()
                     try:
-                        return await link.request(request)
+                        async with self._asking:
+                            return await link.request(request)
                     except ConnectionFailed:
                         if not isinstance(request, _REPEATABLE):
                             raise

@@ -66,6 +66,7 @@ class ProducerCore:
         batch_bytes: int = limits.PRODUCER_BATCH_BYTES,
         buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
         timeout: float | None = None,
+        keep_failures: bool = True,
     ) -> None:
         if (compression or "") not in arrow_body.COMPRESSIONS:
             raise InvalidArgument(f"compression={compression!r} is unknown.", hint="Use 'lz4', 'zstd' or None.")
@@ -90,6 +91,7 @@ class ProducerCore:
         self.turn = 0
         self.closed = False
         self.failures: list[FailedBatch] = []
+        self._failures_max = _FAILURES_KEPT_MAX if keep_failures else 0
         self.messages_acknowledged = 0
         self.messages_failed = 0
         self._waiters: list[Callable[[], None]] = []
@@ -176,7 +178,7 @@ class ProducerCore:
 
     def record_failure(self, failure: FailedBatch) -> None:
         self.messages_failed += failure.count
-        if len(self.failures) < _FAILURES_KEPT_MAX:
+        if len(self.failures) < self._failures_max:
             self.failures.append(failure)
 
     def call_back(self, callback: OnDelivery, receipt: Receipt | None, error: StentorError | None) -> None:

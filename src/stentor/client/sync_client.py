@@ -151,7 +151,7 @@ class Client:
     def _publisher(self, topic: str, ack: str) -> Producer:
         """The shared producer behind `publish`, found without entering the loop when it is known."""
         found = self._publishers.get((topic, ack))
-        if found is not None and not self._closed and not self._async._stale(found):  # type: ignore[arg-type] # noqa: SLF001
+        if found is not None and not self._closed and not self._async._stale(found):  # noqa: SLF001
             return found
         shared = self._call(self._async.publisher(topic, ack))
         found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001

@@ -4,8 +4,9 @@ The schema is the one Spark accepts without a cast, so a batch that a producer e
 slice everywhere else.
 
 A hostile body must not hurt anyone who reads it. pyarrow verifies the flatbuffer and `validate`
-checks the offsets; what neither bounds is what a compressed buffer claims to expand to, so `guard`
-walks the message's metadata first:
+checks the offsets; what neither bounds is how many columns and buffers there are, how many headers
+they claim to hold, and what a compressed buffer claims to expand to, so `guard` walks the message's
+metadata first:
 
     ├ 0xFFFFFFFF ┼ metadata length i32 ┼ flatbuffer Message{RecordBatch{length, nodes, buffers,
       compression}} ┼ padding ┼ buffers … ┤      a compressed buffer starts with its real size, i64
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import array
 import struct
+from operator import add, gt
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -44,14 +46,24 @@ SCHEMA: Final = pa.schema(
 )
 COMPRESSIONS: Final = ("", "lz4", "zstd")
 
-_EXPANDED_BYTES_MAX: Final = 8 * limits.BATCH_BYTES_MAX
+_METADATA_BYTES_MAX: Final = 4096  # it takes about 500 bytes; more is not ours
+_METADATA_V5: Final = 4
 _RECORD_BATCH: Final = 3
+
+# Arrow lays nested columns out depth first: timestamp, key, value, headers, then the headers' struct, key
+# and value. Buffers are validity and data for timestamp; validity, offsets and data for each binary or
+# string; validity and offsets for the list; validity for the struct.
+_COLUMNS: Final = 4
+_NODE_COUNT: Final = 7
+_BUFFER_COUNT: Final = 2 + 3 + 3 + 2 + 1 + 3 + 3
+_NODES: Final = struct.Struct(f"<{2 * _NODE_COUNT}q")  # (length, null count) of each
+_BUFFERS: Final = struct.Struct(f"<{2 * _BUFFER_COUNT}q")  # (offset, length) of each
+
 _END_OF_STREAM_BYTES: Final = 8
 _CONTINUATION: Final = b"\xff\xff\xff\xff"
 _U16: Final = struct.Struct("<H")
 _I32: Final = struct.Struct("<i")
 _I64: Final = struct.Struct("<q")
-_BUFFER: Final = struct.Struct("<qq")
 
 _no_headers = pa.nulls(1024, HEADER_TYPE)
 
@@ -142,14 +154,19 @@ def columns(batch: Any) -> Columns:
 
 def _times(column: Any) -> Sequence[int]:
     """Timestamps as a view on Arrow's own memory: most applications never look at them."""
-    return memoryview(column.buffers()[1]).cast("q")[column.offset : column.offset + len(column)]
+    return _raw_times(column).cast("q")
+
+
+def _raw_times(column: Any) -> memoryview:
+    # The buffer may be longer than its column, by any number of bytes.
+    return memoryview(column.buffers()[1])[8 * column.offset : 8 * (column.offset + len(column))]
 
 
 def time_range(batch: Any) -> tuple[int, int]:
     """The smallest and the largest timestamp."""
     column = batch.column(0)
-    raw = memoryview(column.buffers()[1])[8 * column.offset : 8 * (column.offset + len(column))]
-    if raw == bytes(raw[:8]) * len(column):  # most producers stamp a batch once: comparing is far cheaper
+    raw = bytes(_raw_times(column))
+    if raw == raw[:8] * len(column):  # most producers stamp a batch once: comparing is far cheaper
         only = _I64.unpack_from(raw)[0]
         return only, only
     import pyarrow.compute as pc  # heavy, and rarely needed
@@ -166,7 +183,7 @@ def header_lists(headers: Any) -> list[Headers | None]:
 
 
 def guard(body: memoryview, count: int) -> None:
-    """Bound what reading this body can allocate, before Arrow reads it."""
+    """Compare a body's shape with the schema's and bound what reading it can allocate, before Arrow reads it."""
     try:
         _guard(body, count)
     except (struct.error, IndexError) as error:
@@ -175,30 +192,59 @@ def guard(body: memoryview, count: int) -> None:
 
 def _guard(body: memoryview, count: int) -> None:
     metadata_bytes = _I32.unpack_from(body, 4)[0]
-    if bytes(body[:4]) != _CONTINUATION or not 8 <= metadata_bytes <= len(body) - 8:
+    if bytes(body[:4]) != _CONTINUATION or not 8 <= metadata_bytes <= min(len(body) - 8, _METADATA_BYTES_MAX):
         raise CorruptData("A batch body is not an Arrow message.")
-    metadata = body[8 : 8 + metadata_bytes]
+    metadata, data = body[8 : 8 + metadata_bytes], body[8 + metadata_bytes :]
     message = _I32.unpack_from(metadata, 0)[0]
     if metadata[_field(metadata, message, 1)] != _RECORD_BATCH:
         raise CorruptData("A batch body is an Arrow message, but not a record batch.")
+    if _U16.unpack_from(metadata, _field(metadata, message, 0))[0] != _METADATA_V5:
+        raise CorruptData("A batch body is an Arrow message of another version.")
+    if _I64.unpack_from(metadata, _field(metadata, message, 3))[0] != len(data):
+        raise CorruptData("A batch body's Arrow message is not as long as it claims.")
     batch = _follow(metadata, _field(metadata, message, 2))
     if _I64.unpack_from(metadata, _field(metadata, batch, 0))[0] != count:
         raise CorruptData(f"A batch body does not hold the {count} messages its header claims.")
-    _guard_buffers(body[8 + metadata_bytes :], metadata, batch)
+    _guard_nodes(metadata, batch, count)
+    _guard_buffers(data, metadata, batch)
+
+
+def _guard_nodes(metadata: memoryview, batch: int, count: int) -> None:
+    """Columns are as long as the batch; the headers' keys and values as long as the headers."""
+    nodes = _NODES.unpack_from(metadata, _vector(metadata, batch, 1, _NODE_COUNT))
+    lengths, nulls = nodes[::2], nodes[1::2]
+    headers = lengths[_COLUMNS]
+    if lengths != (count,) * _COLUMNS + (headers,) * (_NODE_COUNT - _COLUMNS):
+        raise CorruptData(f"A batch body's columns do not all hold {count} messages.")
+    if not 0 <= headers <= limits.BATCH_HEADERS_MAX:
+        raise CorruptData(f"A batch claims {headers} headers; the limit is {limits.BATCH_HEADERS_MAX}.")
+    if min(nulls) < 0 or any(map(gt, nulls, lengths)):
+        raise CorruptData("A batch body claims an impossible number of nulls.")
+    if _field(metadata, batch, 4, optional=True):
+        _vector(metadata, batch, 4, 0)
 
 
 def _guard_buffers(data: memoryview, metadata: memoryview, batch: int) -> None:
-    compressed = _field(metadata, batch, 3, optional=True) != 0
-    vector = _follow(metadata, _field(metadata, batch, 2))
-    expanded = 0
-    for index in range(_I32.unpack_from(metadata, vector)[0]):
-        offset, length = _BUFFER.unpack_from(metadata, vector + 4 + index * _BUFFER.size)
-        if offset < 0 or length < 0 or offset + length > len(data):
-            raise CorruptData("A batch body's Arrow buffers reach past its end.")
-        if compressed and length:
-            expanded += max(0, _I64.unpack_from(data, offset)[0])
-    if expanded > _EXPANDED_BYTES_MAX:
-        raise CorruptData(f"A compressed batch would expand to {expanded} bytes; the limit is {_EXPANDED_BYTES_MAX}.")
+    buffers = _BUFFERS.unpack_from(metadata, _vector(metadata, batch, 2, _BUFFER_COUNT))
+    offsets, lengths = buffers[::2], buffers[1::2]
+    if min(buffers) < 0 or max(map(add, offsets, lengths)) > len(data):
+        raise CorruptData("A batch body's Arrow buffers reach past its end.")
+    if not _field(metadata, batch, 3, optional=True):
+        return
+    sizes = [_I64.unpack_from(data, offset)[0] for offset, length in zip(offsets, lengths, strict=True) if length]
+    expanded = sum(size for size in sizes if size > 0)
+    if expanded > limits.BATCH_EXPANDED_BYTES_MAX:
+        raise CorruptData(
+            f"A compressed batch would expand to {expanded} bytes; the limit is {limits.BATCH_EXPANDED_BYTES_MAX}."
+        )
+
+
+def _vector(metadata: memoryview, table: int, index: int, count: int) -> int:
+    """The position of the first element of a table's vector, which must have `count` of them."""
+    vector = _follow(metadata, _field(metadata, table, index))
+    if _I32.unpack_from(metadata, vector)[0] != count:
+        raise CorruptData("A batch body does not have the columns of a batch.")
+    return vector + 4
 
 
 def _follow(metadata: memoryview, position: int) -> int:

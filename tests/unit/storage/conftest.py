@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +126,16 @@ def batches() -> Batches:
 @pytest.fixture
 def logs(tmp_path: Path) -> Logs:
     return Logs(tmp_path / "partitions" / "log")
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory where there is one: for tests that sync often and simulate the loss themselves."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        yield Path(name)
 
 
 @pytest.fixture

@@ -75,15 +75,16 @@ def check(log, model, chance):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_after_any_crash_all_that_was_synced_is_there_and_nothing_is_made_up(logs, batches, tmp_path, seed):
+def test_after_any_crash_all_that_was_synced_is_there_and_nothing_is_made_up(logs, batches, memory_path, seed):
     chance = random.Random(seed)
+    logs.directory = memory_path / "partitions" / "log"
     model = Model()
     settings = {"segment_bytes": chance.choice([2000, 10_000, 1 << 20])}
     log = logs.open(**settings)
     for round_ in range(8):
         log.snapshot = lambda log=log: b"%d" % log.end
         grow(log, model, batches, chance)
-        crash(log, logs, model, chance, tmp_path / f"crash-{round_}")
+        crash(log, logs, model, chance, memory_path / f"crash-{round_}")
         recorded = chance.choice([model.synced_end, model.synced_end, 0])
         log = logs.open(synced_end=recorded, **settings)
         check(log, model, chance)
@@ -113,8 +114,9 @@ def damage_something(logs, model, chance):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_after_any_damage_exactly_the_damaged_batches_are_refused(logs, batches, seed):
+def test_after_any_damage_exactly_the_damaged_batches_are_refused(logs, batches, memory_path, seed):
     chance = random.Random(seed)
+    logs.directory = memory_path / "partitions" / "log"
     model = Model()
     settings = {"segment_bytes": chance.choice([2000, 10_000, 1 << 20])}
     harmed: set[int] = set()

@@ -33,14 +33,14 @@ def flip(path, position, bit=1):
     path.write_bytes(data)
 
 
-def test_a_torn_tail_is_cut_off_wherever_the_tear_is(logs, batches, tmp_path):
+def test_a_torn_tail_is_cut_off_wherever_the_tear_is(logs, batches, memory_path):
     log = logs.open()
     written = batches.fill(log, 3)
     log.close()
     whole = logs.files()[0].read_bytes()
     torn_from = len(whole) - len(written[2])
     for size in range(torn_from + 1, len(whole)):
-        directory = tmp_path / f"torn-{size}"
+        directory = memory_path / f"torn-{size}"
         directory.mkdir()
         (directory / logs.files()[0].name).write_bytes(whole[:size])
         log = logs.open(directory=directory, synced_end=2)

@@ -1,0 +1,115 @@
+"""Write the parts of the documents that are made from the code, or say which of them are out of date.
+
+A made part stands between `<!-- made: NAME -->` and `<!-- /made -->`; everything around it is written by hand.
+
+    python scripts/make_docs.py            write
+    python scripts/make_docs.py --check    change nothing, exit 1 if something is out of date
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PART: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)", re.DOTALL)
+
+ON_THE_WIRE: Final = (
+    "FRAME_BODY_BYTES_MAX", "CONTROL_BODY_BYTES_MAX", "UNGREETED_BODY_BYTES_MAX", "BATCH_BYTES_MAX",
+    "BATCH_MESSAGES_MAX", "ROWS_ENCODING_MESSAGES_MAX", "MESSAGE_VALUE_BYTES_MAX", "MESSAGE_KEY_BYTES_MAX",
+    "MESSAGE_HEADERS_MAX", "TOPIC_NAME_CHARACTERS_MAX", "CLIENT_NAME_CHARACTERS_MAX", "PARTITIONS_PER_TOPIC_MAX",
+    "TOPICS_MAX", "PARTITIONS_PER_BROKER_MAX", "PRODUCER_IN_FLIGHT_BATCHES_MAX", "PRODUCERS_PER_PARTITION_MAX",
+    "STREAM_CREDIT_BYTES_MAX", "STREAMS_PER_CONNECTION_MAX", "CONNECTIONS_MAX", "HANDSHAKE_S", "PARTIAL_FRAME_S",
+    "HEARTBEAT_S", "SILENCE_S",
+)  # fmt: skip
+
+
+def limits_table() -> str:
+    """The bounds that a client meets, with the reasons that stand beside them in the code."""
+    from stentor import limits
+
+    reasons = _reasons(Path(limits.__file__))
+    rows = [f"| `{name}` | {getattr(limits, name)} | {reasons.get(name, '')} |" for name in ON_THE_WIRE]
+    return "\n".join(["| limit | value | why |", "|---|---|---|", *rows, ""])
+
+
+def _reasons(module: Path) -> dict[str, str]:
+    """The text below each constant; constants in a row share the text below the last of them."""
+    reasons: dict[str, str] = {}
+    waiting: list[str] = []
+    line = 0
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        if node.lineno > line + 1:
+            waiting = []
+        line = node.end_lineno or node.lineno
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            waiting.append(node.target.id)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            reasons.update(dict.fromkeys(waiting, " ".join(str(node.value.value).split())))
+            waiting = []
+    return reasons
+
+
+def settings_table() -> str:
+    """Every setting of a broker."""
+    from stentor.broker.config import described_settings
+
+    rows = [
+        f"| `{name}` | `--{name.replace('_', '-')}` | `STENTOR_{name.upper()}` | {_shown(default)} | {meaning} |"
+        for name, default, meaning in described_settings()
+    ]
+    return "\n".join(["| setting | flag | variable | default | meaning |", "|---|---|---|---|---|", *rows, ""])
+
+
+def _shown(default: Any) -> str:
+    if default is None or default == "":
+        return "none" if default is None else "empty"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def conversation() -> str:
+    """What a client and a broker say to each other, byte by byte."""
+    from record_protocol import record
+
+    return f"```text\n{record()}```\n"
+
+
+PARTS: Final[dict[str, Callable[[], str]]] = {
+    "limits": limits_table,
+    "settings": settings_table,
+    "conversation": conversation,
+}
+
+
+def made(text: str) -> str:
+    """A document with its made parts as they must be."""
+    return PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}{part[3]}", text)
+
+
+def main() -> int:
+    """Write or check all documents."""
+    old = []
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        wanted = made(text)
+        if wanted == text:
+            continue
+        old.append(path.name)
+        if "--check" not in sys.argv[1:]:
+            path.write_text(wanted, encoding="utf-8")
+    if old and "--check" in sys.argv[1:]:
+        print(f"out of date: {', '.join(old)}; run `make docs`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
