@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+RULE: Final = re.compile(r" \([A-Z]\d+a?\)")
 PART: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)", re.DOTALL)
 
 ON_THE_WIRE: Final = (
@@ -53,7 +54,8 @@ def _reasons(module: Path) -> dict[str, str]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             waiting.append(node.target.id)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            reasons.update(dict.fromkeys(waiting, " ".join(str(node.value.value).split())))
+            reason = RULE.sub("", " ".join(str(node.value.value).split()))
+            reasons.update(dict.fromkeys(waiting, reason))
             waiting = []
     return reasons
 

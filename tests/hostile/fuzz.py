@@ -503,7 +503,6 @@ class FrameTarget:
 
     def __init__(self) -> None:
         self.batches = BatchTarget()
-        self.broker = StubBroker()
         controls = valid_messages()
         hello = messages.encode(messages.Hello(version_min=1, version_max=1, name="fuzz"))
         wish = messages.encode(messages.OpenStream(topic_id=TOPIC_ID, partition=0, start=0, credit=1 << 20))
@@ -541,8 +540,8 @@ class FrameTarget:
 
     def run(self, data: bytes) -> str:
         chance = random.Random(len(data))
-        transport = FakeTransport()
-        session = Session(self.broker)  # type: ignore[arg-type]
+        transport, broker = FakeTransport(), StubBroker()
+        session = Session(broker)  # type: ignore[arg-type]
         connection = session.connection
         connection.connection_made(transport)  # type: ignore[arg-type]
         position = 0
@@ -552,14 +551,14 @@ class FrameTarget:
             room[:step] = data[position : position + step]
             position += step
             connection.buffer_updated(step)
-            self.broker.loop.turn()
+            broker.loop.turn()
         outcome = last_word(bytes(transport.out), closed=transport.closing)
         connection.connection_lost(None)
-        self.broker.loop.turn()
-        if session.streams or session.blocked or self.broker.one.streams or self.broker.one.idle:
+        broker.loop.turn()
+        if session.streams or session.blocked or broker.one.streams or broker.one.idle:
             raise Finding("a stream outlived its connection")
-        self.broker.one.replica.check_invariants()
-        if self.broker.one._requests:
+        broker.one.replica.check_invariants()
+        if broker.one._requests:
             raise Finding("a publish was never answered")
         return outcome
 

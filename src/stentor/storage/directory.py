@@ -29,6 +29,7 @@ import msgspec
 from stentor.errors import DirectoryInUse, DirectoryUnusable, FormatTooNew, StorageError
 from stentor.storage.files import TEMPORARY_SUFFIX, FileHandle, atomic_write, storage_error, sync_directory
 from stentor.storage.journal import ReplicaJournal
+from stentor.storage.retention import remove_log
 
 FORMAT_VERSION: Final = 1
 FORMAT_FILE: Final = "FORMAT"
@@ -191,6 +192,10 @@ class DataDirectory:
         """Partition directories of no known (topic id, partition)."""
         expected = set(known)
         return [found for found in self.partitions() if (found.topic_id, found.partition) not in expected]
+
+    def remove(self, found: PartitionDirectory) -> None:
+        """Remove the log of a partition that nobody has open, an orphan for instance."""
+        remove_log(found.path)
 
     def journal(self) -> ReplicaJournal:
         """Open the journal of this broker: a new incarnation begins."""

@@ -137,12 +137,6 @@ class SparseIndex:
         """The memory that the entries take."""
         return 4 * 8 * len(self.offsets)
 
-    def cut(self, offset: int) -> None:
-        """Forget the entries at and after `offset`; the maxima must then be found again by scanning."""
-        count = bisect_left(self.offsets, offset)
-        for column in (self.offsets, self.positions, self.appended, self.timestamps):
-            del column[count:]
-
 
 def encode_index(
     index: SparseIndex, identity: Identity, *, base: int, end: int, data_bytes: int, file_bytes: int

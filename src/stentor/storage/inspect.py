@@ -27,15 +27,16 @@ from stentor.storage.directory import (
 )
 from stentor.storage.files import TEMPORARY_SUFFIX, FileHandle, storage_error
 from stentor.storage.journal import ReplicaState, load_journal
-from stentor.storage.model import Finding, Identity
-from stentor.storage.recovery import list_segments, load_snapshot, load_summary
-from stentor.storage.retention import QUARANTINE
+from stentor.storage.model import Finding, Identity, Severity
+from stentor.storage.recovery import load_snapshot, load_summary
 from stentor.storage.scan import Extent, Scan, scan_segment
 from stentor.storage.segment import (
     DAMAGED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    QUARANTINE,
     SNAPSHOT_SUFFIX,
+    list_segments,
     read_segment_header,
     segment_path,
 )
@@ -89,7 +90,7 @@ class _Inspection:
         self._running = False
         self._findings: list[Finding] = []
 
-    def _say(self, severity: str, what: Path | str, message: str, hint: str = "") -> None:
+    def _say(self, severity: Severity, what: Path | str, message: str, hint: str = "") -> None:
         name = str(what.relative_to(self._path)) if isinstance(what, Path) else what
         self._findings.append(Finding(severity, name, message, hint))
 

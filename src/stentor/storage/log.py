@@ -35,11 +35,11 @@ from stentor.storage.model import (
     RecoveryReport,
 )
 from stentor.storage.reader import INDEX_CACHE, LogReader
-from stentor.storage.recovery import Recovery, Replay, Restore, list_segments, load_snapshot
-from stentor.storage.retention import QUARANTINE, expired_segments, remove_files, retire_segment
+from stentor.storage.recovery import Recovery, Replay, Restore, load_snapshot
+from stentor.storage.retention import expired_segments, remove_files, remove_log, retire_segment
 from stentor.storage.scan import Extent, Scan, scan_segment
 from stentor.storage.segment import INDEX_SUFFIX, Segment
-from stentor.storage.state import LogState, mark_path, read_mark
+from stentor.storage.state import LogState, read_mark
 from stentor.storage.syncer import LogSyncer
 from stentor.storage.writer import LogWriter, give_back
 from stentor.wire.header import BatchHeader
@@ -329,18 +329,7 @@ class PartitionLog:
         for segment in state.segments:
             segment.file = None
             INDEX_CACHE.discard(segment.serial)
-        directory = state.directory
-        try:
-            for folder in (directory / QUARANTINE, directory):
-                if folder.is_dir():
-                    for base in reversed(list_segments(folder)[0]):
-                        remove_files(folder, base)
-                    if not any(folder.iterdir()):
-                        folder.rmdir()
-            mark_path(directory).unlink(missing_ok=True)
-            sync_directory(directory.parent)
-        except OSError as error:
-            raise storage_error(error, operation="delete", path=directory) from error
+        remove_log(state.directory)
 
     @property
     def bytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -121,11 +121,13 @@ class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     damaged: tuple[tuple[int, int], ...]
 
 
+Severity = Literal["ok", "warning", "error"]
+
+
 class Finding(msgspec.Struct, frozen=True):
     """One line of a check: how bad, about what, what was found, what to do."""
 
-    severity: str
-    """"ok", "warning" or "error"."""
+    severity: Severity
     object: str
     message: str
     hint: str = ""

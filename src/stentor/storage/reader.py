@@ -35,7 +35,7 @@ from stentor.wire.header import HEADER_BYTES, unpack
 INDEX_CACHE_BYTES: Final = 32 * MIB
 """Indexes of sealed segments in memory, for the whole process: about 128 full ones."""
 
-CURSORS_MAX: Final = 256
+CURSORS_MAX: Final = 32
 """Places remembered per log. When it is full it is emptied: a lost place costs one index lookup."""
 
 ATTEMPTS_MAX: Final = 4
@@ -138,6 +138,8 @@ class LogReader:
             if first.length > BATCH_BYTES_MAX or position + first.length > stop_at:
                 return None
             data, skipped = read_at(file, first.length, position), 0
+            if len(data) < first.length:
+                return None
         view = memoryview(data)[skipped : skipped + max(max_bytes, first.length)]
         stop, next_offset, bad = verify_batches(view, first.base_offset, limit, self._marks)
         if stop == 0:

@@ -46,17 +46,19 @@ from stentor.storage.model import (
     RecoveryReport,
     Truncation,
 )
-from stentor.storage.retention import QUARANTINE, SUFFIXES, put_aside, remove_files
+from stentor.storage.retention import put_aside, remove_files
 from stentor.storage.scan import OFFSET_MAX, Extent, Scan, find_valid_batch, is_blank, scan_segment
 from stentor.storage.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_MAGIC,
     SNAPSHOT_SUFFIX,
+    SUFFIXES,
     Segment,
     SegmentHeader,
     base_of,
     create_segment,
+    list_segments,
     read_segment_header,
     segment_path,
 )
@@ -66,20 +68,6 @@ from stentor.wire.header import BatchHeader
 
 Restore = Callable[[bytes | None], None]
 Replay = Callable[[BatchHeader], None]
-
-
-def list_segments(directory: Path) -> tuple[list[int], list[str]]:
-    """The bases of the segments in a directory, in order, and the names that are not ours."""
-    names = sorted(entry.name for entry in directory.iterdir())
-    bases = [base for name in names if (base := base_of(name, LOG_SUFFIX)) is not None]
-    known = set(bases)
-    foreign = []
-    for name in names:
-        plain = name.removesuffix(TEMPORARY_SUFFIX)
-        owners = {base_of(plain, suffix) for suffix in SUFFIXES} - {None}
-        if name != QUARANTINE and not owners & known:
-            foreign.append(name)
-    return bases, foreign
 
 
 def load_snapshot(directory: Path, base: int) -> bytes | None:

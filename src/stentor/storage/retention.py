@@ -13,17 +13,14 @@ without holes, perhaps with an old segment that the next run removes. A damaged 
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from stentor.storage.files import storage_error, sync_directory
 from stentor.storage.model import LogSettings
-from stentor.storage.segment import DAMAGED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, SNAPSHOT_SUFFIX, Segment, segment_path
-
-QUARANTINE: Final = "quarantine"
-SUFFIXES: Final = (SNAPSHOT_SUFFIX, INDEX_SUFFIX, DAMAGED_SUFFIX, LOG_SUFFIX)
-"""All files of a segment, in the order of removal."""
+from stentor.storage.segment import QUARANTINE, SUFFIXES, Segment, list_segments, segment_path
+from stentor.storage.state import mark_path
 
 
 def expired_segments(
@@ -68,12 +65,32 @@ def remove_files(directory: Path, base: int) -> None:
 
 
 def put_aside(directory: Path, base: int) -> None:
-    """Move all files of a segment to the quarantine."""
+    """Move all files of a segment to the quarantine, beside what is there already."""
     target = directory / QUARANTINE
     target.mkdir(exist_ok=True)
     for suffix in SUFFIXES:
         path = segment_path(directory, base, suffix)
+        place, copies = target / path.name, 0
+        while place.exists():
+            copies += 1
+            place = target / f"{path.stem}-{copies}{suffix}"
         with contextlib.suppress(FileNotFoundError):
-            path.rename(target / path.name)
+            path.rename(place)
     sync_directory(target)
     sync_directory(directory)
+
+
+def remove_log(directory: Path) -> None:
+    """Remove a log for good, newest segment first, and its directory unless others left files in it."""
+    try:
+        shutil.rmtree(directory / QUARANTINE, ignore_errors=True)
+        for base in reversed(list_segments(directory)[0]):
+            remove_files(directory, base)
+        mark_path(directory).unlink(missing_ok=True)
+        if not any(directory.iterdir()):
+            directory.rmdir()
+        sync_directory(directory.parent)
+    except FileNotFoundError:
+        return  # gone already
+    except OSError as error:
+        raise storage_error(error, operation="delete", path=directory) from error

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import struct
 from pathlib import Path
 from typing import Final
@@ -36,7 +35,7 @@ import msgspec
 from crc32c import crc32c
 
 from stentor.errors import CorruptData, FormatTooNew
-from stentor.storage.files import FileHandle, read_at, write_at
+from stentor.storage.files import TEMPORARY_SUFFIX, FileHandle, read_at, write_at
 from stentor.storage.index import IndexSummary, SparseIndex
 from stentor.storage.model import SEGMENT_HEADER_BYTES, DamagedRange, Identity
 
@@ -50,7 +49,12 @@ LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 DAMAGED_SUFFIX: Final = ".damaged"
+SUFFIXES: Final = (SNAPSHOT_SUFFIX, INDEX_SUFFIX, DAMAGED_SUFFIX, LOG_SUFFIX)
+"""All files of a segment, in the order of removal: the log is the last to go."""
+
 NAME_DIGITS: Final = 20
+QUARANTINE: Final = "quarantine"
+"""The folder for damaged segments that retention would have removed."""
 
 _serials = itertools.count(1)
 
@@ -112,6 +116,20 @@ def base_of(name: str, suffix: str) -> int | None:
     if stem == name or len(stem) != NAME_DIGITS or not (stem.isascii() and stem.isdigit()):
         return None
     return int(stem)
+
+
+def list_segments(directory: Path) -> tuple[list[int], list[str]]:
+    """The bases of the segments in a directory, in order, and the names that are not ours."""
+    names = sorted(entry.name for entry in directory.iterdir())
+    bases = [base for name in names if (base := base_of(name, LOG_SUFFIX)) is not None]
+    known = set(bases)
+    foreign = []
+    for name in names:
+        plain = name.removesuffix(TEMPORARY_SUFFIX)
+        owners = {base_of(plain, suffix) for suffix in SUFFIXES} - {None}
+        if name != QUARANTINE and not owners & known:
+            foreign.append(name)
+    return bases, foreign
 
 
 class Segment:
@@ -222,8 +240,3 @@ def create_segment(directory: Path, identity: Identity, base: int, created_at_us
 def read_segment_header(file: FileHandle, *, what: str) -> SegmentHeader:
     """Read and check the header of an open segment file."""
     return unpack_segment_header(read_at(file, SEGMENT_HEADER_BYTES, 0), what=what)
-
-
-def sync_file(file: FileHandle) -> None:
-    """Put the content of a segment on disk."""
-    os.fdatasync(file.fd)

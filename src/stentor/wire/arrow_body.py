@@ -132,7 +132,7 @@ def decode(body: memoryview, count: int) -> Any:
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), SCHEMA)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+    except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError) as error:
         raise CorruptData(f"A batch body is not a valid Arrow record batch: {_first_line(error)}.") from error
     if batch.num_rows != count:
         raise CorruptData(f"A batch claims {count} messages and holds {batch.num_rows}.")

@@ -114,6 +114,20 @@ def test_partition_directories_are_listed_and_orphans_found(tmp_path):
         assert sorted((entry.topic_id, entry.partition) for entry in orphans) == [(1, 10), (0xDEADBEEF, 2)]
 
 
+def test_an_orphan_can_be_removed_and_what_is_not_ours_stays(tmp_path, logs, batches):
+    with DataDirectory(tmp_path / "data") as directory:
+        for partition in (1, 2):
+            log = logs.open(directory=directory.partition_directory(0xABCDEF, partition), segment_bytes=1000)
+            batches.fill(log, 20)
+            log.close()
+        stranger = directory.partition_directory(0xABCDEF, 2) / "notes"
+        stranger.touch()
+        for orphan in directory.orphans([]):
+            directory.remove(orphan)
+        assert [entry.partition for entry in directory.partitions()] == [2]
+        assert list(stranger.parent.iterdir()) == [stranger]
+
+
 def test_a_journal_that_is_gone_although_there_are_logs_is_an_error(tmp_path):
     with DataDirectory(tmp_path / "data") as directory:
         assert directory.journal().incarnation == 1

@@ -327,6 +327,7 @@ def test_delete_removes_the_log_and_leaves_what_is_not_ours(logs, batches):
     log.sync()
     log.delete()
     assert not logs.directory.exists()
+    log.delete()
 
     log = logs.open()
     stranger = logs.directory / "notes.txt"

@@ -85,6 +85,31 @@ def test_an_offset_behind_unknown_damage_is_found(logs, batches):
     assert log.damaged == [(50, 51)]
 
 
+@pytest.mark.parametrize("left", [0, 64, 64 + 156 * 3, 64 + 156 * 3 + 50, 64 + 156 * 3 + 120])
+def test_a_file_cut_short_under_a_running_log_is_damage(logs, batches, left):
+    log = logs.open()
+    written = batches.fill(log, 10)
+    with logs.files()[0].open("r+b") as file:
+        file.truncate(left)
+    first = 0 if left <= 64 else 3
+    for offset in range(first, 10):
+        with pytest.raises(CorruptData) as refused:
+            log.read(offset, 10, 1)
+        assert refused.value.detail["resume_at"] == 10
+    assert log.damaged == [(first, 10)]
+    written += batches.fill(log, 5)
+    assert [log.read(offset, 15, 1).data for offset in range(10, 15)] == written[10:]
+
+
+def test_a_large_batch_cut_short_under_a_running_log_is_damage(logs, batches):
+    log = logs.open()
+    batches.append(log, body=bytes(100_000))
+    with logs.files()[0].open("r+b") as file:
+        file.truncate(50_000)
+    with pytest.raises(CorruptData):
+        log.read(0, 1, 1000)
+
+
 def test_adjacent_damage_in_two_segments_resumes_behind_both(logs, batches):
     log = logs.open(segment_bytes=1000)
     written = batches.fill(log, 20)

@@ -1,0 +1,17 @@
+"""Publish a few messages, listen to them, read them again. Start a broker first: `stentor serve`."""
+
+import stentor
+
+with stentor.connect() as client:
+    for number, city in enumerate(("Paris", "Rome", "Vienna")):
+        receipt = client.publish("quickstart.cities", city, key=str(number))
+        print(f"published {city} at partition {receipt.partition}, offset {receipt.offset}")
+
+    # A subscription starts where it is told to, and goes on for ever; we take three messages.
+    with client.subscribe("quickstart.*", start=stentor.Last(3)) as subscription:
+        for _ in range(3):
+            message = subscription.get(timeout=5)
+            print(f"received {message.value.decode()} with key {message.key.decode()}")
+
+    # A read is bounded: it ends at "now".
+    print("the topic holds", sum(1 for _ in client.read("quickstart.cities")), "messages")
