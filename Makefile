@@ -61,6 +61,7 @@ format: $(VENV)/.dev ## format the code and fix what ruff can fix
 
 docs: $(VENV)/.dev ## write the generated references in docs/ and check the documents
 	@$(PYTHON) -m stentor.cli.reference --write docs
+	@$(PYTHON) scripts/make_docs.py
 	@$(PYTHON) -m pytest tests/docs
 
 # ---------------------------------------------------------------- measure

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PUBLISH: Final = int(Kind.PUBLISH)
+_PUBLISHED: Final = int(Kind.PUBLISHED)
 _REQUESTS_UNDER_WAY_MAX: Final = 64
 _TOPICS_REMEMBERED_MAX: Final = 100
 
@@ -138,7 +140,7 @@ class Session:
     def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
         if not self.greeted:
             self._greet(kind, body)
-        elif kind == Kind.PUBLISH:
+        elif kind == _PUBLISH:
             self._publish(flags, correlation, body)
         else:
             handler = _HANDLERS.get(kind)
@@ -213,7 +215,7 @@ class Session:
 
     def published(self, correlation: int, base_offset: int, epoch: int, appended_at_us: int) -> None:
         answer = frames.PUBLISHED.pack(base_offset, epoch, appended_at_us)
-        self._answer_soon(frames.frame(Kind.PUBLISHED, correlation, answer))
+        self._answer_soon(frames.frame(_PUBLISHED, correlation, answer))
 
     def fail(self, correlation: int, error: StentorError, operation: str, what: str = "") -> None:
         """Answer a request with an error."""

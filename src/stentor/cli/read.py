@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stentor.cli import formats, options
 from stentor.cli.positions import SYNTAX, parse_position
 from stentor.cli.subscribe import print_messages
+from stentor.errors import Closed, DeadlineExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stentor import Message, Subscription
 
 app = options.make_app()
 
@@ -42,6 +49,23 @@ def read(
     name = "json" if json else format
     shape = formats.choose(name, with_key=key)
     first, last = parse_position(start, "--start"), parse_position(end, "--end")
-    with options.connect(url, timeout, "read") as client:
-        history = client.read(topics, start=first, end=last, partition=partition, limit=count)
-        print_messages(history, shape, formats.heading(name))
+    with (
+        options.connect(url, timeout, "read") as client,
+        client.subscribe(topics, start=first, end=last, partition=partition) as subscription,
+    ):
+        print_messages(islice(_until_end(subscription, timeout), count), shape, formats.heading(name))
+
+
+def _until_end(subscription: Subscription, timeout: float) -> Iterator[Message]:
+    """Everything up to the end; unlike a live subscription, it has no reason to wait for long."""
+    while True:
+        try:
+            yield subscription.get(timeout=timeout)
+        except Closed:
+            return
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"Nothing came for {timeout:g} s, and the end is not reached.",
+                hint="Is the broker still running? `stentor doctor` tells; --timeout waits longer.",
+                operation="read",
+            ) from error

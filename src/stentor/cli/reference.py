@@ -1,7 +1,7 @@
 """`python -m stentor.cli.reference`: the references in docs/ that are made from the program itself.
 
-docs/cli.md is what `--help` prints, command by command; docs/configuration.md is the table of settings. Both are
-committed, and a test compares them with what this module writes, so that they cannot fall behind.
+docs/cli.md is what `--help` prints, command by command. It is committed, and a test compares it with what this module
+writes, so that it cannot fall behind. `scripts/make_docs.py` makes the other parts of docs/ that come from the code.
 """
 
 from __future__ import annotations
@@ -53,19 +53,6 @@ A failure is one sentence on standard error, `stentor: what failed. What to do.`
 | `last:100` | the newest 100 messages of each partition |
 """
 
-_CONFIGURATION_HEAD: Final = """\
-# Configuration
-
-*Written by `make docs` from the settings in the code. Do not edit it here.*
-
-Each setting has one name, in three places: a flag of `stentor serve` (`--http-port 7441`), an environment variable
-(`STENTOR_HTTP_PORT=7441`) and a key of a TOML file given with `--config` (`http_port = 7441`). The first of these that
-names it wins. `--data` is short for `--data-directory`. In a variable, `none` stands for no value.
-
-| setting | default | meaning |
-|---|---|---|
-"""
-
 
 def cli_reference() -> str:
     """The content of docs/cli.md."""
@@ -85,23 +72,7 @@ def _helps(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
         yield from _helps(command.get_command(context, below), below, context)
 
 
-def configuration_reference() -> str:
-    """The content of docs/configuration.md."""
-    from stentor.broker.config import described_settings
-
-    rows = []
-    for name, default, meaning in described_settings():
-        rows.append(f"| `{name}` | {_shown(default)} | {meaning} |\n")
-    return _CONFIGURATION_HEAD + "".join(rows)
-
-
-def _shown(default: Any) -> str:
-    if default is None or default == "":
-        return "none" if default is None else "empty"
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
-
-
-REFERENCES: Final = {"cli.md": cli_reference, "configuration.md": configuration_reference}
+REFERENCES: Final = {"cli.md": cli_reference}
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from stentor.cli.failure import complain
 from stentor.cli.output import LiveOutput
 from stentor.cli.positions import parse_position
 from stentor.cli.quantities import plural, read_duration
-from stentor.errors import DeadlineExceeded, InvalidArgument
+from stentor.errors import Closed, DeadlineExceeded, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,8 +92,6 @@ def _arriving(subscription: Subscription, count: int | None, idle: float | None)
 
 
 def _until_idle(subscription: Subscription, idle: float) -> Iterator[Message]:
-    from stentor import Closed
-
     while True:
         try:
             yield subscription.get(timeout=idle)

@@ -74,11 +74,12 @@ class AsyncClient:
             partition=partition,
             on_delivery=_resolve(done),
         )
-        limit = self._core.timeout if timeout is None else timeout
+        if timeout is None:
+            return await done  # the producer gives up by itself at the client's own deadline
         try:
-            return await asyncio.wait_for(done, limit)
+            return await asyncio.wait_for(done, timeout)
         except TimeoutError as error:
-            raise self._core.late("publish", limit) from error
+            raise self._core.late("publish", timeout) from error
 
     async def publisher(self, topic: str, ack: str) -> AsyncProducer:
         """The shared producer behind `publish`."""

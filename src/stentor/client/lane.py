@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor.client.message import Receipt
-from stentor.errors import PublishError, SequenceError, StentorError, UnknownOutcome
+from stentor.errors import LimitExceeded, PublishError, SequenceError, StentorError, UnknownOutcome
 from stentor.wire import batch
 
 if TYPE_CHECKING:
@@ -107,8 +107,31 @@ class Lane:
         with self.lock:
             rows = self._take()
             if rows:
-                self._seal(*self._encode(rows))
+                self._seal_rows(rows)
             self.opened_us = time.time_ns() // 1000
+
+    def _seal_rows(self, rows: list[Any]) -> None:
+        """Keys and headers are not counted while gathering; if they make a batch too large, halve it."""
+        try:
+            encoded, callbacks = self._encode(rows)
+        except StentorError as error:
+            half = len(rows) // 4 * 2
+            if isinstance(error, LimitExceeded) and half:
+                self._seal_rows(rows[:half])
+                self._seal_rows(rows[half:])
+            else:
+                self.producer.core.loop.call_soon_threadsafe(self._fail_rows, rows, error)
+            return
+        self._seal(encoded, callbacks)
+
+    def _fail_rows(self, rows: list[Any], error: StentorError) -> None:
+        """These never became a batch; whoever sent them is told."""
+        producer = self.producer
+        producer.record_failure(FailedBatch(producer.topic, self.partition, len(rows) // 2, error))
+        for extra in rows[1::2]:
+            if isinstance(extra, Extra) and extra.on_delivery is not None:
+                producer.call_back(extra.on_delivery, None, error)
+        producer.progressed()
 
     def _take(self) -> list[Any]:
         rows, producer = self.rows, self.producer
@@ -208,7 +231,8 @@ class Lane:
         for index, callback, timestamp_us in sent.callbacks:
             receipt = Receipt(producer.topic, self.partition, base_offset + index, timestamp_us)
             producer.call_back(callback, receipt, None)
-        self.pump()
+        if not self.pending or self.unsent:
+            self.pump()
         producer.progressed()
 
     def _finish(self, sent: Sent) -> None:

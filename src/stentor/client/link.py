@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_DELIVER = int(Kind.DELIVER)
+_PUBLISH = int(Kind.PUBLISH)
+_PUBLISHED = int(Kind.PUBLISHED)
+_JOINED_BYTES_MAX = 4096  # a small body is cheaper to copy than to write beside its header
+
+
 class StreamSink(Protocol):
     """Who takes a stream's deliveries."""
 
@@ -134,8 +140,11 @@ class Link:
         correlation = self._next()
         if ack:
             self._publishes[correlation] = sink
-        prefix = frames.HEADER.pack(len(header) + len(body), Kind.PUBLISH, ack, 0, correlation)
-        self.connection.write([prefix + header, body])
+        prefix = frames.HEADER.pack(len(header) + len(body), _PUBLISH, ack, 0, correlation) + header
+        if len(body) <= _JOINED_BYTES_MAX:
+            self.connection.write((prefix + body,))
+        else:
+            self.connection.write((prefix, body))
 
     def when_writable(self, wake: Callable[[], None]) -> None:
         """Call back once the socket takes more."""
@@ -179,11 +188,11 @@ class Link:
                 wake()
 
     def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:  # noqa: ARG002
-        if kind == Kind.DELIVER:
+        if kind == _DELIVER:
             sink = self._streams.get(correlation)
             if sink is not None:
                 sink.delivered(body)
-        elif kind == Kind.PUBLISHED:
+        elif kind == _PUBLISHED:
             publish = self._publishes.pop(correlation, None)
             if publish is not None:
                 publish.published(*frames.PUBLISHED.unpack(body))

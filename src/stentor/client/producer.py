@@ -248,7 +248,7 @@ class _Face:
         self._batch_bytes = core.batch_bytes
         self._batch_messages = core.batch_messages
         self._rows_max = 2 * core.batch_messages  # rows are flat: value and key
-        self._post = core.core.loop.call_soon_threadsafe
+        self._post: Callable[[Callable[[], None]], Any] = core.core.loop.call_soon_threadsafe
 
     @property
     def topic(self) -> str:
@@ -357,6 +357,10 @@ def _by_partition(rows: Any, core: ProducerCore, partition: int | None) -> list[
     return [(lane, rows.take(indices)) for lane, indices in sorted(chosen.items())]
 
 
+def _call(work: Callable[[], None]) -> None:
+    work()
+
+
 class Producer(_Face):
     """A self-batching sender. Thread-safe. Use as a context manager: leaving it flushes."""
 
@@ -449,6 +453,10 @@ class Producer(_Face):
 
 class AsyncProducer(_Face):
     """The same for `async` code, in one loop."""
+
+    def __init__(self, core: ProducerCore) -> None:
+        super().__init__(core)
+        self._post = _call  # we are in the loop already
 
     async def send(
         self,

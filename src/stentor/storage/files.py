@@ -8,10 +8,10 @@ descriptor number cannot be closed, and given to some other file, under the read
 file, synced, renamed over the old one, and the directory synced (`atomic_write`). After a crash there
 is the old file or the new one, never half of one. Their content is sealed:
 
-     0       4       6       8       12      16
-     ├───────┼───────┼───────┼───────┼───────┼── … ──┐
-     │ magic │version│ kind  │length │checks.│payload│
-     └───────┴───────┴───────┴───────┴───────┴── … ──┘
+     0       4   6   8       12      16
+     ├───────┼───┼───┼───────┼───────┼── … ──┐
+     │ magic │ver│kin│length │  crc  │payload│
+     └───────┴───┴───┴───────┴───────┴── … ──┘
 
 All integers are little-endian. `length` counts the payload, the CRC32C covers version, kind, length
 and payload. Magic, version and checksum stay where they are in every version to come, so that a file

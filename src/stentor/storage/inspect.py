@@ -150,7 +150,12 @@ class _Inspection:
             self._say("warning", path, "The journal does not know this partition.")
         mark = read_mark(path)
         if mark is not None:
-            self._say("error", path, f"The log has failed: {mark.reason}", "Check the disk; see the operations guide.")
+            self._say(
+                "error",
+                path,
+                f"The log has failed: {mark.reason}",
+                "Check the disk. A start with --unclean cuts the log back to its last successful sync.",
+            )
         bases, foreign = list_segments(path)
         for name in foreign:
             self._say("warning", path / name, "This is not a file of this log; it was left alone.")

@@ -234,15 +234,15 @@ class PartitionLog:
     def retain(self, now_us: int, *, committed: int) -> int:
         """Let segments go that are too old or too many; returns the new start."""
         state = self._state
-        expired = expired_segments(state.segments, state.settings, now_us, committed)
-        if expired:
+        with self._reader.examining:
+            if state.closed:
+                return self.start
+            expired = expired_segments(state.segments, state.settings, now_us, committed)
             with state.lock:
-                assert state.segments[: len(expired)] == expired
                 state.segments = state.segments[len(expired) :]
-        for segment in expired:
-            with self._reader.examining:
+            for segment in expired:
                 retire_segment(segment)
-            INDEX_CACHE.discard(segment.serial)
+                INDEX_CACHE.discard(segment.serial)
         return self.start
 
     def truncate(self, offset: int, *, committed: int) -> None:
@@ -317,19 +317,20 @@ class PartitionLog:
                 give_back(state.segments[-1])
                 self.sync()
         finally:
-            state.closed = True
-            for segment in state.segments:
-                segment.file = None
-                INDEX_CACHE.discard(segment.serial)
+            self._let_go()
 
     def delete(self) -> None:
         """Remove the log for good. Files that are not ours stay, and so does the directory then."""
-        state = self._state
-        state.closed = True
-        for segment in state.segments:
+        self._let_go()
+        with self._reader.examining:
+            remove_log(self._state.directory)
+
+    def _let_go(self) -> None:
+        """No more writes, and no more descriptors or memory than reads under way still hold."""
+        self._state.closed = True
+        for segment in self._state.segments:
             segment.file = None
             INDEX_CACHE.discard(segment.serial)
-        remove_log(state.directory)
 
     @property
     def bytes(self) -> int:

@@ -2,16 +2,18 @@
 
 1. **List.** Files of ours by name; anything else is foreign: left alone and reported.
 2. **Identify.** Each segment's header must name this topic, partition and log. A segment of somebody
-   else in the sequence is refused. A damaged header costs nothing if the batches behind it are ours.
+   else in the sequence is refused. A damaged header costs nothing if the batches behind it are ours. A last
+   segment that holds no batch, behind one that was never sealed, was begun and never synced: it is removed, and
+   the one before it is the last.
 3. **Restore.** The newest snapshot that can be read goes to `restore`, and every later batch header to `replay`
    during the scan (C19). Without any snapshot, `restore(None)` and all headers.
 4. **Scan.** A segment that is not the last, whose index matches the file's size, was on disk and whole when
    it was sealed: it is not scanned, so that a large log opens fast. All others are, byte for byte.
 5. **Judge** what does not check out (K2). It is a torn tail, and cut off, only if it is in the last
-   segment, at or past the recorded synced end, and no valid batch follows. Anything else is
-   damage: the range is recorded and refused, the file stays as it is, and writing goes on in a new segment.
-   Offsets are never given twice: the next one is at or above the recorded synced end, every recorded
-   damage and every valid batch that was found.
+   segment, at or past the recorded synced end, and no valid batch follows. (Zeros are room that was taken
+   ahead; they are cut off without a word.) Anything else is damage: the range is recorded and refused, the
+   file stays as it is, and writing goes on in a new segment. Offsets are never given twice: the next
+   one is at or above the recorded synced end, every recorded damage and every valid batch that was found.
 6. **Sync** what was scanned before any end is reported (K3a): after a kill the page cache may hold
    what the disk does not.
 

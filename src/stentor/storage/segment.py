@@ -1,18 +1,18 @@
 """A segment: one file of the log, `{base_offset:020d}.log`.
 
-     0       4       6       8               16      20      24              32
-     ├───────┼───────┼───────┼───────────────┼───────┼───────┼───────────────┤
-     │ magic │version│ zero  │   topic id    │ part. │ zero  │    log id     │
-     ├───────┴───────┴───────┼───────────────┼───────┴───────┴───────┬───────┤
-  32 │  base offset          │  created at   │         zero          │checks.│ 64
-     ├───────────────────────┴───────────────┴───────────────────────┴───────┤
-  64 │ batch, batch, batch … exactly as they were received                   │
-     └───────────────────────────────────────────────────────────────────────┘
+     0       4   6   8               16      20      24              32
+     ├───────┼───┼───┼───────────────┼───────┼───────┼───────────────┤
+     │ magic │ver│ 0 │   topic id    │ part. │   0   │    log id     │
+     ├───────┴───┴───┼───────────────┼───────┴───────┴───────┬───────┤
+  32 │  base offset  │  created at   │           0           │  crc  │ 64
+     ├───────────────┴───────────────┴───────────────────────┴───────┤
+  64 │ batch, batch, batch … exactly as they were received           │
+     └───────────────────────────────────────────────────────────────┘
 
-All integers are little-endian (base offset and created-at have 8 bytes each; the drawing is not to
-scale). The CRC32C covers bytes 0..60. Magic, version and checksum stay where they are in every version
-to come: a header whose checksum holds and whose version is newer is refused (`FormatTooNew`), never
-guessed.
+All integers are little-endian. The CRC32C covers bytes 0..60. Magic, version and checksum stay where
+they are in every version to come: a header whose checksum holds and whose version is newer is refused
+(`FormatTooNew`), never guessed. Zeros may follow the last batch of the segment that is being written: room
+that was taken ahead (writer.py).
 
 Beside a segment there may be
   `{base}.index`     its sparse index, written when it was sealed: the segment is on disk, whole and final

@@ -165,8 +165,11 @@ class Connection(asyncio.BufferedProtocol):
         """Send buffers in order. They must not change until they are sent."""
         if self.closed or self._transport is None:
             return
-        for buffer in buffers:
-            self.bytes_out += len(buffer)
+        if len(buffers) == 1:
+            self.bytes_out += len(buffers[0])
+            self._transport.write(buffers[0])
+            return
+        self.bytes_out += sum(map(len, buffers))
         self._transport.writelines(buffers)
 
     def send(self, kind: int, correlation: int, body: bytes = b"", flags: int = 0) -> None:

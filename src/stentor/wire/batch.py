@@ -24,7 +24,7 @@ from stentor.wire.header import (
     KNOWN_ATTRIBUTES,
     BatchHeader,
     check_body,
-    pack,
+    pack_sealed,
 )
 
 if TYPE_CHECKING:
@@ -102,26 +102,23 @@ def _encoded(body: bytes | memoryview, count: int, attributes: int, first: int, 
 def address(
     encoded: Encoded, *, topic_id: int, partition: int, producer_id: int, generation: int, sequence: int
 ) -> bytearray:
-    """The header that sends an encoded body to a partition; offset and epoch are the head's."""
-    return pack(
-        BatchHeader(
-            length=HEADER_BYTES + len(encoded.body),
-            header_checksum=0,
-            body_checksum=encoded.body_checksum,
-            topic_id=topic_id,
-            partition=partition,
-            count=encoded.count,
-            base_offset=0,
-            epoch=0,
-            attributes=encoded.attributes,
-            first_timestamp_us=encoded.first_timestamp_us,
-            last_timestamp_us=encoded.last_timestamp_us,
-            appended_at_us=0,
-            producer_id=producer_id,
-            generation=generation,
-            span=encoded.count,
-            sequence=sequence,
-        )
+    """The header that sends an encoded body to a partition; offset, epoch and time are the head's."""
+    return pack_sealed(
+        HEADER_BYTES + len(encoded.body),
+        encoded.body_checksum,
+        topic_id,
+        partition,
+        encoded.count,
+        0,
+        0,
+        encoded.attributes,
+        encoded.first_timestamp_us,
+        encoded.last_timestamp_us,
+        0,
+        producer_id,
+        generation,
+        encoded.count,
+        sequence,
     )
 
 
@@ -151,6 +148,12 @@ def validate(buffer: Buffer, header: BatchHeader) -> None:
 def _validate_rows(body: memoryview, header: BatchHeader) -> None:
     if header.count > limits.ROWS_ENCODING_MESSAGES_MAX or header.compression:
         raise CorruptData(f"{header.count} packed rows; the limit is {limits.ROWS_ENCODING_MESSAGES_MAX}.")
+    if (
+        header.count == 1
+        and header.first_timestamp_us == header.last_timestamp_us
+        and rows.is_plain(body, header.first_timestamp_us)
+    ):
+        return
     timestamps, _, _, headers = rows.decode(body, header.count)
     if min(timestamps) != header.first_timestamp_us or max(timestamps) != header.last_timestamp_us:
         raise CorruptData("A batch's time range is not that of its messages.")

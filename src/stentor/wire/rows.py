@@ -33,6 +33,8 @@ def encode(
     headers: Sequence[Headers | None] | None,
 ) -> bytes:
     """Encode messages as packed rows."""
+    if len(timestamps) == 1 and headers is None:
+        return _encode_one(timestamps[0], keys[0], values[0])
     parts: list[bytes] = []
     for index, timestamp in enumerate(timestamps):
         key, value = keys[index], values[index]
@@ -50,6 +52,22 @@ def encode(
         parts.append(value or b"")
         parts.append(tail)
     return b"".join(parts)
+
+
+def _encode_one(timestamp: int, key: bytes | None, value: bytes | None) -> bytes:
+    """The most common body of all: one message without headers."""
+    row = ROW.pack(timestamp, -1 if key is None else len(key), -1 if value is None else len(value), -1)
+    return row + (key or b"") + (value or b"")
+
+
+def is_plain(body: memoryview, timestamp: int) -> bool:
+    """Whether a body is exactly one well-formed row without headers, published at that time."""
+    if len(body) < ROW.size:
+        return False
+    found, key, value, headers = ROW.unpack_from(body)
+    if headers != -1 or key < -1 or value < -1 or found != timestamp:
+        return False
+    return bool(ROW.size + max(0, key) + max(0, value) == len(body))
 
 
 def _encode_headers(headers: Headers) -> bytes:

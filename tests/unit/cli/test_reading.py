@@ -3,6 +3,8 @@ import signal
 
 import pytest
 
+from stentor.testing import broker
+
 
 @pytest.fixture(scope="module", autouse=True)
 def filled(running_broker):
@@ -109,3 +111,18 @@ def test_a_reader_that_had_enough_is_no_error(shell, client):
     process.stdout = None
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, b"")
+
+
+def test_a_read_whose_broker_dies_ends_with_a_sentence(shell, tmp_path):
+    with broker() as doomed:
+        with doomed.client() as client, client.producer("t") as producer:
+            for _ in range(200_000):
+                producer.send(b"x" * 100)
+        # The pipe fills up, so the read is still going on when the broker is gone.
+        process = shell("read", "t", "--timeout", "2", environment={"STENTOR_URL": doomed.url})
+        assert process.stdout.readline()
+        doomed.stop()
+        _, err = process.communicate(timeout=50)
+    assert process.returncode == 1
+    assert err.startswith(b"stentor: ")
+    assert err.count(b"\n") == 1
