@@ -42,7 +42,7 @@ LINE_BYTES = 16
 
 FRAME_FIELDS = (("length", 4), ("kind", 1), ("flags", 1), ("reserved", 2), ("correlation id", 8))
 BATCH_FIELDS = (
-    ("magic", 4), ("length", 4), ("header checksum", 4), ("body checksum", 4), ("topic id", 8), ("partition", 4),
+    ("magic", 4), ("header checksum", 4), ("length", 4), ("body checksum", 4), ("topic id", 8), ("partition", 4),
     ("count", 4), ("base offset", 8), ("epoch", 4), ("attributes", 4), ("first timestamp", 8), ("last timestamp", 8),
     ("appended at", 8), ("producer id", 8), ("generation", 4), ("span", 4), ("sequence", 8),
 )  # fmt: skip

@@ -482,6 +482,9 @@ class FakeTransport:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def write(self, buffer: Any) -> None:
+        self.out += buffer
+
     def writelines(self, buffers: Any) -> None:
         for buffer in buffers:
             self.out += buffer

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -182,6 +181,7 @@ class Broker:
             end=log.end,
             committed=log.end,
             dedupe=dedupe,
+            failed=log.failed or "",
         )
         return Partition(
             topic=record.name,
@@ -278,7 +278,7 @@ class Broker:
         assert self._directory is not None
         for found in self._directory.partitions():
             if found.topic_id in topic_ids:
-                await asyncio.to_thread(shutil.rmtree, found.path)
+                await asyncio.to_thread(self._directory.remove, found)
                 self._journal.remove(found.topic_id, found.partition)
         await self.catalogue.forget_deleted(topic_ids)
 
@@ -374,9 +374,12 @@ class Broker:
             logger.error("the journal could not be written: %s", error)
 
     def _retain(self) -> None:
-        if not self._retaining:
-            self._retaining = True
-            self._reads.submit(self._retain_all, self._retained)
+        if self._retaining:
+            return
+        for partition in self.partitions.values():
+            partition.roll_if_due()
+        self._retaining = True
+        self._reads.submit(self._retain_all, self._retained)
 
     def _retain_all(self) -> None:
         for partition in list(self.partitions.values()):

@@ -214,6 +214,17 @@ class Partition:
             self.dirty = False
             self._start_sync()
 
+    def roll_if_due(self) -> None:
+        """Close a segment that holds only what has expired, so that retention can take it."""
+        if self.replica.failed or self._sync_under_way or not self.log.roll_due(self._clock.now_us()):
+            return
+        try:
+            self.log.roll()
+        except StentorError as error:
+            logger.warning("partition %s: %s", self.name, error)
+            return
+        self._start_sync()
+
     # --- life -----------------------------------------------------------------------------------
 
     def stop(self, done: Callable[[], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
 import threading
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 FLUSH_INTERVAL_S: Final = 0.05
 """How long a message may sit in the output buffer: too short for a person to notice, long enough for speed."""
+
+BUFFER_BYTES: Final = 256 * 1024
 
 _GAP: Final = "  "
 
@@ -55,29 +58,33 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 class LiveOutput:
     """Standard output for messages: buffered for speed, yet never more than a moment old.
 
-    A subscription may fall silent after any message, so a thread flushes what was written. The buffer
-    has its own lock; nothing else is shared.
+    A subscription may fall silent after any message, so a thread flushes what was written. The buffer has its own
+    lock; the only other thing shared is one flag. The buffer is large because every write to a pipe lets go of the
+    interpreter, and getting it back from the client's thread costs far more than the write.
     """
 
     def __init__(self) -> None:
         sys.stdout.flush()
-        self._stream = sys.stdout.buffer
-        self._dirty = threading.Event()
+        stream = sys.stdout.buffer
+        # With PYTHONUNBUFFERED the stream is the raw file itself; in tests it is neither.
+        raw = stream if isinstance(stream, io.RawIOBase) else getattr(stream, "raw", None)
+        self._own = None if raw is None else io.BufferedWriter(raw, BUFFER_BYTES)
+        self._stream = self._own or stream
+        self._written = False
         self._ended = threading.Event()
         self._flusher = threading.Thread(target=self._flush_often, name="stentor-output", daemon=True)
 
     def write(self, data: bytes) -> None:
         self._stream.write(data)
-        self._dirty.set()
+        self._written = True
 
     def _flush_often(self) -> None:
-        while not self._ended.is_set():
-            self._dirty.wait()
-            self._dirty.clear()
-            # A closed pipe is reported to whoever writes next, not to this thread.
-            with contextlib.suppress(OSError, ValueError):
-                self._stream.flush()
-            self._ended.wait(FLUSH_INTERVAL_S)
+        while not self._ended.wait(FLUSH_INTERVAL_S):
+            if self._written:
+                self._written = False
+                # A closed pipe is reported to whoever writes next, not to this thread.
+                with contextlib.suppress(OSError, ValueError):
+                    self._stream.flush()
 
     def __enter__(self) -> Self:
         self._flusher.start()
@@ -85,6 +92,9 @@ class LiveOutput:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._dirty.set()
         self._flusher.join()
-        self._stream.flush()
+        try:
+            self._stream.flush()
+        finally:
+            if self._own is not None:
+                self._own.detach()  # or it would close standard output when it goes

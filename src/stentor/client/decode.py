@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from stentor.wire.header import BatchHeader
 
-# One header and one packed row, only the fields that a one-message batch needs: magic, length,
-# header and body checksum, count, offset, attributes, timestamp, length of key, value and headers.
+# One header and one packed row, only the fields that a one-message batch needs: magic, header
+# checksum, length, body checksum, count, offset, attributes, timestamp, length of key, value and headers.
 _SINGLE_FORMAT: Final = "<4sIII12xIQ4xI48xqiii"
 _SINGLE: Final = struct.Struct(_SINGLE_FORMAT)
 _SINGLE_BYTES: Final = HEADER_BYTES + ROW.size
@@ -70,7 +70,7 @@ def _decode_singles(chunk: bytes, position: int, topic: str, partition: int) -> 
     """Decode one-message batches without headers, as many as one block takes: (messages, position)."""
     if len(chunk) - position < _SINGLE_BYTES:
         return [], position
-    _, length, _, _, count, _, attributes, _, key, value, extra = _SINGLE.unpack_from(chunk, position)
+    _, _, length, _, count, _, attributes, _, key, value, extra = _SINGLE.unpack_from(chunk, position)
     if count != 1 or attributes or extra != -1 or length != _SINGLE_BYTES + max(key, 0) + max(value, 0):
         return [], position
     alike = min(_RUN_MAX, (len(chunk) - position) // length)
@@ -95,7 +95,7 @@ def _decode_run(run: bytes, length: int, key: int, value: int, topic: str, parti
     """Decode records of one length; as many from the front as are what they seem, possibly none."""
     fields, checked = _run_layouts(key, value)
     columns = list(zip(*fields.iter_unpack(run), strict=True))
-    magics, lengths, header_sums, body_sums, counts, offsets, attributes, times, keys, values, extras = columns[:11]
+    magics, header_sums, lengths, body_sums, counts, offsets, attributes, times, keys, values, extras = columns[:11]
     size = len(magics)
     expected = (
         (magics, MAGIC),
@@ -127,7 +127,7 @@ def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tup
     block = Block(topic, partition, _SINGLE.unpack_from(chunk, position)[5], times, None)
     expected, end = block.base_offset, len(chunk) - _SINGLE_BYTES
     while position <= end and len(found) < _RUN_MAX:
-        magic, length, header_sum, body_sum, count, offset, flags, time, key, value, extra = unpack(chunk, position)
+        magic, header_sum, length, body_sum, count, offset, flags, time, key, value, extra = unpack(chunk, position)
         if count != 1 or flags or extra != -1 or magic != MAGIC or offset != expected:
             break
         body = chunk[position + HEADER_BYTES : position + length]

@@ -117,14 +117,16 @@ class _Waiting(msgspec.Struct, frozen=True, gc=False):
 class Replica:
     """One member of one partition's chain."""
 
-    def __init__(self, *, epoch: int, chain: Sequence[str], end: int, committed: int, dedupe: Dedupe) -> None:
+    def __init__(
+        self, *, epoch: int, chain: Sequence[str], end: int, committed: int, dedupe: Dedupe, failed: str = ""
+    ) -> None:
         self.epoch = epoch
         self.chain = tuple(chain)
         self.end = end
         self.durable = end
         self.committed = committed
         self.dedupe = dedupe
-        self.failed = ""
+        self.failed = failed
         self._waiting: deque[_Waiting] = deque()
         self._syncing = False
 

@@ -308,7 +308,7 @@ class Recovery:
     def _restore_snapshot(self, bases: Sequence[int]) -> int:
         """Hand over the newest usable snapshot; return the offset from which headers must be replayed."""
         if self._restore is None:
-            return OFFSET_MAX
+            return 0 if self._replay is not None else OFFSET_MAX
         for base in reversed(bases):
             try:
                 snapshot = load_snapshot(self._directory, base)

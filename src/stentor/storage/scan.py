@@ -76,7 +76,7 @@ def verified_headers(
     last = end - HEADER_BYTES
     while position <= last:
         fields = unpack_from(view, position)
-        length = fields[1]
+        length = fields[2]
         body, stop = position + HEADER_BYTES, position + length
         if (
             stop > end
@@ -86,7 +86,7 @@ def verified_headers(
             or fields[5] != partition
             or fields[4] != topic_id
             or not fields[15]
-            or crc32c(view[position + CHECKED_FROM : body]) != fields[2]
+            or crc32c(view[position + CHECKED_FROM : body]) != fields[1]
             or crc32c(view[body:stop]) != fields[3]
         ):
             break
@@ -267,7 +267,7 @@ def walk_headers(extent: Extent, position: int) -> Iterator[tuple[int, BatchHead
 
 
 _EXTENT = struct.Struct("<4sIII12s4xQ44xI8x")
-"""What a read checks of a batch: magic, length, checksums, topic and partition, base offset, span."""
+"""What a read checks of a batch: magic, checksum, length, body checksum, topic and partition, base offset, span."""
 assert _EXTENT.size == HEADER_BYTES
 
 
@@ -278,7 +278,7 @@ def find_batch(view: bytes, at: int, offset: int) -> int | None:
     """
     position, last = 0, len(view) - HEADER_BYTES
     while position <= last:
-        magic, length, _, _, _, base, span = _EXTENT.unpack_from(view, position)
+        magic, _, length, _, _, base, span = _EXTENT.unpack_from(view, position)
         if magic != MAGIC or base != at or length < HEADER_BYTES:
             return None
         at += span
@@ -297,7 +297,7 @@ def verify_batches(view: memoryview, expected: int, limit: int, marks: bytes) ->
     position, end = 0, len(view)
     last = end - HEADER_BYTES
     while position <= last:
-        magic, length, header_checksum, body_checksum, mine, base, span = unpack_from(view, position)
+        magic, header_checksum, length, body_checksum, mine, base, span = unpack_from(view, position)
         body, stop = position + HEADER_BYTES, position + length
         if (
             magic != MAGIC

@@ -14,6 +14,7 @@ A view handed to `frame_received` is valid until that call returns.
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stentor import limits
@@ -75,8 +76,10 @@ class Connection(asyncio.BufferedProtocol):
             self._parse()
         except StentorError as error:
             self._owner.refused(error)
-            return
-        self._owner.read_finished()
+        except struct.error:  # an owner unpacked a body that was not as long as its kind must be
+            self._owner.refused(ProtocolError("A frame's body has the wrong size."))
+        else:
+            self._owner.read_finished()
 
     def eof_received(self) -> bool:
         return False
@@ -158,6 +161,11 @@ class Connection(asyncio.BufferedProtocol):
     def mid_frame(self) -> bool:
         """Whether a frame has begun and not yet ended."""
         return self._filled > 0
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written and the socket has not taken yet."""
+        return 0 if self._transport is None else int(self._transport.get_write_buffer_size())
 
     # --- what the owner calls -------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
      0       4       8       12      16              24      28      32
      ├───────┼───────┼───────┼───────┼───────────────┼───────┼───────┤
-     │ magic │length │hdr crc│bodycrc│   topic id    │ part. │ count │
+     │ magic │hdr crc│length │bodycrc│   topic id    │ part. │ count │
      ├───────┴───────┼───────┼───────┼───────────────┼───────┴───────┤
   32 │  base offset  │ epoch │ attrs │  first time   │   last time   │ 64
      ├───────────────┼───────┴───────┼───────┬───────┼───────────────┤
@@ -10,8 +10,9 @@
      └───────────────┴───────────────┴───────┴───────┴───────────────┘
 
 All integers are little-endian. `length` counts header and body. The body's CRC32C is computed by
-the producer and checked by the consumer, end to end. The header's CRC32C covers bytes 12..96, so
-it covers the body's checksum, the partition and the offset: a misdirected write is caught (K1).
+the producer and checked by the consumer, end to end. The header's CRC32C covers bytes 8..96, so
+it covers the length, the body's checksum, the partition and the offset: a misdirected write is
+caught (K1), and a header that checks out can be trusted alone.
 The producer leaves base offset, epoch and appended-at zero; the head of the chain fills them in and
 seals the header. `span` is the number of offsets the batch covers: equal to `count` until a
 compaction removes messages and keeps the covered range (C23).
@@ -44,17 +45,17 @@ assert HEADER_BYTES == 96
 OFFSET_MAX: Final = 2**62
 """Offsets stay far inside the signed half: sums of them fit an Arrow int64 and MessagePack."""
 
-CHECKED_FROM: Final = 12
-_UNCHECKED = struct.Struct("<4sII")
-_CHECKED = struct.Struct("<IQIIQIIqqqQIIQ")
+CHECKED_FROM: Final = 8
+_UNCHECKED = struct.Struct("<4sI")
+_CHECKED = struct.Struct("<IIQIIQIIqqqQIIQ")
 _LENGTHS = struct.Struct("<4sIII")
 _HEADER_CHECKSUM = struct.Struct("<I")
-_HEADER_CHECKSUM_AT: Final = 8
+_HEADER_CHECKSUM_AT: Final = 4
 _STAMP_OFFSET_EPOCH = struct.Struct("<QI")
 _STAMP_OFFSET_AT: Final = 32
 _STAMP_TIME = struct.Struct("<q")
 _STAMP_TIME_AT: Final = 64
-_EXTENT = struct.Struct("<4sI24xQ44xI")
+_EXTENT = struct.Struct("<4s4xI20xQ44xI")
 
 ENCODING_ROWS: Final = 0
 ENCODING_ARROW: Final = 1
@@ -68,8 +69,8 @@ KNOWN_ATTRIBUTES: Final = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     """A decoded batch header; field by field as drawn above."""
 
-    length: int
     header_checksum: int
+    length: int
     body_checksum: int
     topic_id: int
     partition: int
@@ -99,10 +100,10 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         return (self.attributes & COMPRESSION_MASK) >> COMPRESSION_SHIFT
 
 
-def pack_sealed(length: int, *fields: int) -> bytearray:
-    """Encode and seal a header, its fields after the checksums' place in order: a producer's hot path."""
+def pack_sealed(*fields: int) -> bytearray:
+    """Encode and seal a header, its fields from the length on in order: a producer's hot path."""
     checked = _CHECKED.pack(*fields)
-    return bytearray(_UNCHECKED.pack(MAGIC, length, crc32c(checked)) + checked)
+    return bytearray(_UNCHECKED.pack(MAGIC, crc32c(checked)) + checked)
 
 
 def pack(header: BatchHeader) -> bytearray:
@@ -191,7 +192,7 @@ def verify_run(buffer: Buffer, position: int, end: int) -> int:
     """
     view = memoryview(buffer)
     while end - position >= HEADER_BYTES:
-        magic, length, header_checksum, body_checksum = _LENGTHS.unpack_from(view, position)
+        magic, header_checksum, length, body_checksum = _LENGTHS.unpack_from(view, position)
         if position + length > end:
             break
         body = position + HEADER_BYTES

@@ -7,6 +7,7 @@ import pytest
 from crc32c import crc32c
 
 from stentor.errors import CorruptData, DirectoryUnusable, FormatTooNew
+from stentor.storage import LogSettings, PartitionLog
 from stentor.storage.index import decode_index, encode_index
 from stentor.storage.model import SEGMENT_HEADER_BYTES, Identity
 from stentor.storage.segment import pack_segment_header
@@ -242,6 +243,24 @@ def test_a_missing_or_damaged_snapshot_falls_back_to_an_older_one(logs, batches)
     logs.open(segment_bytes=1000, synced_end=40)
     assert logs.restored == [None]
     assert logs.replayed == list(range(40))
+
+
+def test_without_a_place_to_restore_to_all_headers_are_replayed(logs, batches):
+    log = logs.open(segment_bytes=1000)
+    log.snapshot = lambda: b"state"
+    batches.fill(log, 40)
+    log.close()
+    seen = []
+    again = PartitionLog.open(
+        logs.directory,
+        topic_id=batches.topic_id,
+        partition=batches.partition,
+        log_id=77,
+        settings=LogSettings(),
+        replay=lambda header: seen.append(header.base_offset),
+    )
+    assert seen == list(range(40))
+    assert again.recovery.replayed_batches == 40
 
 
 def test_damaged_batches_are_not_replayed(logs, batches):
