@@ -11,12 +11,13 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shutil
 import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from stentor.errors import InvalidArgument
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 NAMES: Final = ("value", "raw", "json", "table")
 
 NULL: Final = "(null)"
+_encode_json: Final = msgspec.json.Encoder().encode
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _CONTROL_IN_LINES: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TABLE: Final = "{:<24}  {:<24}  {:>9}  {:>10}  {:<16}  {}"
@@ -76,7 +78,7 @@ def _for_terminal(message: Message, *, with_key: bool) -> bytes:
 
 
 def _json(message: Message) -> bytes:
-    return json.dumps(as_object(message), ensure_ascii=False).encode() + b"\n"
+    return _encode_json(as_object(message)) + b"\n"
 
 
 def as_object(message: Message) -> dict[str, Any]:
@@ -131,4 +133,4 @@ def _escape(match: re.Match[str]) -> str:
 
 def show_time(moment: datetime, precision: str = "milliseconds") -> str:
     """A moment in UTC, in the form that positions accept."""
-    return moment.astimezone(UTC).replace(tzinfo=None).isoformat("T", precision) + "Z"
+    return moment.astimezone(UTC).isoformat("T", precision).replace("+00:00", "Z")

@@ -80,7 +80,7 @@ def test_a_long_read_stops_before_damage_and_the_next_one_says_where_to_go_on(lo
 def test_an_offset_behind_unknown_damage_is_found(logs, batches):
     log = logs.open()
     written = batches.fill(log, 100)
-    flip(logs.files()[0], SEGMENT_HEADER_BYTES + 50 * len(written[0]) + 4)
+    flip(logs.files()[0], SEGMENT_HEADER_BYTES + 50 * len(written[0]) + 8)
     assert log.read(80, 100, 1).data == written[80]
     assert log.damaged == [(50, 51)]
 

@@ -47,7 +47,7 @@ class Makes:
     def reseal(self, data: bytes | bytearray) -> bytearray:
         """Make length and checksums right, as a hostile producer would."""
         forged = bytearray(data)
-        struct.pack_into("<I", forged, 4, len(forged))
+        struct.pack_into("<I", forged, 8, len(forged))
         struct.pack_into("<I", forged, 12, crc32c(bytes(forged[HEADER_BYTES:])))
         seal(memoryview(forged), 0)
         return forged

@@ -44,7 +44,7 @@ def test_other_bytes_are_not_a_header():
 @pytest.mark.parametrize("length", [0, 95, limits.BATCH_BYTES_MAX + 1, 2**32 - 1])
 def test_an_impossible_length_is_refused_before_it_is_used(makes, length):
     data = bytearray(makes.plain(1))
-    struct.pack_into("<I", data, 4, length)
+    struct.pack_into("<I", data, 8, length)
     with pytest.raises(CorruptData, match="claims"):
         wire.check_header(data)
 
