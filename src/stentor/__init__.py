@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from stentor.client.message import Message, Receipt
     from stentor.client.positions import Last
     from stentor.client.producer import AsyncProducer, Producer
-    from stentor.client.subscription import AsyncSubscription, Event, Subscription
+    from stentor.client.streams import Event
+    from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client, connect
     from stentor.client.typed import Topic, TypedMessage
     from stentor.errors import (
@@ -63,7 +64,8 @@ _EXPORTS = {
     "stentor.client.message": ("Message", "Receipt"),
     "stentor.client.positions": ("Last",),
     "stentor.client.producer": ("AsyncProducer", "Producer"),
-    "stentor.client.subscription": ("AsyncSubscription", "Event", "Subscription"),
+    "stentor.client.streams": ("Event",),
+    "stentor.client.subscription": ("AsyncSubscription", "Subscription"),
     "stentor.client.sync_client": ("Client", "connect"),
     "stentor.client.typed": ("Topic", "TypedMessage"),
     "stentor.errors": (

@@ -13,7 +13,8 @@ from stentor.client.core import ClientCore, default_name, parse_url
 from stentor.client.history import AsyncHistory
 from stentor.client.positions import check_position, find_request
 from stentor.client.producer import AsyncProducer, Producer, ProducerCore, parse_ack
-from stentor.client.subscription import AsyncInbox, AsyncSubscription, SubscriptionCore
+from stentor.client.streams import SubscriptionCore
+from stentor.client.subscription import AsyncInbox, AsyncSubscription
 from stentor.client.typed import AsyncTopic, Codec
 from stentor.errors import InvalidArgument, StentorError
 from stentor.wire import messages

@@ -1,0 +1,328 @@
+"""The streams of a subscription: found, opened, opened again, granted credit.
+
+`SubscriptionCore` lives in the client's loop: it finds the partitions, opens a stream for each, takes
+deliveries as bytes and hands them to an inbox, from which a subscription takes them.
+
+After a lost link every stream is opened again at the offset after the last one received: no gap, no
+repeat. What to do when the application is too slow is its choice (D7):
+
+    catch_up    read on from the log at its own pace (the default)
+    raise       past max_lag raise SlowSubscriber and stop, after telling the alerts topic
+    skip        past max_lag jump to now, and report exactly which offsets were skipped
+    disconnect  past max_lag end the subscription quietly
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from stentor import limits
+from stentor.client.positions import check_position, find_request
+from stentor.core.names import check_pattern, is_pattern, matches
+from stentor.errors import (
+    Closed,
+    InvalidArgument,
+    PartitionNotFound,
+    StentorError,
+)
+from stentor.wire import frames, messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.client.core import ClientCore
+    from stentor.client.link import Link
+
+ALERTS_TOPIC: Final = "_alerts"
+_ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
+_EVENTS_KEPT_MAX: Final = 1_000
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something a subscriber should know besides messages."""
+
+    kind: str  # "skipped", "reconnected", "topic_found", "topic_gone"
+    topic: str
+    partition: int
+    first_offset: int = 0  # skipped: the first offset not delivered
+    next_offset: int = 0  # skipped: the first offset delivered after it
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """Whole batches of one partition, as they came."""
+
+    reader: Reader
+    body: bytes
+    next_offset: int
+
+
+class Reader:
+    """One partition of a subscription."""
+
+    def __init__(self, owner: SubscriptionCore, topic: str, topic_id: int, partition: int) -> None:
+        self.owner = owner
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.start = 0  # the first offset the application wants
+        self.end: int | None = None
+        self.received = 0  # the offset after the last one received
+        self.taken = 0  # the offset after the last one the application took
+        self.committed = 0  # the partition's commit point, as last heard
+        self.stream_id: int | None = None
+        self.finished = False
+        self.owed = 0  # bytes taken but not granted again yet
+
+    # --- what the link reports ------------------------------------------------------------------
+
+    def delivered(self, body: memoryview) -> None:
+        committed, _, next_offset = frames.DELIVERY.unpack_from(body)
+        self.committed = max(self.committed, committed)
+        self.received = next_offset
+        self.owner.put(Delivery(self, bytes(body[frames.DELIVERY.size :]), next_offset))
+
+    def state(self, committed: int, epoch: int) -> None:  # noqa: ARG002
+        self.committed = max(self.committed, committed)
+
+    def ended(self, ended: messages.StreamEnded) -> None:
+        self.stream_id = None
+        if ended.failure is None:
+            self.finished = True
+            self.owner.reader_finished()
+            return
+        error = messages.raised(ended.failure)
+        if isinstance(error, Closed):
+            return  # the broker stops; the link will break and be made again
+        self.owner.reader_failed(self, error)
+
+    @property
+    def lag(self) -> int:
+        """Committed messages that the application has not taken."""
+        return max(0, self.committed - self.taken)
+
+
+class SubscriptionCore:
+    """The streams of one subscription."""
+
+    def __init__(
+        self,
+        core: ClientCore,
+        topics: str | list[str],
+        *,
+        start: Any = "latest",
+        end: Any = None,
+        partition: int | None = None,
+        on_slow: str = "catch_up",
+        max_lag: int | timedelta | None = None,
+        put: Callable[[Any], None],
+        credit: int = limits.SUBSCRIPTION_CREDIT_BYTES,
+    ) -> None:
+        patterns = [topics] if isinstance(topics, str) else list(topics)
+        if not patterns:
+            raise InvalidArgument("A subscription needs at least one topic.")
+        for pattern in patterns:
+            check_pattern(pattern)
+        check_position(start, "start")
+        if end is not None:
+            check_position(end, "end")
+        _check_slow(on_slow, max_lag)
+        self.core = core
+        self.patterns = patterns
+        self.start = start
+        self.end = end
+        self.partition = partition
+        self.on_slow = on_slow
+        self.max_lag = max_lag
+        self.put = put
+        self.credit = credit
+        self.readers: dict[tuple[int, int], Reader] = {}
+        self.closed = False
+        self.opened = False
+        self.events: list[Event] = []
+        self._finding: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Find the partitions and position every stream, so that nothing published later is missed."""
+        for pattern in self.patterns:
+            if not is_pattern(pattern):
+                await self.core.topic(pattern)
+        await self._add_readers(self.start)
+        self.opened = True
+        self.core.link_listeners.add(self._relinked)
+        self.core.route_listeners.add(self._routes_changed)
+        self.core.closers.add(self.close)
+        link = self.core.link
+        if link is not None:
+            for reader in self.readers.values():
+                self._open_stream(link, reader)
+        self.reader_finished()
+
+    async def _add_readers(self, start: Any) -> list[Reader]:
+        wanted = [
+            Reader(self, route.name, route.id, index)
+            for route in self.core.routes.values()
+            if any(matches(pattern, route.name) for pattern in self.patterns)
+            for index in range(len(route.partitions))
+            if (route.id, index) not in self.readers and self.partition in (None, index)
+        ]
+        await asyncio.gather(*(self._position(reader, start) for reader in wanted))
+        for reader in wanted:
+            self.readers[reader.topic_id, reader.partition] = reader
+        return wanted
+
+    async def _position(self, reader: Reader, start: Any) -> None:
+        reader.start, reader.committed = await self._resolve(reader, start)
+        reader.received = reader.taken = reader.start
+        if self.end is not None:
+            reader.end = (await self._resolve(reader, self.end))[0]
+            reader.finished = reader.end <= reader.start
+
+    async def _resolve(self, reader: Reader, position: Any) -> tuple[int, int]:
+        wish = find_request(position, reader.topic_id, reader.partition, time.time_ns() // 1000)
+        if isinstance(wish, int):
+            return wish, 0
+        found = await self.core.call(wish)
+        return found.offset, found.committed
+
+    def _open_stream(self, link: Link, reader: Reader) -> None:
+        if reader.finished:
+            return
+        reader.owed = 0
+        reader.stream_id = link.open_stream(
+            messages.OpenStream(
+                topic_id=reader.topic_id,
+                partition=reader.partition,
+                start=reader.received,
+                end=reader.end,
+                credit=self.credit,
+                seen=reader.committed,
+            ),
+            reader,
+        )
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def _relinked(self, link: Link) -> None:
+        for reader in self.readers.values():
+            self._open_stream(link, reader)
+
+    def _routes_changed(self) -> None:
+        """Topics come and go under a pattern."""
+        if self.closed or self.end is not None or not any(map(is_pattern, self.patterns)):
+            return
+        if self._finding is None or self._finding.done():
+            self._finding = self.core.loop.create_task(self._find_new())
+
+    async def _find_new(self) -> None:
+        try:
+            # Partitions found after subscribing are read from their start: nothing slips between (C24).
+            for reader in await self._add_readers("earliest"):
+                self.note(Event("topic_found", reader.topic, reader.partition))
+                if self.core.link is not None:
+                    self._open_stream(self.core.link, reader)
+        except (StentorError, TimeoutError):
+            pass  # the link broke or the topic went again; the next change of routes tries again
+
+    def reader_failed(self, reader: Reader, error: StentorError) -> None:
+        gone = isinstance(error, PartitionNotFound) or error.code == "topic_not_found"
+        if gone and any(map(is_pattern, self.patterns)):
+            self.readers.pop((reader.topic_id, reader.partition), None)
+            self.note(Event("topic_gone", reader.topic, reader.partition))
+            return
+        reader.finished = True
+        self.put(error)
+
+    def reader_finished(self) -> None:
+        """With an end: once every partition has reached it, so has the subscription."""
+        if self.end is not None and self.opened and all(r.finished for r in self.readers.values()):
+            self.put(None)
+
+    def note(self, event: Event) -> None:
+        if len(self.events) < _EVENTS_KEPT_MAX:
+            self.events.append(event)
+
+    # --- what the application did ---------------------------------------------------------------
+
+    def grant(self, reader: Reader, size: int) -> None:
+        """The application took this much; tell the broker, a quarter of the window at a time."""
+        reader.owed += size
+        link = self.core.link
+        if reader.stream_id is not None and link is not None and reader.owed >= self.credit // 4:
+            link.grant(reader.stream_id, reader.owed)
+            reader.owed = 0
+
+    def too_slow(self, reader: Reader, appended_at_us: int | None) -> bool:
+        if self.max_lag is None:
+            return False
+        if isinstance(self.max_lag, timedelta):
+            lag_us = 0 if appended_at_us is None else time.time_ns() // 1000 - appended_at_us
+            return lag_us > self.max_lag // timedelta(microseconds=1)
+        return reader.lag > self.max_lag
+
+    async def skip_to_now(self, reader: Reader) -> None:
+        """Jump to the commit point and say exactly what was not delivered."""
+        link = self.core.link
+        if link is not None and reader.stream_id is not None:
+            link.close_stream(reader.stream_id)
+            reader.stream_id = None
+        first = reader.taken
+        now, reader.committed = await self._resolve(reader, "latest")
+        reader.received = reader.taken = reader.start = now
+        self.note(Event("skipped", reader.topic, reader.partition, first, now))
+        if self.core.link is not None:
+            self._open_stream(self.core.link, reader)
+
+    def squawk(self, reader: Reader) -> None:
+        """Tell the alerts topic that a subscriber gives up; best effort, without waiting."""
+        text = f"{self.core.name} is too slow on {reader.topic}/{reader.partition}: {reader.lag} messages behind"
+        self.core.loop.create_task(self.core.alert(ALERTS_TOPIC, text))
+
+    def report_damage(self, reader: Reader, offset: int) -> None:
+        """Let the broker look at its disk."""
+
+        async def report() -> None:
+            request = messages.ReportDamage(topic_id=reader.topic_id, partition=reader.partition, offset=offset)
+            # The application gets its error anyway; this one is for the broker's eyes.
+            with suppress(StentorError):
+                await self.core.call(request)
+
+        self.core.loop.create_task(report())
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.core.link_listeners.discard(self._relinked)
+        self.core.route_listeners.discard(self._routes_changed)
+        self.core.closers.discard(self.close)
+        link = self.core.link
+        for reader in self.readers.values():
+            if link is not None and reader.stream_id is not None:
+                link.close_stream(reader.stream_id)
+        self.put(None)
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "topics": sorted({reader.topic for reader in self.readers.values()}),
+            "lag": {f"{r.topic}/{r.partition}": r.lag for r in self.readers.values()},
+            "positions": {f"{r.topic}/{r.partition}": r.taken for r in self.readers.values()},
+            "skipped": sum(e.next_offset - e.first_offset for e in self.events if e.kind == "skipped"),
+        }
+
+
+def _check_slow(on_slow: str, max_lag: object) -> None:
+    if on_slow not in _ON_SLOW:
+        raise InvalidArgument(f"on_slow={on_slow!r} is unknown.", hint=f"Use one of {', '.join(_ON_SLOW)}.")
+    if on_slow != "catch_up" and max_lag is None:
+        raise InvalidArgument(
+            f"on_slow={on_slow!r} needs max_lag.",
+            hint="A number of messages, or a timedelta, for example max_lag=10_000.",
+        )
+    if max_lag is not None and (isinstance(max_lag, bool) or not isinstance(max_lag, int | timedelta)):
+        raise InvalidArgument(f"max_lag={max_lag!r} is neither a number of messages nor a timedelta.")
