@@ -218,11 +218,12 @@ class Broker:
         def flush() -> None:
             if partition.deleted or self.stopping:
                 return
-            if partition.settings.flush == "interval":
-                partition.flush_interval()
-            self.loop.call_later(partition.settings.flush_interval_ms / 1000, flush)
+            partition.flush_interval()  # also once more after the topic chose flush=always
+            partition.flushing = partition.settings.flush == "interval"
+            if partition.flushing:
+                self.loop.call_later(partition.settings.flush_interval_ms / 1000, flush)
 
-        if partition.settings.flush == "interval":
+        if partition.settings.flush == "interval" and not partition.flushing:
             flush()
 
     def partition(self, topic_id: int, index: int) -> Partition:
@@ -241,13 +242,29 @@ class Broker:
     # --- topics ---------------------------------------------------------------------------------
 
     async def create_topic(self, name: str, settings: TopicSettings) -> Topic:
-        topic = await self.catalogue.create(name, settings, self.clock.now_us())
-        await self._open_partitions([topic])
-        self.catalogue.topics[name] = topic
-        self._checkpoint_now()
+        topic = self.catalogue.plan(name, settings, self.clock.now_us())
+        try:
+            await self._open_partitions([topic])
+            self._checkpoint_now()
+            await self.catalogue.add(topic)
+        except BaseException:
+            await self._discard_partitions(topic)
+            raise
         self._announce(messages.RouteChange(version=self._next_version(), topics=[topic.route()]))
         logger.info("topic %s made with %d partitions", name, settings.partitions)
         return topic
+
+    async def _discard_partitions(self, topic: Topic) -> None:
+        """The topic was not made after all, for lack of room perhaps: nothing of it stays."""
+        assert self._directory is not None
+        for index in range(len(topic.chains)):
+            partition = self.partitions.pop((topic.record.id, index), None)
+            if partition is not None:
+                partition.deleted = True
+            self._journal.remove(topic.record.id, index)
+        for found in self._directory.partitions():
+            if found.topic_id == topic.record.id:
+                await asyncio.to_thread(self._directory.remove, found)
 
     async def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
         before = self.catalogue.get(name).record.settings
@@ -403,6 +420,9 @@ class Broker:
         logger.info("broker %s is stopping", getattr(self, "broker_id", "?"))
         if self._server is not None:
             self._server.close()
+        with suppress(TimeoutError):
+            # A change of topics that is under way is finished, and no other begins.
+            await asyncio.wait_for(self.admin.acquire(), limits.SHUTDOWN_S)
         for session in list(self.sessions):
             session.hold()
         settling = [self._settle(partition) for partition in self.partitions.values()]

@@ -103,8 +103,8 @@ class Catalogue:
     def _member(self, log_id: int) -> Member:
         return Member(self._broker_id, log_id, self._incarnation)
 
-    async def create(self, name: str, settings: TopicSettings, now_us: int) -> Topic:
-        """Write a new topic to the store. It joins `topics` once its partitions are open."""
+    def plan(self, name: str, settings: TopicSettings, now_us: int) -> Topic:
+        """A new topic with its ids; it exists once it was added."""
         check_topic_name(name)
         if name in self.topics:
             raise TopicExists(f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name)
@@ -118,12 +118,18 @@ class Catalogue:
             )
         record = TopicRecord(name, secrets.randbits(62) + 1, settings, now_us)
         chains = [ChainRecord(1, [self._member(secrets.randbits(62) + 1)]) for _ in range(settings.partitions)]
-        put = {f"topics/{name}": _encode(record)}
-        put.update((_chain_key(record.id, index), _encode(chain)) for index, chain in enumerate(chains))
+        return Topic(record, 0, chains, [])
+
+    async def add(self, topic: Topic) -> None:
+        """Write a planned topic, whose partitions are open, to the store."""
+        name = topic.record.name
+        put = {f"topics/{name}": _encode(topic.record)}
+        put.update((_chain_key(topic.record.id, index), _encode(chain)) for index, chain in enumerate(topic.chains))
         swap = await self._store.swap(expect={f"topics/{name}": 0}, put=put)
         if not swap.succeeded:
             raise TopicExists(f"Topic {name} exists already.", object=name)
-        return Topic(record, swap.revision, chains, [swap.revision] * len(chains))
+        topic.revision, topic.chain_revisions = swap.revision, [swap.revision] * len(topic.chains)
+        self.topics[name] = topic
 
     def _partitions(self) -> int:
         return sum(len(topic.chains) for topic in self.topics.values())

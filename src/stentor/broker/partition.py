@@ -88,6 +88,7 @@ class Partition:
         self._held: set[Session] = set()  # publishers told to wait for the disk
         self._stopped: Callable[[], None] | None = None
         self.dirty = False  # flush=interval: written since the last sync
+        self.flushing = False  # flush=interval: a timer calls flush_interval
         self.messages_in = 0
         self.batches_in = 0
         self.bytes_in = 0

@@ -13,7 +13,7 @@ from stentor.wire import batch, messages
 from stentor.wire.header import extents, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from stentor.broker.broker import Broker
     from stentor.broker.catalogue import Topic
@@ -29,30 +29,44 @@ async def serve(broker: Broker, session: Session, request: Any) -> Any:
     return await handler(broker, session, request)
 
 
+async def _change(broker: Broker, work: Coroutine[Any, Any, Any]) -> Any:
+    """Change topics, one change at a time; a change that began is finished, even if its client is gone."""
+    try:
+        await broker.admin.acquire()
+    except BaseException:
+        work.close()
+        raise
+    changing = broker.loop.create_task(work)
+    changing.add_done_callback(lambda _: broker.admin.release())
+    # Whoever asked may have gone; then nobody needs to hear how it ended.
+    changing.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(changing)
+
+
 async def _create(broker: Broker, _: Session, request: messages.CreateTopic) -> messages.TopicDescribed:
-    async with broker.admin:
-        existing = broker.catalogue.topics.get(request.name)
-        if existing is not None and (request.exist_ok or request.automatic):
-            return _described(broker, existing)
-        if request.automatic and not broker.config.auto_create:
-            raise TopicNotFound(
-                f"There is no topic {request.name}, and this broker does not make topics by itself.",
-                hint=f"Make it with `stentor topic create {request.name}`.",
-                object=request.name,
-            )
-        settings = request.settings or broker.config.topic_settings()
-        return _described(broker, await broker.create_topic(request.name, settings))
+    return _described(broker, await _change(broker, _create_topic(broker, request)))
+
+
+async def _create_topic(broker: Broker, request: messages.CreateTopic) -> Topic:
+    existing = broker.catalogue.topics.get(request.name)
+    if existing is not None and (request.exist_ok or request.automatic):
+        return existing
+    if request.automatic and not broker.config.auto_create:
+        raise TopicNotFound(
+            f"There is no topic {request.name}, and this broker does not make topics by itself.",
+            hint=f"Make it with `stentor topic create {request.name}`.",
+            object=request.name,
+        )
+    return await broker.create_topic(request.name, request.settings or broker.config.topic_settings())
 
 
 async def _alter(broker: Broker, _: Session, request: messages.AlterTopic) -> messages.TopicDescribed:
-    async with broker.admin:
-        return _described(broker, await broker.alter_topic(request.name, request.changes))
+    return _described(broker, await _change(broker, broker.alter_topic(request.name, request.changes)))
 
 
 async def _delete(broker: Broker, _: Session, request: messages.DeleteTopic) -> messages.Done:
-    async with broker.admin:
-        await broker.delete_topic(request.name)
-        return messages.Done()
+    await _change(broker, broker.delete_topic(request.name))
+    return messages.Done()
 
 
 async def _describe(broker: Broker, _: Session, request: messages.DescribeTopic) -> messages.TopicDescribed:
@@ -87,25 +101,23 @@ async def _find_offset(broker: Broker, _: Session, request: messages.FindOffset)
     elif request.last is not None:
         offset = max(start, committed - request.last)
     elif request.timestamp_us is not None:
-        offset = await _offset_at(partition, request.timestamp_us)
+        find = partial(_offset_at, partition, request.timestamp_us, committed)
+        offset = await asyncio.get_running_loop().run_in_executor(None, find)
     else:
         raise InvalidArgument("A position is missing.", hint="Name 'earliest', 'latest', a time or a number.")
     return messages.OffsetFound(offset=offset, start=start, committed=committed)
 
 
-async def _offset_at(partition: Partition, timestamp_us: int) -> int:
+def _offset_at(partition: Partition, timestamp_us: int, committed: int) -> int:
     """The first offset whose message is not older: the log finds the batch, its rows the offset."""
-    committed = partition.committed
-    loop = asyncio.get_running_loop()
-    find = partial(partition.log.offset_for_time, timestamp_us, limit=committed)
-    base = await loop.run_in_executor(None, find)
+    base = partition.log.offset_for_time(timestamp_us, limit=committed)
     if base >= committed:
         return committed
-    found = await loop.run_in_executor(None, partition.log.read, base, committed, 1)
+    found = partition.log.read(base, committed, 1)
     for position, _, base_offset, _ in extents(found.data):
-        timestamps = batch.columns(found.data, position, unpack(found.data, position))[0]
-        for index, timestamp in enumerate(timestamps):
-            if timestamp >= timestamp_us:
+        times = batch.timestamps(found.data, position, unpack(found.data, position))
+        for index, time_us in enumerate(times):
+            if time_us >= timestamp_us:
                 return base_offset + index
     return base
 

@@ -64,7 +64,9 @@ class Session:
         self._holds = 0
         self._seen_bytes = 0
         self._seen_frames = 0
-        self._started = self._silent_since = self._frame_since = broker.clock.monotonic()
+        self._seen_taken = 0  # bytes that the client's side has taken from us
+        self._started = broker.clock.monotonic()
+        self._silent_since = self._frame_since = self._deaf_since = self._started
 
     # --- connection -----------------------------------------------------------------------------
 
@@ -111,15 +113,17 @@ class Session:
             self.connection.resume_reading()
 
     def sweep(self, now: float) -> None:
-        """Called every second: close what is half-open, stuck in a frame, or silent."""
+        """Called every second: close what is half-open, stuck in a frame, deaf or silent."""
         connection = self.connection
-        if connection.bytes_in != self._seen_bytes:
-            self._seen_bytes, self._silent_since = connection.bytes_in, now
-        if connection.frames_in != self._seen_frames or not connection.mid_frame:
-            self._seen_frames, self._frame_since = connection.frames_in, now
-        if self._holds:
-            self._silent_since = self._frame_since = now  # the silence is our doing
-        if not self.greeted and now - self._started > limits.HANDSHAKE_S:
+        self._note_progress(now)
+        if now - self._deaf_since > limits.SILENCE_S:
+            # It takes nothing, so it would not hear why either.
+            logger.info("client %s (%s) has not read for %g s", self.name or "?", connection.address, limits.SILENCE_S)
+            self.broker.refusals += 1
+            connection.abort()
+        elif connection.closed:
+            pass  # refused already; the reason is on its way out
+        elif not self.greeted and now - self._started > limits.HANDSHAKE_S:
             self.refused(ProtocolError(f"No greeting within {limits.HANDSHAKE_S:g} s."))
         elif now - self._frame_since > limits.PARTIAL_FRAME_S:
             self.refused(ProtocolError(f"A frame did not arrive whole within {limits.PARTIAL_FRAME_S:g} s."))
@@ -128,6 +132,19 @@ class Session:
         else:
             for stream in self.streams.values():
                 stream.tell_state()
+
+    def _note_progress(self, now: float) -> None:
+        connection = self.connection
+        if connection.bytes_in != self._seen_bytes:
+            self._seen_bytes, self._silent_since = connection.bytes_in, now
+        if connection.frames_in != self._seen_frames or not connection.mid_frame:
+            self._seen_frames, self._frame_since = connection.frames_in, now
+        if self._holds:
+            self._silent_since = self._frame_since = now  # the silence is our doing
+        unsent = connection.unsent_bytes
+        taken = connection.bytes_out - unsent
+        if taken != self._seen_taken or not unsent:
+            self._seen_taken, self._deaf_since = taken, now
 
     def close(self) -> None:
         """Say goodbye and close once everything is sent."""

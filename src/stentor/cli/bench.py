@@ -65,20 +65,10 @@ def bench(
     if size < SIZE_MIN:
         raise InvalidArgument(f"--size {size} is too small.", hint=f"The checks need {SIZE_MIN} bytes in each message.")
     plan = Plan(
-        url=url,
-        topic=f"bench.{os.urandom(4).hex()}",
-        partitions=partitions,
-        size=size,
-        batch=batch,
-        producers=producers,
-        subscribers=subscribers,
-        rate=rate,
-        seconds=seconds,
-        ack=ack,
-        compression=compression,
+        url=url, timeout=timeout, topic=f"bench.{os.urandom(4).hex()}", partitions=partitions, size=size, batch=batch,
+        producers=producers, subscribers=subscribers, rate=rate, seconds=seconds, ack=ack, compression=compression,
         one_by_one=one_by_one,
-        timeout=timeout,
-    )
+    )  # fmt: skip
     result = _run(plan, flush=flush, keep=keep)
     if json:
         print_json(result)

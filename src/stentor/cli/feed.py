@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import json
 import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import msgspec
 
 from stentor.errors import InvalidArgument, LimitExceeded
 from stentor.limits import MESSAGE_VALUE_BYTES_MAX
@@ -160,8 +161,8 @@ def _check_length(name: str, size: int) -> None:
 def parse_entry(data: bytes, place: str) -> dict[str, Any]:
     """One JSON object as the arguments of a publish."""
     try:
-        found = json.loads(data)
-    except ValueError as error:
+        found = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise _wrong(place, f"is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise _wrong(place, "is not a JSON object")
@@ -182,13 +183,13 @@ def _decode(value: Any, place: str) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
+        return value.encode()
     if isinstance(value, dict) and value.keys() == {"base64"}:
         try:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, TypeError, ValueError) as error:
             raise _wrong(place, f"has bad base64: {error}") from error
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return msgspec.json.encode(value)
 
 
 def _decode_headers(headers: Any, place: str) -> list[tuple[str, bytes | None]]:

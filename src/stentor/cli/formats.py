@@ -87,7 +87,7 @@ def as_object(message: Message) -> dict[str, Any]:
         "topic": message.topic,
         "partition": message.partition,
         "offset": message.offset,
-        "timestamp": show_time(message.timestamp, "microseconds"),
+        "timestamp": message.timestamp,
         "key": to_json(message.key),
         "value": to_json(message.value),
         "headers": [[name, to_json(value)] for name, value in message.headers],
@@ -131,6 +131,6 @@ def _escape(match: re.Match[str]) -> str:
     return {"\n": "\\n", "\r": "\\r"}.get(character, f"\\x{ord(character):02x}")
 
 
-def show_time(moment: datetime, precision: str = "milliseconds") -> str:
+def show_time(moment: datetime) -> str:
     """A moment in UTC, in the form that positions accept."""
-    return moment.astimezone(UTC).isoformat("T", precision).replace("+00:00", "Z")
+    return moment.astimezone(UTC).isoformat("T", "milliseconds").replace("+00:00", "Z")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import sys
 import threading
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FLUSH_INTERVAL_S: Final = 0.05
-"""How long a message may sit in the output buffer: too short for a person to notice, long enough for speed."""
+WRITE_INTERVAL_S: Final = 0.05
+"""How long a message may wait to be written: too short for a person to notice, long enough for speed."""
 
-BUFFER_BYTES: Final = 256 * 1024
+PIECE_BYTES: Final = 256 * 1024
 
 _GAP: Final = "  "
 
@@ -56,45 +55,50 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 class LiveOutput:
-    """Standard output for messages: buffered for speed, yet never more than a moment old.
+    """Standard output for messages: written in large pieces for speed, yet never more than a moment old.
 
-    A subscription may fall silent after any message, so a thread flushes what was written. The buffer has its own
-    lock; the only other thing shared is one flag. The buffer is large because every write to a pipe lets go of the
-    interpreter, and getting it back from the client's thread costs far more than the write.
+    A subscription may fall silent after any message, so a thread writes out what has gathered. The pieces are large
+    because every write to a pipe lets go of the interpreter, and getting it back from the client's thread costs far
+    more than the write.
     """
 
     def __init__(self) -> None:
         sys.stdout.flush()
-        stream = sys.stdout.buffer
-        # With PYTHONUNBUFFERED the stream is the raw file itself; in tests it is neither.
-        raw = stream if isinstance(stream, io.RawIOBase) else getattr(stream, "raw", None)
-        self._own = None if raw is None else io.BufferedWriter(raw, BUFFER_BYTES)
-        self._stream = self._own or stream
-        self._written = False
+        self._stream = sys.stdout.buffer
+        self._lock = threading.Lock()
+        self._gathered: list[bytes] = []
+        self._size = 0
         self._ended = threading.Event()
-        self._flusher = threading.Thread(target=self._flush_often, name="stentor-output", daemon=True)
+        self._writer = threading.Thread(target=self._write_often, name="stentor-output", daemon=True)
 
     def write(self, data: bytes) -> None:
-        self._stream.write(data)
-        self._written = True
+        with self._lock:
+            self._gathered.append(data)
+            self._size += len(data)
+            if self._size >= PIECE_BYTES:
+                self._write_out()
 
-    def _flush_often(self) -> None:
-        while not self._ended.wait(FLUSH_INTERVAL_S):
-            if self._written:
-                self._written = False
-                # A closed pipe is reported to whoever writes next, not to this thread.
-                with contextlib.suppress(OSError, ValueError):
-                    self._stream.flush()
+    def _write_out(self) -> None:
+        """Write what has gathered; the caller holds the lock."""
+        rest = memoryview(b"".join(self._gathered))
+        self._gathered.clear()
+        self._size = 0
+        while rest:  # without a buffer of Python's own, a write may take only a part
+            rest = rest[self._stream.write(rest) :]
+        self._stream.flush()
+
+    def _write_often(self) -> None:
+        while not self._ended.wait(WRITE_INTERVAL_S):
+            # A closed pipe is reported to whoever writes next, not to this thread.
+            with self._lock, contextlib.suppress(OSError):
+                self._write_out()
 
     def __enter__(self) -> Self:
-        self._flusher.start()
+        self._writer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._flusher.join()
-        try:
-            self._stream.flush()
-        finally:
-            if self._own is not None:
-                self._own.detach()  # or it would close standard output when it goes
+        self._writer.join()
+        with self._lock:
+            self._write_out()

@@ -145,16 +145,16 @@ def columns(batch: Any) -> Columns:
     """A record batch as lists of Python values."""
     headers = batch.column(3)
     return (
-        _times(batch.column(0)),
+        times(batch),
         batch.column(1).to_pylist(),
         batch.column(2).to_pylist(),
         None if headers.null_count == len(headers) else header_lists(headers),
     )
 
 
-def _times(column: Any) -> Sequence[int]:
+def times(batch: Any) -> Sequence[int]:
     """Timestamps as a view on Arrow's own memory: most applications never look at them."""
-    return _raw_times(column).cast("q")
+    return _raw_times(batch.column(0)).cast("q")
 
 
 def _raw_times(column: Any) -> memoryview:

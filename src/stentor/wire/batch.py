@@ -194,6 +194,15 @@ def columns(buffer: Buffer, position: int, header: BatchHeader) -> Columns:
     return arrow_body.columns(arrow_body.decode(body, header.count))
 
 
+def timestamps(buffer: Buffer, position: int, header: BatchHeader) -> Sequence[int]:
+    """The times of the messages at `position`, and nothing else of them."""
+    check_body(buffer, position, header)
+    body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
+    if header.encoding == ENCODING_ROWS:
+        return rows.decode(body, header.count)[0]
+    return arrow_body.times(arrow_body.decode(body, header.count))
+
+
 def check_message(key: bytes | None, value: bytes | None) -> None:
     """Refuse, on the producer's side, what no batch can carry."""
     if value is not None and len(value) > limits.MESSAGE_VALUE_BYTES_MAX:

@@ -1,0 +1,188 @@
+"""What tests of a running broker share: a raw connection that says whatever it is told to, and waiting."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from stentor.wire import batch, frames, messages
+from stentor.wire.frames import Kind
+
+WAIT_S = 15.0
+
+
+def _wait_until(condition: Callable[[], Any], what: str = "the condition", seconds: float = WAIT_S) -> Any:
+    """The first true value of `condition`; fails when the deadline passes."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} did not come true within {seconds:g} s")
+        pause.wait(0.005)
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    return _wait_until
+
+
+class RawConnection:
+    """A socket that speaks frames only when asked to."""
+
+    def __init__(self, url: str, *, receive_buffer: int | None = None) -> None:
+        host, _, port = url.removeprefix("stentor://").rpartition(":")
+        self.socket = socket.socket()
+        if receive_buffer is not None:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(WAIT_S)
+        self.socket.connect((host, int(port)))
+        self._received = b""
+        self._correlation = 0
+
+    # --- saying ---------------------------------------------------------------------------------
+
+    def send_bytes(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def send(self, kind: int, correlation: int = 0, body: bytes = b"", flags: int = 0) -> None:
+        self.send_bytes(frames.frame(kind, correlation, body, flags))
+
+    def greet(self, **fields: Any) -> Self:
+        """HELLO, and the WELCOME that answers it."""
+        hello = {"version_min": 1, "version_max": frames.PROTOCOL_VERSION, "name": "raw"}
+        self.send(Kind.HELLO, 0, messages.encode(messages.Hello(**{**hello, **fields})))
+        kind, _, body = self.receive()
+        assert kind == Kind.WELCOME, messages.decode(body, messages.Failure)
+        return self
+
+    def ask(self, request: Any) -> Any:
+        """The answer to a control request; a refusal is raised."""
+        self._correlation += 1
+        self.send(Kind.REQUEST, self._correlation, messages.encode(request))
+        body = self.answer_to(self._correlation, Kind.RESPONSE)
+        return messages.decode(body, messages.Response)
+
+    def publish(
+        self,
+        topic_id: int,
+        values: list[bytes],
+        *,
+        partition: int = 0,
+        producer_id: int = 0,
+        generation: int = 0,
+        sequence: int = 0,
+        ack: int = frames.Ack.ALL,
+        now_us: int = 1_700_000_000_000_000,
+    ) -> int:
+        """Publish one batch and return its correlation id."""
+        encoded = batch.encode_at(now_us, [None] * len(values), values)
+        header = batch.address(
+            encoded,
+            topic_id=topic_id,
+            partition=partition,
+            producer_id=producer_id,
+            generation=generation,
+            sequence=sequence,
+        )
+        self._correlation += 1
+        self.send(Kind.PUBLISH, self._correlation, bytes(header) + bytes(encoded.body), ack)
+        return self._correlation
+
+    def published(self, correlation: int) -> int:
+        """The base offset that a publish was answered with; a refusal is raised."""
+        offset, _, _ = frames.PUBLISHED.unpack(self.answer_to(correlation, Kind.PUBLISHED))
+        return offset
+
+    # --- hearing --------------------------------------------------------------------------------
+
+    def receive(self) -> tuple[int, int, bytes]:
+        """The next frame: (kind, correlation, body); EOFError when the broker closed."""
+        length, kind, _, reserved, correlation = frames.HEADER.unpack(self._take(frames.HEADER_BYTES))
+        assert kind in frames.KINDS
+        assert reserved == 0
+        return kind, correlation, self._take(length)
+
+    def _take(self, count: int) -> bytes:
+        while len(self._received) < count:
+            try:
+                piece = self.socket.recv(1 << 16)
+            except ConnectionResetError:
+                piece = b""
+            if not piece:
+                raise EOFError
+            self._received += piece
+        taken, self._received = self._received[:count], self._received[count:]
+        return taken
+
+    def answer_to(self, correlation: int, kind: int) -> bytes:
+        while True:
+            found, answered, body = self.receive()
+            if answered == correlation and found == Kind.ERROR:
+                raise messages.raised(messages.decode(body, messages.Failure))
+            if (found, answered) == (kind, correlation):
+                return body
+
+    def refusal(self) -> messages.Failure | None:
+        """Read to the end of the connection; the reason the broker gave, if it gave one."""
+        reason = None
+        try:
+            while True:
+                kind, correlation, body = self.receive()
+                if kind == Kind.ERROR and correlation == 0:
+                    reason = messages.decode(body, messages.Failure)
+        except EOFError:
+            return reason
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[..., RawConnection]]:
+    """Opens raw connections to a broker's URL; all are closed at the end."""
+    opened: list[RawConnection] = []
+
+    def connect(url: str, **options: Any) -> RawConnection:
+        opened.append(RawConnection(url, **options))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes file systems of a given size in MiB; skips where that is not allowed."""
+    mounted: list[Path] = []
+
+    def mount(mebibytes: int) -> Path:
+        path = tmp_path / f"disk-{len(mounted)}"
+        path.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(path)], check=False, capture_output=True
+        )
+        if done.returncode:
+            pytest.skip("mounting a file system needs root")
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
