@@ -30,8 +30,8 @@ READ_BUFFER_IDLE_BYTES: Final = 16 * KIB
 
 # --- batches ------------------------------------------------------------------------------------
 
-BATCH_BYTES_MAX: Final = FRAME_BODY_BYTES_MAX
-"""A batch travels in one frame."""
+BATCH_BYTES_MAX: Final = FRAME_BODY_BYTES_MAX - 4 * KIB
+"""A batch travels in one frame, with room for what a frame adds to it."""
 
 BATCH_MESSAGES_MAX: Final = 1_000_000
 """Keeps a count field from promising more rows than any 16 MiB body could hold usefully."""
@@ -130,6 +130,9 @@ DEFAULT_TIMEOUT_S: Final = 30.0
 RECONNECT_DELAY_S: Final = 0.05
 RECONNECT_DELAY_S_MAX: Final = 5.0
 """Back-off doubles from the first to the last of these, with full jitter."""
+
+LINK_PROVEN_S: Final = 5.0
+"""A link that lived this long was a good one: the next back-off starts small again."""
 
 # --- storage ------------------------------------------------------------------------------------
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FEATURES = ["batch-rows", "batch-arrow", "lz4", "zstd"]
 _RECOVERY_THREADS = 4
 _SYNC_THREADS = 4
 _READ_THREADS = 2
@@ -101,7 +100,7 @@ class Broker:
         self._directory = directory = DataDirectory(path)
         self._syncs = DiskThreads(self.loop, threads=_SYNC_THREADS, name="sync")
         self._reads = DiskThreads(self.loop, threads=_READ_THREADS, name="read")
-        self._journal = directory.journal()
+        self._journal = directory.journal(expected=not self.config.unclean)
         self.store = self._open_store(path / "coordination")
         self.broker_id, self.cluster_id = await self._identity()
         self.catalogue = Catalogue(self.store, self.broker_id, self._journal.incarnation)
@@ -172,6 +171,7 @@ class Broker:
             floor=None if known is None else known.floor,
             restore=dedupe.restore,
             replay=partial(_replay, dedupe),
+            unclean=self.config.unclean,
         )
         self._report_recovery(record.name, index, log)
         # Recovery has synced the log (K3a), and this chain has one member: all of it is committed.
@@ -215,15 +215,17 @@ class Broker:
             logger.error("%s/%d: offsets %d to %d are damaged and refused", topic, index, *damage)
 
     def _start_flush_timer(self, partition: Partition) -> None:
+        """Topics with flush=interval are brought to disk by a timer, one per partition."""
+
         def flush() -> None:
-            if partition.deleted or self.stopping:
-                return
-            partition.flush_interval()  # also once more after the topic chose flush=always
-            partition.flushing = partition.settings.flush == "interval"
-            if partition.flushing:
+            partition.has_flush_timer = not (
+                partition.deleted or self.stopping or partition.settings.flush != "interval"
+            )
+            if partition.has_flush_timer:
+                partition.flush_interval()
                 self.loop.call_later(partition.settings.flush_interval_ms / 1000, flush)
 
-        if partition.settings.flush == "interval" and not partition.flushing:
+        if not partition.has_flush_timer:
             flush()
 
     def partition(self, topic_id: int, index: int) -> Partition:
@@ -267,13 +269,12 @@ class Broker:
                 await asyncio.to_thread(self._directory.remove, found)
 
     async def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
-        before = self.catalogue.get(name).record.settings
         topic = await self.catalogue.alter(name, changes)
         for partition in self.topic_partitions(topic):
             partition.settings = topic.record.settings
             partition.log.settings = self._log_settings(topic.record.settings)
-            if before.flush != topic.record.settings.flush:
-                self._start_flush_timer(partition)
+            self._start_flush_timer(partition)
+            partition.catch_up_with_disk()
         self._announce(messages.RouteChange(version=self._next_version(), topics=[topic.route()]))
         return topic
 

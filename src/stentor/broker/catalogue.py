@@ -14,7 +14,7 @@ import msgspec
 from stentor import limits
 from stentor.core.names import check_topic_name
 from stentor.errors import InvalidArgument, LimitExceeded, NotReady, TopicExists, TopicNotFound
-from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings
+from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings, merge_settings
 
 if TYPE_CHECKING:
     from stentor.ports import CoordinationStore
@@ -136,20 +136,13 @@ class Catalogue:
 
     async def alter(self, name: str, changes: dict[str, Any]) -> Topic:
         topic = self.get(name)
-        current = msgspec.to_builtins(topic.record.settings) | changes
         if changes.get("partitions", topic.record.settings.partitions) != topic.record.settings.partitions:
             raise InvalidArgument(
                 f"Topic {name} has {topic.record.settings.partitions} partitions, and that cannot be changed.",
                 hint="Keys would move between partitions and lose their order; make a new topic instead.",
                 object=name,
             )
-        unknown = set(changes) - {field.name for field in msgspec.structs.fields(TopicSettings)}
-        if unknown:
-            raise InvalidArgument(f"A topic has no setting {min(unknown)!r}.", object=name)
-        try:
-            settings = msgspec.convert(current, TopicSettings)
-        except msgspec.ValidationError as error:
-            raise InvalidArgument(f"A setting of topic {name} is wrong: {error}.", object=name) from error
+        settings = merge_settings(topic.record.settings, changes)
         record = msgspec.structs.replace(topic.record, settings=settings)
         key = f"topics/{name}"
         swap = await self._store.swap(expect={key: topic.revision}, put={key: _encode(record)})

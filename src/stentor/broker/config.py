@@ -75,6 +75,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connections_max: Annotated[int, msgspec.Meta(ge=1)] = _setting(
         limits.CONNECTIONS_MAX, "Further connections are refused, so that those that are there keep working."
     )
+    unclean: bool = _setting(
+        default=False,
+        meaning="Take logs as they are whose end is unknown: after a failed sync, or without a journal. Off: it may"
+        " lose acknowledged messages, so an operator must ask for it.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "How much is logged.")
     log_format: Literal["text", "json"] = _setting("text", "text for people, json for log collectors.")
 

@@ -87,6 +87,7 @@ class Partition:
         self._unsynced_bytes = 0
         self._held: set[Session] = set()  # publishers told to wait for the disk
         self._stopped: Callable[[], None] | None = None
+        self.has_flush_timer = False
         self.dirty = False  # flush=interval: written since the last sync
         self.flushing = False  # flush=interval: a timer calls flush_interval
         self.messages_in = 0
@@ -213,6 +214,12 @@ class Partition:
         """Called by the broker's timer for topics with flush=interval."""
         if self.dirty and not self._sync_under_way and not self.replica.failed:
             self.dirty = False
+            self._start_sync()
+
+    def catch_up_with_disk(self) -> None:
+        """A topic that changed to flush=always leaves nothing behind that only memory holds."""
+        behind = self.log.synced_end < self.log.end
+        if self.settings.flush == "always" and behind and not self._sync_under_way and not self.replica.failed:
             self._start_sync()
 
     def roll_if_due(self) -> None:

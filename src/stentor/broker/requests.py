@@ -57,7 +57,8 @@ async def _create_topic(broker: Broker, request: messages.CreateTopic) -> Topic:
             hint=f"Make it with `stentor topic create {request.name}`.",
             object=request.name,
         )
-    return await broker.create_topic(request.name, request.settings or broker.config.topic_settings())
+    settings = messages.merge_settings(broker.config.topic_settings(), request.settings)
+    return await broker.create_topic(request.name, settings)
 
 
 async def _alter(broker: Broker, _: Session, request: messages.AlterTopic) -> messages.TopicDescribed:

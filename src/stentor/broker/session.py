@@ -213,7 +213,8 @@ class Session:
         self.name, self.library = hello.name, hello.library
         self.greeted = True
         self.connection.body_bytes_max = limits.FRAME_BODY_BYTES_MAX
-        welcome = messages.Welcome(version=version, broker=self.broker.info())
+        features: list[str] = [feature for feature in frames.FEATURES if feature in hello.features]
+        welcome = messages.Welcome(version=version, broker=self.broker.info(), features=features)
         self._answers.append(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))
 
     # --- publishing -----------------------------------------------------------------------------

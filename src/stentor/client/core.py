@@ -102,6 +102,8 @@ class ClientCore:
         self._connecting: asyncio.Task[None] | None = None
         self._last_error: StentorError | None = None
         self.links_made = 0
+        self._linked_at = 0.0
+        self._backoff_s = 0.0
         self.alert: Callable[[str, str], Coroutine[Any, Any, None]] = _no_alert
         _cores.add(self)
 
@@ -136,6 +138,7 @@ class ClientCore:
             raise self.late("connect", self.timeout) from error
         self.link = link
         self.links_made += 1
+        self._linked_at = self.loop.time()
         self.routes = {topic.name: topic for topic in table.topics}
         self._ready.set()
         for listener in list(self.link_listeners):
@@ -145,22 +148,23 @@ class ClientCore:
     def _lost(self, link: Link, error: StentorError) -> None:
         if link is self.link and not self.closed:
             self.link = None
+            if self.loop.time() - self._linked_at > limits.LINK_PROVEN_S:
+                self._backoff_s = 0.0
             self._ready.clear()
             self._last_error = error
             self._connecting = self.loop.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
         """Back off exponentially with full jitter, so that a thousand clients do not come at once."""
-        ceiling = limits.RECONNECT_DELAY_S
         while True:
+            await asyncio.sleep(random.uniform(0, self._backoff_s))  # noqa: S311 - jitter, not a secret
+            self._backoff_s = min(max(2 * self._backoff_s, limits.RECONNECT_DELAY_S), limits.RECONNECT_DELAY_S_MAX)
             for address in self.addresses:
                 try:
                     link = await Link.open(address, self.name, limits.HANDSHAKE_S)
                     return await self._adopt(link)
                 except (StentorError, TimeoutError, OSError) as error:
                     self._last_error = error if isinstance(error, StentorError) else None
-            await asyncio.sleep(random.uniform(0, ceiling))  # noqa: S311 - jitter, not a secret
-            ceiling = min(2 * ceiling, limits.RECONNECT_DELAY_S_MAX)
 
     async def ready_link(self) -> Link:
         """The link, waiting for it if need be; the caller sets the deadline."""

@@ -84,11 +84,28 @@ class Sent:
 class Lane:
     """The way to one partition."""
 
+    __slots__ = (
+        "awake",
+        "bytes",
+        "done_bytes",
+        "generation",
+        "lock",
+        "opened_us",
+        "partition",
+        "pending",
+        "producer",
+        "rows",
+        "sealed_bytes",
+        "sequence",
+        "stalled",
+        "unsent",
+    )
+
     def __init__(self, producer: ProducerCore, partition: int) -> None:
         self.producer = producer
         self.partition = partition
         self.rows: list[Any] = []
-        self.bytes = 0  # about how much is in rows; exact whenever rows is empty
+        self.bytes = 0  # about how much large values are in rows; exact whenever rows is empty
         self.awake = False  # the loop will look at this lane by itself
         self.opened_us = 0  # when the batch that gathers now was begun
         self.pending: deque[Sent] = deque()
@@ -229,7 +246,8 @@ class Lane:
         producer = self.producer
         producer.messages_acknowledged += sent.encoded.count
         for index, callback, timestamp_us in sent.callbacks:
-            receipt = Receipt(producer.topic, self.partition, base_offset + index, timestamp_us)
+            offset = base_offset + index if base_offset >= 0 else -1  # ack=none: nobody said where
+            receipt = Receipt(producer.topic, self.partition, offset, timestamp_us)
             producer.call_back(callback, receipt, None)
         if not self.pending or self.unsent:
             self.pump()

@@ -80,6 +80,7 @@ class Link:
                     version_max=frames.PROTOCOL_VERSION,
                     name=name,
                     library=f"stentor-python {__version__}",
+                    features=list(frames.FEATURES),
                 )
                 link.connection.send(Kind.HELLO, 0, messages.encode(hello))
                 welcome = await link._welcome

@@ -83,7 +83,8 @@ class _Face:
         return SlowSubscriber(
             f"This subscriber is {reader.lag} messages behind on {reader.topic}/{reader.partition};"
             f" max_lag is {self._core.max_lag}.",
-            hint="Make the handler faster, share the work in a group, or choose on_slow='catch_up' or 'skip'.",
+            hint="Make the handler faster, spread the topic over more partitions and subscribers,"
+            " or choose on_slow='catch_up' or 'skip'.",
             operation="subscribe",
             object=f"{reader.topic}/{reader.partition}",
         )
@@ -106,7 +107,7 @@ class Subscription(_Face):
                 item = self._inbox.get(timeout=timeout)
             except queue.Empty:
                 raise DeadlineExceeded(
-                    f"No message within {timeout:g} s.", operation="subscribe", object=", ".join(self._core.patterns)
+                    f"No message within {timeout:.3g} s.", operation="subscribe", object=", ".join(self._core.patterns)
                 ) from None
             if item is None or isinstance(item, StentorError):
                 self._ended = True
@@ -213,7 +214,7 @@ class AsyncSubscription(_Face):
                     else (await self._inbox.get())
                 )
             except TimeoutError as error:
-                raise DeadlineExceeded(f"No message within {timeout:g} s.", operation="subscribe") from error
+                raise DeadlineExceeded(f"No message within {timeout:.3g} s.", operation="subscribe") from error
             if item is None or isinstance(item, StentorError):
                 self._ended = True
                 if item is not None:

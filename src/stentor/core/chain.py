@@ -214,7 +214,7 @@ class Replica:
     def _not_ready(self) -> NotReady:
         return NotReady(
             f"This partition takes no writes: {self.failed}",
-            hint="Reads go on. See the broker's log; a restart rereads what the disk really holds.",
+            hint="Reads go on. Mend the disk; a start with --unclean then takes writes again.",
         )
 
     def _unknown(self) -> StentorError:

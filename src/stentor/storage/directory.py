@@ -197,9 +197,12 @@ class DataDirectory:
         """Remove the log of a partition that nobody has open, an orphan for instance."""
         remove_log(found.path)
 
-    def journal(self) -> ReplicaJournal:
-        """Open the journal of this broker: a new incarnation begins."""
-        return ReplicaJournal.open(self.path / JOURNAL_FILE, expected=bool(self.partitions()))
+    def journal(self, *, expected: bool = True) -> ReplicaJournal:
+        """Open the journal of this broker: a new incarnation begins.
+
+        Where there are logs a journal is expected, unless the operator says otherwise.
+        """
+        return ReplicaJournal.open(self.path / JOURNAL_FILE, expected=expected and bool(self.partitions()))
 
     def free_bytes(self) -> int:
         """The room that is left on the disk."""

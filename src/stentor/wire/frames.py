@@ -23,6 +23,10 @@ PROTOCOL_VERSION: Final = 1
 PROTOCOL_VERSION_MIN: Final = 1
 
 
+FEATURES: Final = ("rows", "arrow", "lz4", "zstd")
+"""What this side knows beyond the version: body encodings and compressions. A connection uses what both know."""
+
+
 class Kind(enum.IntEnum):
     """What a frame is. Kinds below 16 are about the connection, the others about data."""
 

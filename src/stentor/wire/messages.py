@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from stentor import limits
-from stentor.errors import ProtocolError, StentorError, from_wire
+from stentor.errors import InvalidArgument, ProtocolError, StentorError, from_wire
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 # MessagePack integers end at 64 bits; offsets and ids stay in the signed half.
@@ -120,7 +120,7 @@ class CreateTopic(Tagged, frozen=True):
     """Answer: TopicDescribed. `automatic` asks on behalf of a publish or subscribe."""
 
     name: Name
-    settings: TopicSettings | None = None
+    settings: dict[str, Any] = {}  # those of TopicSettings; what is not named is the broker's default
     exist_ok: bool = False
     automatic: bool = False
 
@@ -301,6 +301,19 @@ Response = TopicDescribed | TopicList | OffsetFound | RouteTable | ClientList | 
 
 # What an error has by itself; a peer's details may not pass for it.
 _ERROR_FIELDS = frozenset({"self", "message", "hint", "operation", "object"})
+
+
+def merge_settings(settings: TopicSettings, changes: dict[str, Any]) -> TopicSettings:
+    """Settings with some of them changed, judged as a whole."""
+    known = [field.name for field in msgspec.structs.fields(TopicSettings)]
+    unknown = set(changes) - set(known)
+    if unknown:
+        raise InvalidArgument(f"A topic has no setting {min(unknown)!r}.", hint=f"Known: {', '.join(known)}.")
+    try:
+        return msgspec.convert(msgspec.to_builtins(settings) | changes, TopicSettings)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"A topic setting is wrong: {error}.") from error
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}

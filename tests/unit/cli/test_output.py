@@ -1,0 +1,77 @@
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from stentor.cli import progress
+from stentor.cli.output import PIECE_BYTES, LiveOutput, table_lines
+from stentor.cli.progress import Progress
+
+
+def test_a_table_is_aligned_with_numbers_to_the_right():
+    lines = table_lines(("NAME", "SIZE"), [("a", 1), ("long.name", 1000)], right=("SIZE",))
+    assert lines == ["NAME       SIZE", "a             1", "long.name  1000"]
+
+
+def test_a_table_without_rows_is_its_heading():
+    assert table_lines(("NAME", "SIZE"), []) == ["NAME  SIZE"]
+
+
+class Pipe(io.BytesIO):
+    """Takes only a part of each write, as a pipe may, and remembers how often it was written to."""
+
+    def __init__(self):
+        super().__init__()
+        self.writes = 0
+
+    def write(self, data):
+        self.writes += 1
+        return super().write(data[:100_000])
+
+
+def live_output_to(pipe, monkeypatch):
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=pipe, flush=lambda: None))
+    return LiveOutput()
+
+
+def test_everything_is_written_in_order_and_in_large_pieces(monkeypatch):
+    pipe = Pipe()
+    lines = [b"%07d\n" % number for number in range(PIECE_BYTES // 4)]
+    with live_output_to(pipe, monkeypatch) as output:
+        for line in lines:
+            output.write(line)
+    assert pipe.getvalue().splitlines(keepends=True) == lines
+    assert pipe.writes < 1000
+
+
+def test_a_pipe_that_was_closed_is_reported_to_whoever_writes(monkeypatch):
+    class Closed(io.BytesIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError), live_output_to(Closed(), monkeypatch) as output:
+        output.write(b"x" * PIECE_BYTES)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_long_input_has_a_progress_bar_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(progress, "PATIENCE_S", 0)
+    with Progress(1000) as bar:
+        bar.show(1234, 500)
+        bar._bar.refresh()
+    assert "1,234 messages" in terminal.getvalue()
+
+
+def test_a_pipe_gets_no_progress_bar(monkeypatch):
+    stderr = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setattr(progress, "PATIENCE_S", 0)
+    with Progress(1000) as bar:
+        bar.show(1234, 500)
+    assert stderr.getvalue() == ""
