@@ -22,12 +22,12 @@ class Neighbour:
         self._errors: list[BaseException] = []
         self.published = 0
         self.received = 0
-        self._threads = [
+        self._publishing, self._receiving = (
             threading.Thread(target=self._guard, args=(work,), name=f"neighbour-{work.__name__}")
             for work in (self._publish, self._receive)
-        ]
-        for thread in self._threads:
-            thread.start()
+        )
+        self._publishing.start()
+        self._receiving.start()
 
     def _guard(self, work) -> None:
         try:
@@ -43,44 +43,36 @@ class Neighbour:
             self._stop.wait(0.002)
 
     def _receive(self) -> None:
-        while not self._stop.is_set() or self.received < self.published:
-            message = self._subscription.get(timeout=15)
+        for message in self._subscription:
             assert message.value == b"%d" % self.received
             self.received += 1
-            if self._stop.is_set() and self.received >= self.published:
-                return
 
-    def check(self) -> None:
+    def check(self, wait_until) -> None:
         """Nothing was lost, nothing came twice, and no link broke."""
         self._stop.set()
-        for thread in self._threads:
-            thread.join(30)
-            assert not thread.is_alive(), "the neighbour hangs"
+        self._publishing.join(30)
+        assert not self._publishing.is_alive(), "the neighbour hangs"
+        wait_until(lambda: self._errors or self.received == self.published, "the neighbour has received everything")
         self._subscription.close()
+        self._receiving.join(30)
         links = [client._core.links_made for client in (self._publisher, self._subscriber)]
         self._publisher.close()
         self._subscriber.close()
         if self._errors:
             raise self._errors[0]
-        assert self.received == self.published > 0
+        assert self.published > 0
         assert links == [1, 1], "the neighbour was disconnected"
 
 
 @pytest.fixture
-def settings() -> dict[str, object]:
-    """Settings of the attacked broker; a test may name its own with a parameter."""
-    return {}
-
-
-@pytest.fixture
-def attacked(request: pytest.FixtureRequest) -> Iterator[LocalBroker]:
+def attacked(wait_until) -> Iterator[LocalBroker]:
     """A broker with a neighbour on it; the neighbour is asked at the end how it was."""
-    with broker(**getattr(request, "param", {})) as local:
+    with broker() as local:
         neighbour = Neighbour(local)
         try:
             yield local
         finally:
-            neighbour.check()
+            neighbour.check(wait_until)
         assert local.inner.ready
 
 

@@ -28,7 +28,7 @@ from stentor.coordination import EmbeddedStore
 from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
 from stentor.errors import Closed, CorruptData, PartitionNotFound, StentorError, TopicNotFound
-from stentor.storage.directory import DataDirectory
+from stentor.storage.directory import COORDINATION_FILE, DataDirectory
 from stentor.storage.files import atomic_write
 from stentor.storage.log import PartitionLog
 from stentor.storage.model import LogSettings
@@ -101,7 +101,7 @@ class Broker:
         self._syncs = DiskThreads(self.loop, threads=_SYNC_THREADS, name="sync")
         self._reads = DiskThreads(self.loop, threads=_READ_THREADS, name="read")
         self._journal = directory.journal(expected=not self.config.unclean)
-        self.store = self._open_store(path / "coordination")
+        self.store = self._open_store(path / COORDINATION_FILE)
         self.broker_id, self.cluster_id = await self._identity()
         self.catalogue = Catalogue(self.store, self.broker_id, self._journal.incarnation)
         await self.catalogue.load()

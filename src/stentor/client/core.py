@@ -8,6 +8,7 @@ what was not answered.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import socket
@@ -24,6 +25,8 @@ from stentor.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 7440
 _REQUESTS_UNDER_WAY_MAX = 32  # half of what a broker allows one connection
@@ -138,6 +141,8 @@ class ClientCore:
             raise self.late("connect", self.timeout) from error
         self.link = link
         self.links_made += 1
+        if self.links_made > 1:
+            logger.warning("Connected again, to the broker at %s.", link.address)
         self._linked_at = self.loop.time()
         self.routes = {topic.name: topic for topic in table.topics}
         self._ready.set()
@@ -152,6 +157,7 @@ class ClientCore:
                 self._backoff_s = 0.0
             self._ready.clear()
             self._last_error = error
+            logger.warning("%s Trying to connect again.", error.message)
             self._connecting = self.loop.create_task(self._reconnect())
 
     async def _reconnect(self) -> None:

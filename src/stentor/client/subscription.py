@@ -27,6 +27,8 @@ class _Face:
 
     def __init__(self, core: SubscriptionCore) -> None:
         self._core = core
+        # A read that has an end must make progress; one without may be quiet for ever.
+        self._patience_s = None if core.end is None else core.core.timeout
         self._current: Iterator[Message] = iter(())  # messages of the batch at hand
         self._batches: Iterator[Iterator[Message]] = iter(())  # the delivery's further batches
         self._ended = False
@@ -142,7 +144,7 @@ class Subscription(_Face):
         while True:
             yield self._current
             yield from self._batches
-            delivery = self._next_delivery(None)
+            delivery = self._next_delivery(self._patience_s)
             if delivery is None:
                 return
             self._grant(delivery)
@@ -167,7 +169,7 @@ class Subscription(_Face):
 
     def batches(self) -> Iterator[Any]:
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
-        while (delivery := self._next_delivery(None)) is not None:
+        while (delivery := self._next_delivery(self._patience_s)) is not None:
             reader = delivery.reader
             yield from record_batches(delivery.body, reader.topic, reader.partition, reader.start, reader.end)
             reader.taken = delivery.next_offset
@@ -249,7 +251,7 @@ class AsyncSubscription(_Face):
             for found in self._batches:
                 for message in found:
                     yield message
-            delivery = await self._next_delivery(None)
+            delivery = await self._next_delivery(self._patience_s)
             if delivery is None:
                 return
             self._core.grant(delivery.reader, len(delivery.body))
@@ -271,7 +273,7 @@ class AsyncSubscription(_Face):
 
     async def batches(self) -> AsyncIterator[Any]:
         """The same as pyarrow.RecordBatch."""
-        while (delivery := await self._next_delivery(None)) is not None:
+        while (delivery := await self._next_delivery(self._patience_s)) is not None:
             reader = delivery.reader
             for found in record_batches(delivery.body, reader.topic, reader.partition, reader.start, reader.end):
                 yield found

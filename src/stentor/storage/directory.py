@@ -35,6 +35,7 @@ FORMAT_VERSION: Final = 1
 FORMAT_FILE: Final = "FORMAT"
 LOCK_FILE: Final = "LOCK"
 JOURNAL_FILE: Final = "replicas"
+COORDINATION_FILE: Final = "coordination"
 PARTITIONS_FOLDER: Final = "partitions"
 
 _FORMAT_TEXT: Final = "stentor data directory, format {version}\n"

@@ -17,6 +17,7 @@ from stentor.errors import CorruptData, StentorError, StorageError
 from stentor.limits import DISK_RESERVE_BYTES, MIB
 from stentor.storage.damage import load_damage
 from stentor.storage.directory import (
+    COORDINATION_FILE,
     FORMAT_FILE,
     JOURNAL_FILE,
     LOCK_FILE,
@@ -42,7 +43,7 @@ from stentor.storage.segment import (
 )
 from stentor.storage.state import read_mark
 
-_OURS: Final = frozenset({FORMAT_FILE, LOCK_FILE, JOURNAL_FILE, PARTITIONS_FOLDER, "lost+found"})
+_OURS: Final = frozenset({FORMAT_FILE, LOCK_FILE, JOURNAL_FILE, COORDINATION_FILE, PARTITIONS_FOLDER, "lost+found"})
 _LOCKS: Final = Path("/proc/locks")
 
 

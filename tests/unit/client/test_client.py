@@ -255,6 +255,18 @@ def test_a_subscription_lives_through_a_restart_without_gap_or_repeat():
         assert [int(subscription.get(timeout=10).value) for _ in range(10)] == list(range(10))
 
 
+def test_a_bounded_read_gives_up_when_the_broker_goes_away_for_good():
+    with broker() as local, local.client(timeout=1.0) as client:
+        with client.producer("half") as producer:
+            for _ in range(40):
+                producer.send(bytes(1024 * 1024))
+        history = iter(client.read("half"))
+        next(history)
+        local.stop()
+        with pytest.raises(stentor.DeadlineExceeded):
+            list(history)
+
+
 def test_calls_wait_for_a_broker_that_comes_back_and_give_up_at_their_deadline():
     with broker() as local, local.client() as client:
         client.publish("again", "a")
