@@ -89,7 +89,6 @@ class Partition:
         self._stopped: Callable[[], None] | None = None
         self.has_flush_timer = False
         self.dirty = False  # flush=interval: written since the last sync
-        self.flushing = False  # flush=interval: a timer calls flush_interval
         self.messages_in = 0
         self.batches_in = 0
         self.bytes_in = 0

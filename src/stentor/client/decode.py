@@ -74,11 +74,21 @@ def _decode_singles(chunk: bytes, position: int, topic: str, partition: int) -> 
     if count != 1 or attributes or extra != -1 or length != _SINGLE_BYTES + max(key, 0) + max(value, 0):
         return [], position
     alike = min(_RUN_MAX, (len(chunk) - position) // length)
-    if key >= 0 and value >= 0 and alike >= _RUN_MIN:
+    if key >= 0 and value >= 0 and alike >= _RUN_MIN and _continues(chunk, position, length):
         found = _decode_run(chunk[position : position + alike * length], length, key, value, topic, partition)
         if found:
             return found, position + len(found) * length
     return _decode_loop(chunk, position, topic, partition)
+
+
+def _continues(chunk: bytes, position: int, length: int) -> bool:
+    """Whether the next two records have this length and the next offsets: then more may have, too."""
+    first = _SINGLE.unpack_from(chunk, position)[5]
+    for step in (1, 2):
+        found = _SINGLE.unpack_from(chunk, position + step * length)
+        if found[2] != length or found[5] != first + step:
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)
@@ -128,8 +138,12 @@ def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tup
     expected, end = block.base_offset, len(chunk) - _SINGLE_BYTES
     while position <= end and len(found) < _RUN_MAX:
         magic, header_sum, length, body_sum, count, offset, flags, time, key, value, extra = unpack(chunk, position)
-        if count != 1 or flags or extra != -1 or magic != MAGIC or offset != expected:
+        if count != 1 or flags or extra != -1 or magic != MAGIC:
             break
+        if offset != expected:  # a compaction left a gap: another block
+            times = []
+            block = Block(topic, partition, offset, times, None)
+            expected = offset
         body = chunk[position + HEADER_BYTES : position + length]
         value_at = ROW.size + (max(0, key))
         if (

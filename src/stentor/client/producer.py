@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _EXPIRE_S = 0.25
 _RESEND_S = 0.1
 _FAILURES_KEPT_MAX = 1_000
+_UNSENT_MAX = 4  # sealed batches that may wait for an answer to wake the loop
+_ON_WIRE_MIN = 2  # below this the broker might run dry
 
 
 def parse_ack(ack: str) -> int:
@@ -269,9 +271,18 @@ class _Face:
         """Seal a full batch in this thread; whether the sender must wait now."""
         self._core.check_open()
         lane.seal()
-        lane.awake = True
-        self._post(lane.pump)
+        self._sealed(lane)
         return self._core.is_full()
+
+    def _sealed(self, lane: Lane) -> None:
+        """Let the loop send what was sealed; not for every batch, since each wake-up costs a thread switch.
+
+        While batches are on the wire, their answers wake the loop anyway.
+        """
+        lane.awake = True
+        unsent = len(lane.unsent)
+        if unsent >= _UNSENT_MAX or len(lane.pending) - unsent < _ON_WIRE_MIN:
+            self._post(lane.pump)
 
     def _offer(
         self, value: Any, key: Any, headers: Any, timestamp: Any, partition: int | None, on_delivery: Any
@@ -308,15 +319,19 @@ class _Face:
             return
         step = self._batch_messages
         for start in range(0, len(values), step):
-            part, part_keys = values[start : start + step], keys[start : start + step]
-            if not _fits(part, 2 * self._batch_bytes):
+            part, part_keys = values, keys
+            if len(values) > step:
+                part, part_keys = values[start : start + step], keys[start : start + step]
+            core.check_open()
+            try:
+                encoded = batch.encode_at(time.time_ns() // 1000, part_keys, part, compression=core.compression)
+            except (StentorError, TypeError):
+                # Too large together, or something odd among them: message by message finds out which.
                 for value, key in zip(part, part_keys, strict=True):
                     yield self._offer(value, key, None, None, lane.partition, None)
                 continue
-            core.check_open()
-            lane.add_encoded(batch.encode_at(time.time_ns() // 1000, part_keys, part, compression=core.compression))
-            lane.awake = True
-            self._post(lane.pump)
+            lane.add_encoded(encoded)
+            self._sealed(lane)
             yield core.is_full()
 
     def _offer_batch(self, data: Any, partition: int | None) -> Any:
@@ -331,17 +346,8 @@ class _Face:
                     lane = core.lanes[index]
                     core.check_open()
                     lane.add_encoded(batch.encode_arrow(rows, compression=core.compression))
-                    lane.awake = True
-                    self._post(lane.pump)
+                    self._sealed(lane)
                     yield core.is_full()
-
-
-def _fits(values: Sequence[bytes], size: int) -> bool:
-    """Whether these make one batch; anything odd takes the careful path, message by message."""
-    try:
-        return sum(map(len, values)) <= size
-    except TypeError:
-        return False
 
 
 def _by_partition(rows: Any, core: ProducerCore, partition: int | None) -> list[tuple[int, Any]]:

@@ -1,0 +1,316 @@
+"""Disks that are full, read-only, taken or damaged: nothing acknowledged is lost, and a person is told what to do."""
+
+import os
+import subprocess
+import threading
+
+import pytest
+
+from stentor import limits
+from stentor.errors import CorruptData, DirectoryInUse, DirectoryUnusable, DiskFull, StentorError
+from stentor.testing import broker
+from stentor.wire import messages
+
+MIB = limits.MIB
+
+
+# --- a full disk --------------------------------------------------------------------------------
+
+
+def fill_up(link, topic_id, size=50_000):
+    """Publish until the disk says no: the values that were acknowledged, and what it said."""
+    acknowledged = []
+    while True:
+        value = b"%06d" % len(acknowledged) + bytes(size)
+        try:
+            offset = link.published(link.publish(topic_id, [value]))
+        except DiskFull as error:
+            return acknowledged, error
+        assert offset == len(acknowledged)
+        acknowledged.append(value[:6])
+
+
+@pytest.fixture
+def small(tmpfs):
+    """A broker on a file system of 12 MiB."""
+    disk = tmpfs(12)
+    with broker(disk / "data", disk_reserve_bytes=MIB, segment_bytes=MIB) as local:
+        yield local
+
+
+def prefixes(client, **options):
+    return [message.value[:6] for message in client.read("t", **options)]
+
+
+def test_a_full_disk_refuses_publishes_and_goes_on_reading_and_recovers_by_itself(small, raw, wait_until):
+    link = raw(small.url).greet()
+    target = link.ask(messages.CreateTopic(name="t")).topic.id
+    acknowledged, refusal = fill_up(link, target)
+    assert len(acknowledged) > 50
+    assert "room" in str(refusal)
+    assert refusal.hint
+    assert refusal.retriable
+    with small.client() as client:
+        assert prefixes(client) == acknowledged
+        with pytest.raises(DiskFull):
+            link.published(link.publish(target, [b"x" * 50_000]))
+        client.alter_topic("t", retention_bytes=4 * MIB)
+        small.inner.loop.call_soon_threadsafe(small.inner._retain)
+        wait_until(lambda: client.describe_topic("t").partitions[0].start > 0, "retention made room")
+        offset = wait_until(lambda: try_publish(link, target), "publishing works again")
+        assert offset == len(acknowledged), "a refusal costs no offset"
+        start = client.describe_topic("t").partitions[0].start
+        assert prefixes(client) == [*acknowledged[start:], b"again"]
+
+
+def try_publish(link, target):
+    try:
+        return link.published(link.publish(target, [b"again"]))
+    except DiskFull:
+        return None
+
+
+def test_nothing_acknowledged_on_a_full_disk_is_lost_in_a_restart(small, raw):
+    link = raw(small.url).greet()
+    target = link.ask(messages.CreateTopic(name="t")).topic.id
+    acknowledged, _ = fill_up(link, target)
+    small.stop()
+    small.start()
+    with small.client() as client:
+        assert prefixes(client) == acknowledged
+        with pytest.raises(DiskFull):
+            link = raw(small.url).greet()
+            link.published(link.publish(target, [b"x" * 50_000]))
+
+
+def test_a_disk_filled_by_others_to_the_last_byte_costs_nothing_but_time(tmpfs, raw, wait_until):
+    disk = tmpfs(12)
+    with broker(disk / "data", disk_reserve_bytes=0, segment_bytes=MIB) as local:
+        link = raw(local.url).greet()
+        target = link.ask(messages.CreateTopic(name="t")).topic.id
+        for number in range(20):
+            link.published(link.publish(target, [b"%06d" % number]))
+        filler = disk / "filler"
+        fill_completely(filler)
+        refused = None
+        count = 20
+        while refused is None:
+            try:
+                link.published(link.publish(target, [b"%06d" % count + bytes(30_000)]))
+                count += 1
+            except StentorError as error:
+                refused = error
+        assert isinstance(refused, DiskFull)
+        with local.client() as client:
+            assert prefixes(client) == [b"%06d" % number for number in range(count)]
+            with pytest.raises(DiskFull):
+                client.create_topic("another", partitions=200)
+            filler.unlink()
+            assert client.create_topic("another", partitions=3).settings.partitions == 3
+            assert wait_until(lambda: try_publish(link, target)) == count
+        local.stop()
+        local.start()
+        with local.client() as client:
+            assert prefixes(client) == [*(b"%06d" % number for number in range(count)), b"again"]
+
+
+def fill_completely(path):
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 4096, 1):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+
+
+def test_a_topic_for_which_there_is_no_room_is_not_made_and_its_name_stays_free(tmpfs):
+    disk = tmpfs(4)
+    with broker(disk / "data", disk_reserve_bytes=0) as local, local.client() as client:
+        client.create_topic("there")
+        filler = disk / "filler"
+        fill_completely(filler)
+        os.truncate(filler, filler.stat().st_size - 200 * 1024)
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                client.create_topic("wide", partitions=1000)
+        assert [topic.name for topic in client.topics()] == ["there"]
+        filler.unlink()
+        assert client.create_topic("wide", partitions=3).settings.partitions == 3
+        assert client.publish("wide", b"x").offset == 0
+
+
+def test_a_client_that_keeps_trying_gets_through_when_there_is_room_again(small, raw, wait_until):
+    link = raw(small.url).greet()
+    target = link.ask(messages.CreateTopic(name="t")).topic.id
+    acknowledged, _ = fill_up(link, target)
+    with small.client() as client:
+        receipts = []
+        waiting = threading.Thread(target=lambda: receipts.append(client.publish("t", b"x" * 60_000, timeout=30)))
+        waiting.start()
+        client.alter_topic("t", retention_bytes=2 * MIB)
+        small.inner.loop.call_soon_threadsafe(small.inner._retain)
+        waiting.join(30)
+        assert [receipt.offset for receipt in receipts] == [len(acknowledged)]
+
+
+# --- a directory that cannot be used ------------------------------------------------------------
+
+
+def test_two_brokers_cannot_share_a_directory(tmp_path):
+    with broker(tmp_path) as first, first.client() as client:
+        with pytest.raises(DirectoryInUse, match="in use") as caught, broker(tmp_path):
+            pass
+        assert "another data directory" in caught.value.hint
+        assert client.publish("t", b"x").offset == 0
+    with broker(tmp_path) as later, later.client() as client:
+        assert client.publish("t", b"y").offset == 1
+
+
+def test_two_processes_cannot_share_a_directory(served):
+    first, second = served(), served()
+    first.start()
+    with pytest.raises(AssertionError, match="in use"):
+        second.start()
+    assert second.process.wait(30) != 0
+    second.process.stdout.close()
+
+
+def test_a_read_only_directory_is_refused_in_words(tmpfs):
+    disk = tmpfs(4)
+    with broker(disk / "data"):
+        pass
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(DirectoryUnusable, match="read-only") as caught, broker(disk / "data"):
+        pass
+    assert caught.value.hint
+
+
+def test_a_file_in_place_of_the_directory_is_refused_in_words(tmp_path):
+    path = tmp_path / "data"
+    path.write_text("not a directory")
+    with pytest.raises(DirectoryUnusable, match="not a directory"), broker(path):
+        pass
+
+
+def test_a_foreign_directory_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DirectoryUnusable), broker(tmp_path):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "precious.txt"]
+
+
+def test_a_broker_that_could_not_start_lets_go_of_everything(tmp_path):
+    with broker(tmp_path / "a") as first:
+        port = first.inner.port
+        with pytest.raises(StentorError, match="in use"), broker(tmp_path / "b", port=port):
+            pass
+        with broker(tmp_path / "b") as second, second.client() as client:
+            assert client.publish("t", b"x").offset == 0
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+def log_files(local):
+    return sorted((local.data_directory / "partitions").glob("*/*.log"))
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x40
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def hundred(tmp_path):
+    """A broker with a hundred messages of 1 KB in one topic, one per batch, stopped."""
+    with broker(tmp_path / "data") as local:
+        with local.client() as client:
+            for number in range(100):
+                client.publish("t", b"%04d" % number + bytes(1000))
+        local.stop()
+        yield local
+
+
+def test_a_flipped_bit_in_the_middle_of_a_log_costs_only_the_batch_it_is_in(hundred):
+    (path,) = log_files(hundred)
+    flip(path, 64 + 50 * (96 + 20 + 1004) + 600)
+    hundred.start()
+    with hundred.client() as client:
+        ((first, end),) = client.describe_topic("t").partitions[0].damaged
+        assert (first, end) == (50, 51)
+        assert [m.value[:4] for m in client.read("t", end=50)] == [b"%04d" % n for n in range(50)]
+        assert [m.value[:4] for m in client.read("t", start=51)] == [b"%04d" % n for n in range(51, 100)]
+        got = []
+        with pytest.raises(CorruptData) as caught:
+            got.extend(message.offset for message in client.read("t"))
+        assert "50" in str(caught.value)
+        assert caught.value.hint
+        assert caught.value.detail["resume_at"] == 51
+        assert client.publish("t", b"more").offset == 100
+
+
+def test_a_flipped_bit_while_running_is_found_by_the_read_that_meets_it(tmp_path, monkeypatch):
+    with broker(tmp_path / "data") as local, local.client() as client:
+        for number in range(100):
+            client.publish("t", b"%04d" % number + bytes(1000))
+        (path,) = log_files(local)
+        partition = local.inner.partition(client.describe_topic("t").id, 0)
+        partition.tail._limit = 0
+        partition.tail._trim()
+        with path.open("r+b") as file:
+            file.seek(64 + 20 * 1120 + 500)
+            file.write(b"\xff\xff\xff")
+        with pytest.raises(CorruptData, match="20"):
+            list(client.read("t"))
+        assert len(list(client.read("t", start=21))) == 79
+        assert client.describe_topic("t").partitions[0].damaged == [(20, 21)]
+
+
+def test_a_torn_tail_is_cut_off_and_said_so(hundred, caplog):
+    (path,) = log_files(hundred)
+    size = 64 + 100 * 1120
+    with path.open("r+b") as file:
+        file.seek(size)
+        file.write(b"STB\x01" + bytes(range(200)))
+    hundred.start()
+    assert any("cut off" in record.getMessage() for record in caplog.records)
+    with hundred.client() as client:
+        assert len(list(client.read("t"))) == 100
+        assert client.publish("t", b"more").offset == 100
+
+
+def test_a_missing_index_is_made_again(tmp_path):
+    with broker(tmp_path / "data", segment_bytes=limits.SEGMENT_BYTES_MIN) as local:
+        with local.client() as client:
+            for number in range(200):
+                client.publish("t", b"%04d" % number + bytes(1000))
+        local.stop()
+        indexes = list((local.data_directory / "partitions").glob("*/*.index"))
+        assert indexes
+        for index in indexes:
+            index.unlink()
+        local.start()
+        with local.client() as client:
+            assert [m.value[:4] for m in client.read("t", start=77)] == [b"%04d" % n for n in range(77, 200)]
+
+
+def test_a_foreign_file_in_a_partition_is_left_alone(hundred):
+    (path,) = log_files(hundred)
+    foreign = path.with_name("notes.txt")
+    foreign.write_text("mine")
+    hundred.start()
+    with hundred.client() as client:
+        assert len(list(client.read("t"))) == 100
+        client.delete_topic("t")
+    assert foreign.read_text() == "mine"
+
+
+def test_a_damaged_coordination_file_is_refused_with_a_hint(hundred):
+    path = hundred.data_directory / "coordination"
+    flip(path, path.stat().st_size // 2)
+    with pytest.raises(CorruptData, match="coordination") as caught:
+        hundred.start()
+    assert caught.value.hint
