@@ -119,7 +119,7 @@ def _decode_run(run: bytes, length: int, key: int, value: int, topic: str, parti
     heads, bodies = zip(*checked.iter_unpack(run), strict=True)
     alike = (
         all(column.count(wanted) == size for column, wanted in expected)
-        and offsets[-1] - offsets[0] == size - 1
+        and offsets == tuple(range(offsets[0], offsets[0] + size))
         and tuple(map(crc32c, bodies)) == body_sums
         and tuple(map(crc32c, heads)) == header_sums
     )

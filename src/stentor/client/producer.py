@@ -247,6 +247,7 @@ class _Face:
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
         self._single = core.single
+        self._lanes = core.lanes
         self._batch_bytes = core.batch_bytes
         self._batch_messages = core.batch_messages
         self._rows_max = 2 * core.batch_messages  # rows are flat: value and key
@@ -314,8 +315,7 @@ class _Face:
             raise InvalidArgument(f"{len(values)} values came with {len(keys)} keys.")
         lane = self._single if partition is None else core.lane_for(None, partition)
         if lane is None:
-            for value, key in zip(values, keys, strict=True):
-                yield self._offer(value, key, None, None, None, None)
+            yield from self._offer_keyed(values, keys)
             return
         step = self._batch_messages
         for start in range(0, len(values), step):
@@ -333,6 +333,34 @@ class _Face:
             lane.add_encoded(encoded)
             self._sealed(lane)
             yield core.is_full()
+
+    def _offer_keyed(self, values: Sequence[bytes], keys: Sequence[bytes | None]) -> Any:
+        """Many messages for several partitions: sorted by key hash first, then lane by lane."""
+        lanes = self._lanes
+        if not set(map(type, keys)) | set(map(type, values)) <= {bytes}:
+            for value, key in zip(values, keys, strict=True):
+                yield self._offer(value, key, None, None, None, None)
+            return
+        step, count = self._batch_messages, len(lanes)
+        for start in range(0, len(values), step):
+            rows: list[list[Any]] = [[] for _ in lanes]
+            for value, key in zip(values[start : start + step], keys[start : start + step], strict=True):
+                rows[crc32(key or b"") % count] += value, key
+            for lane, some in zip(lanes, rows, strict=True):
+                if some:
+                    yield self._extend(lane, some)
+
+    def _extend(self, lane: Lane, rows: list[Any]) -> bool:
+        """Add rows to a lane; whether the sender must wait now."""
+        for value in rows[0::2]:
+            check_message(None, value)
+        lane.rows.extend(rows)
+        lane.bytes += sum(map(len, rows[0::2]))
+        if lane.bytes >= self._batch_bytes or len(lane.rows) >= self._rows_max:
+            return self._seal(lane)
+        if not lane.awake:
+            self._wake(lane)
+        return False
 
     def _offer_batch(self, data: Any, partition: int | None) -> Any:
         """Yield after each sealed batch whether the sender must wait now."""
@@ -386,9 +414,11 @@ class Producer(_Face):
         `on_delivery(receipt, error)` is called in the client's thread; keep it short.
         """
         lane = self._single
+        if lane is None and type(key) is bytes:
+            lane = self._lanes[crc32(key) % len(self._lanes)]
         if (
-            type(value) is not bytes
-            or lane is None
+            lane is None
+            or type(value) is not bytes
             or (key is not None and type(key) is not bytes)
             or headers is not None
             or timestamp is not None

@@ -125,6 +125,14 @@ class SparseIndex:
         place = bisect_right(self.offsets, offset) - 1
         return (self.offsets[place], self.positions[place]) if place >= 0 else None
 
+    def last_start(self, position_max: int, offset_max: int) -> tuple[int, int] | None:
+        """Offset and position of the last indexed batch that begins at or before both."""
+        count = len(self.offsets)
+        place = min(
+            bisect_right(self.positions, position_max, 0, count), bisect_right(self.offsets, offset_max, 0, count)
+        )
+        return (self.offsets[place - 1], self.positions[place - 1]) if place else None
+
     def place_of_time(self, timestamp_us: int) -> tuple[int, int] | None:
         """Where to begin looking for the first batch with a message at or after `timestamp_us`."""
         count = len(self.offsets)

@@ -204,13 +204,14 @@ class PartitionLog:
 
     # --- reading --------------------------------------------------------------------------------
 
-    def read(self, offset: int, limit: int, max_bytes: int) -> LogSlice:
+    def read(self, offset: int, limit: int, max_bytes: int, *, trusted: bool = False) -> LogSlice:
         """Whole verified batches from the one that holds `offset` on, none ending beyond `limit`.
 
         At least one batch if there is one, otherwise about `max_bytes` at most, from one segment. Raises
-        OffsetOutOfRange, or CorruptData with `detail["resume_at"]`.
+        OffsetOutOfRange, or CorruptData with `detail["resume_at"]`. With `trusted`, what this process
+        appended is not verified again: the caller's reader does.
         """
-        return self._reader.read(offset, limit, max_bytes)
+        return self._reader.read(offset, limit, max_bytes, trusted=trusted)
 
     def offset_for_time(self, timestamp_us: int, *, limit: int) -> int:
         """The base offset of the first batch with a message at or after the time; `limit` if none."""

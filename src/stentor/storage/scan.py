@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -315,4 +316,47 @@ def verify_batches(view: memoryview, expected: int, limit: int, marks: bytes) ->
             return position, expected, True
         expected += span
         position = stop
+        alike = min(_RUN_MAX, (end - position) // length, limit - expected)
+        if (
+            span == 1
+            and alike >= _RUN_MIN
+            and _is_run(view[position : position + alike * length], length, expected, marks)
+        ):
+            expected += alike
+            position += alike * length
     return position, expected, False
+
+
+_RUN_MAX: Final = 256
+_RUN_MIN: Final = 8
+"""One-message batches of one length are checked together, as many at once as fit the processor's cache."""
+
+
+@lru_cache(maxsize=256)
+def _run_layouts(length: int) -> tuple[struct.Struct, struct.Struct]:
+    """Two views of a batch of this length: what a read checks, and the ranges that checksums cover."""
+    body = length - HEADER_BYTES
+    return (
+        struct.Struct(f"<4sIII12s4xQ44xI8x{body}x"),
+        struct.Struct(f"<{CHECKED_FROM}x{HEADER_BYTES - CHECKED_FROM}s{body}s"),
+    )
+
+
+def _is_run(view: memoryview, length: int, expected: int, marks: bytes) -> bool:
+    """Whether these are one-message batches of this length that follow each other, all of them valid.
+
+    All in C, a column at a time: quiet topics are made of such batches, and one by one each costs a
+    microsecond. If anything is amiss the careful loop finds out what.
+    """
+    count = len(view) // length
+    if _EXTENT.unpack_from(view, (count - 1) * length)[5] != expected + count - 1:
+        return False
+    fields, checked = _run_layouts(length)
+    magics, header_sums, lengths, body_sums, mine, bases, spans = zip(*fields.iter_unpack(view), strict=True)
+    heads, bodies = zip(*checked.iter_unpack(view), strict=True)
+    return (
+        magics.count(MAGIC) == lengths.count(length) == mine.count(marks) == spans.count(1) == count
+        and bases == tuple(range(expected, expected + count))
+        and tuple(map(crc32c, bodies)) == body_sums
+        and tuple(map(crc32c, heads)) == header_sums
+    )
