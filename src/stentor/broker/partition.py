@@ -158,6 +158,7 @@ class Partition:
     # --- effects --------------------------------------------------------------------------------
 
     def _perform(self, effects: list[Effect]) -> None:
+        answered: dict[Session, None] = {}
         for effect in effects:
             match effect:
                 case Answer():
@@ -165,6 +166,7 @@ class Partition:
                     request.session.published(
                         request.correlation, effect.base_offset, effect.epoch, effect.appended_at_us
                     )
+                    answered[request.session] = None
                 case Sync():
                     self._request_sync()
                 case Committed():
@@ -174,6 +176,8 @@ class Partition:
                     request.session.fail(request.correlation, effect.error, "publish", self.name)
                 case _:
                     raise InternalError(f"Unexpected effect {effect!r}.")
+        for session in answered:
+            session.flush()
 
     def _wake_streams(self) -> None:
         idle, self.idle = self.idle, set()

@@ -59,6 +59,7 @@ class Session:
         self.watches_routes = False
         self.publishing: dict[str, None] = {}
         self._answers: list[bytes] = []
+        self._reading = False  # frames of one read are being handled
         self._answers_scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._holds = 0
@@ -155,6 +156,7 @@ class Session:
     # --- frames ---------------------------------------------------------------------------------
 
     def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
+        self._reading = True
         if not self.greeted:
             self._greet(kind, body)
         elif kind == _PUBLISH:
@@ -181,6 +183,7 @@ class Session:
         self.connection.close()
 
     def read_finished(self) -> None:
+        self._reading = False
         self._flush_answers()
 
     def _flush_answers(self) -> None:
@@ -232,8 +235,14 @@ class Session:
         partition.publish(body, header, Request(self, correlation), flags & 3)
 
     def published(self, correlation: int, base_offset: int, epoch: int, appended_at_us: int) -> None:
+        """Answer a publish; the caller flushes once it has no more answers."""
         answer = frames.PUBLISHED.pack(base_offset, epoch, appended_at_us)
-        self._answer_soon(frames.frame(_PUBLISHED, correlation, answer))
+        self._answers.append(frames.frame(_PUBLISHED, correlation, answer))
+
+    def flush(self) -> None:
+        """Send what is answered; during a read its end does that."""
+        if not self._reading:
+            self._flush_answers()
 
     def fail(self, correlation: int, error: StentorError, operation: str, what: str = "") -> None:
         """Answer a request with an error."""

@@ -168,6 +168,8 @@ class Lane:
         values, keys = rows[0::2], rows[1::2]
         if not self.producer.extras:
             return batch.encode_at(opened_us, keys, values, compression=compression), []
+        if len(keys) == 1 and isinstance(extra := keys[0], Extra):
+            return self._encode_single(values, extra, opened_us, compression)
         timestamps = [opened_us] * len(values)
         headers: list[Any] = [None] * len(values)
         callbacks: list[Any] = []
@@ -181,6 +183,15 @@ class Lane:
                     callbacks.append((index, extra.on_delivery, timestamps[index]))
         named = headers if any(h is not None for h in headers) else None
         return batch.encode(timestamps, keys, values, named, compression=compression), callbacks
+
+    def _encode_single(
+        self, values: list[Any], extra: Extra, opened_us: int, compression: str
+    ) -> tuple[Encoded, list[Any]]:
+        """One publish that waits for its answer: the way is kept short."""
+        time_us = opened_us if extra.timestamp_us is None else extra.timestamp_us
+        headers = None if extra.headers is None else [extra.headers]
+        encoded = batch.encode((time_us,), (extra.key,), values, headers, compression=compression)
+        return encoded, [(0, extra.on_delivery, time_us)] if extra.on_delivery is not None else []
 
     def add_encoded(self, encoded: Encoded) -> None:
         """A batch that was encoded elsewhere, after everything that gathered before it."""

@@ -289,15 +289,21 @@ class _Face:
         self, value: Any, key: Any, headers: Any, timestamp: Any, partition: int | None, on_delivery: Any
     ) -> bool:
         """The general path of `send`; whether the sender must wait now."""
-        value = as_bytes(value, "value")
-        key = as_bytes(key, "key")
+        if type(value) is not bytes:
+            value = as_bytes(value, "value")
+        if key is not None and type(key) is not bytes:
+            key = as_bytes(key, "key")
         check_message(key, value)
-        lane = self._core.lane_for(key, partition)
+        lane = self._single
+        if lane is None or partition is not None:
+            lane = self._core.lane_for(key, partition)
         if headers is None and timestamp is None and on_delivery is None:
             lane.rows.extend((value, key))
         else:
             self._core.extras = True
-            lane.rows.extend((value, Extra(key, as_headers(headers), as_timestamp_us(timestamp), on_delivery)))
+            named = None if headers is None else as_headers(headers)
+            time_us = None if timestamp is None else as_timestamp_us(timestamp)
+            lane.rows.extend((value, Extra(key, named, time_us, on_delivery)))
         if value is not None and len(value) > self._small_bytes:
             lane.bytes += len(value)
         if lane.bytes >= self._batch_bytes or len(lane.rows) >= self._rows_max:
