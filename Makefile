@@ -78,8 +78,8 @@ memory: $(VENV)/.bench ## the broker's memory while 5 GB are written past slow s
 recovery: $(VENV)/.bench ## time until ready after a crash with 10 GB of log
 	@$(PYTHON) -m bench.recovery $(ARGS)
 
-fuzz: $(VENV)/.dev ## a million mutated frames, batches and messages through the decoders
-	@$(PYTHON) tests/hostile/fuzz.py --cases 1000000 $(ARGS)
+fuzz: $(VENV)/.dev ## CASES=1000000 mutated frames and batches through every decoder
+	@$(PYTHON) tests/hostile/fuzz.py --cases $(CASES) $(ARGS)
 
 clean: ## remove what make and Python left behind; never the data
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

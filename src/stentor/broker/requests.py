@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from stentor.broker.session import Session
 
 
+_DAMAGE_READS_MAX = 64  # one delivery is a read or two; a liar gets no more than this
+
+
 async def serve(broker: Broker, session: Session, request: Any) -> Any:
     """Answer one request."""
     handler = _HANDLERS.get(type(request))
@@ -126,9 +129,13 @@ def _offset_at(partition: Partition, timestamp_us: int, committed: int) -> int:
 async def _report_damage(broker: Broker, _: Session, request: messages.ReportDamage) -> messages.Done:
     """A reader saw a bad checksum: reading the place ourselves finds out whether our disk did it."""
     partition = broker.partition(request.topic_id, request.partition)
-    await asyncio.get_running_loop().run_in_executor(
-        None, partition.log.read, request.offset, partition.committed, limits.DELIVERY_BYTES
-    )
+    end = min(request.end, partition.committed)
+    offset, reads = request.offset, 0
+    while offset < end and reads < _DAMAGE_READS_MAX:
+        found = await asyncio.get_running_loop().run_in_executor(
+            None, partition.log.read, offset, partition.committed, limits.DELIVERY_BYTES
+        )
+        offset, reads = found.next_offset, reads + 1
     return messages.Done()
 
 

@@ -32,7 +32,10 @@ def as_headers(headers: Any) -> Headers | None:
     """A mapping or pairs as a list of (key, value)."""
     if headers is None:
         return None
-    pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    try:
+        pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    except TypeError as error:
+        raise InvalidArgument("Headers must be a mapping, or pairs of key and value.") from error
     if len(pairs) > limits.MESSAGE_HEADERS_MAX:
         raise LimitExceeded(f"A message has {len(pairs)} headers; the limit is {limits.MESSAGE_HEADERS_MAX}.")
     try:

@@ -139,6 +139,7 @@ class ClientCore:
         except TimeoutError as error:
             link.close()
             raise self.late("connect", self.timeout) from error
+        link.check()  # it may have broken while its answer was on the way
         self.link = link
         self.links_made += 1
         if self.links_made > 1:

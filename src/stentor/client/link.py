@@ -127,7 +127,7 @@ class Link:
 
     async def request(self, message: Any) -> Any:
         """Send a control request and wait for its answer; the caller sets the deadline."""
-        self._check()
+        self.check()
         correlation = self._next()
         answer = self._requests[correlation] = self._loop.create_future()
         self.connection.send(Kind.REQUEST, correlation, messages.encode(message))
@@ -168,7 +168,8 @@ class Link:
         if self._streams.pop(stream_id, None) is not None and self.alive:
             self.connection.send(Kind.CLOSE_STREAM, stream_id)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise why the link is lost, if it is."""
         if self._lost is not None:
             raise self._lost
         if not self.alive:

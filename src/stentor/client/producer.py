@@ -436,11 +436,11 @@ class Producer(_Face):
             return
         # Everyone's ordinary message: every nanosecond here is paid a million times.
         rows = lane.rows
-        rows.extend((value, key))
         size = len(value)
         if size > self._small_bytes:
             check_message(key, value)
             lane.bytes += size
+        rows.extend((value, key))
         if len(rows) < self._rows_max and lane.bytes < self._batch_bytes:
             if not lane.awake:
                 self._wake(lane)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +26,7 @@ from stentor.client.positions import check_position, find_request
 from stentor.core.names import check_pattern, is_pattern, matches
 from stentor.errors import (
     Closed,
+    CorruptData,
     InvalidArgument,
     PartitionNotFound,
     StentorError,
@@ -154,6 +154,12 @@ class SubscriptionCore:
             if not is_pattern(pattern):
                 await self.core.topic(pattern)
         await self._add_readers(self.start)
+        if self.partition is not None and not self.readers:
+            raise PartitionNotFound(
+                f"{', '.join(self.patterns)} has no partition {self.partition}.",
+                hint="Partitions count from 0; `stentor topic describe` shows how many there are.",
+                operation="subscribe",
+            )
         self.opened = True
         self.core.link_listeners.add(self._relinked)
         self.core.route_listeners.add(self._routes_changed)
@@ -285,16 +291,18 @@ class SubscriptionCore:
         text = f"{self.core.name} is too slow on {reader.topic}/{reader.partition}: {reader.lag} messages behind"
         self.core.loop.create_task(self.core.alert(ALERTS_TOPIC, text))
 
-    def report_damage(self, reader: Reader, offset: int) -> None:
-        """Let the broker look at its disk."""
-
-        async def report() -> None:
-            request = messages.ReportDamage(topic_id=reader.topic_id, partition=reader.partition, offset=offset)
-            # The application gets its error anyway; this one is for the broker's eyes.
-            with suppress(StentorError):
-                await self.core.call(request)
-
-        self.core.loop.create_task(report())
+    async def confirm_damage(self, reader: Reader, delivery_end: int, found: StentorError) -> StentorError:
+        """Let the broker look at its disk; if it finds the damage, it knows best how to go on."""
+        request = messages.ReportDamage(
+            topic_id=reader.topic_id, partition=reader.partition, offset=reader.taken, end=delivery_end
+        )
+        try:
+            await self.core.call(request)
+        except CorruptData as confirmed:
+            return confirmed
+        except StentorError:
+            pass  # then what the reader found must do
+        return found
 
     async def close(self) -> None:
         if self.closed:

@@ -53,15 +53,18 @@ class _Face:
     def _messages(self, delivery: Delivery) -> Iterator[Iterator[Message]]:
         """One iterator per batch; each becomes the current one, so that nothing is lost in between."""
         reader = delivery.reader
-        reader.taken = delivery.next_offset
         try:
             for found in decode_messages(delivery.body, reader.topic, reader.partition, reader.start, reader.end):
                 self._current = found
                 yield found
         except CorruptData as error:
-            self._core.core.loop.call_soon_threadsafe(self._core.report_damage, reader, reader.taken)
             error.object = f"{reader.topic}/{reader.partition}"
-            raise
+            raise self._damaged(delivery, error) from error
+        reader.taken = delivery.next_offset
+
+    def _damaged(self, delivery: Delivery, error: StentorError) -> StentorError:
+        """Report damage; the better of two errors."""
+        raise NotImplementedError
 
     def _next_message(self) -> Message | None:
         """The next one of the delivery at hand."""
@@ -123,6 +126,11 @@ class Subscription(_Face):
             delivery: Delivery = item
             return delivery
         return None
+
+    def _damaged(self, delivery: Delivery, error: StentorError) -> StentorError:
+        core = self._core
+        confirming = core.confirm_damage(delivery.reader, delivery.next_offset, error)
+        return asyncio.run_coroutine_threadsafe(confirming, core.core.loop).result()
 
     def _handle_slow(self, delivery: Delivery) -> bool:
         """Apply on_slow; whether the delivery should still be handed out."""
@@ -229,6 +237,12 @@ class AsyncSubscription(_Face):
             delivery: Delivery = item
             return delivery
         return None
+
+    def _damaged(self, delivery: Delivery, error: StentorError) -> StentorError:
+        core = self._core
+        confirming = core.confirm_damage(delivery.reader, delivery.next_offset, error)
+        self._confirming = core.core.loop.create_task(confirming)  # nobody can wait for it here
+        return error
 
     async def _handle_slow(self, delivery: Delivery) -> bool:
         core, reader = self._core, delivery.reader

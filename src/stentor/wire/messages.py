@@ -278,11 +278,12 @@ class Done(Tagged, frozen=True):
 
 
 class ReportDamage(Tagged, frozen=True):
-    """A reader's checksum failed on these offsets; the broker looks at its disk. Answer: Done."""
+    """A reader's checksum failed somewhere in these offsets; the broker looks at its disk. Answer: Done."""
 
     topic_id: U63
     partition: U32
     offset: U63
+    end: U63 = 0
 
 
 Request = (

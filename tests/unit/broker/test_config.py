@@ -15,7 +15,9 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path):
 
 
 def test_the_environment_is_text_and_understood_as_what_it_means():
-    config = load_config({}, {"STENTOR_HTTP": "false", "STENTOR_RETENTION_AGE_S": "60", "STENTOR_RETENTION_BYTES": "none"})
+    config = load_config(
+        {}, {"STENTOR_HTTP": "false", "STENTOR_RETENTION_AGE_S": "60", "STENTOR_RETENTION_BYTES": "none"}
+    )
     assert config.http is False
     assert config.retention_age_s == 60
     assert config.retention_bytes is None

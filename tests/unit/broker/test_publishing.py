@@ -11,8 +11,7 @@ PRODUCER = 4711
 
 
 def make_topic(connection, name="t", **settings):
-    chosen = messages.TopicSettings(**settings)
-    return connection.ask(messages.CreateTopic(name=name, settings=chosen, exist_ok=True)).topic.id
+    return connection.ask(messages.CreateTopic(name=name, settings=settings, exist_ok=True)).topic.id
 
 
 @pytest.fixture

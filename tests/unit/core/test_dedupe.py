@@ -170,7 +170,9 @@ def outcome(dedupe: Dedupe, *batch: int):
         return error.detail
 
 
-@pytest.mark.parametrize("broken", [b"", b"\xc1", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"a": 1}), b"\x92\x01"])
+@pytest.mark.parametrize(
+    "broken", [b"", b"\xc1", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"a": 1}), b"\x92\x01"]
+)
 def test_a_snapshot_that_cannot_be_read_is_corrupt_data(broken):
     with pytest.raises(CorruptData, match="snapshot"):
         Dedupe().restore(broken)

@@ -18,7 +18,27 @@ def test_dotted_segments_are_a_topic_name(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "a.", ".a", "a..b", "a b", "a/b", "a*", "*", ">", "a.>", "é", "a\n", "a\0", "x" * 201, None, 5, b"a", ["a"]],
+    [
+        "",
+        ".",
+        "a.",
+        ".a",
+        "a..b",
+        "a b",
+        "a/b",
+        "a*",
+        "*",
+        ">",
+        "a.>",
+        "é",
+        "a\n",
+        "a\0",
+        "x" * 201,
+        None,
+        5,
+        b"a",
+        ["a"],
+    ],
 )
 def test_anything_else_is_refused_with_a_sentence(name):
     with pytest.raises(InvalidArgument) as caught:

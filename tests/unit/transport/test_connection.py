@@ -200,14 +200,14 @@ def test_an_owners_refusal_ends_the_reading():
 
 def test_a_body_of_the_wrong_size_is_a_protocol_error():
     connection, owner, _ = connect()
-    owner.on_frame = lambda kind, body: struct.unpack("<Q", body)
+    owner.on_frame = lambda _, body: struct.unpack("<Q", body)
     feed(connection, frames.frame(Kind.CREDIT, 1, b"123"))
     assert isinstance(owner.refusals[0], ProtocolError)
 
 
 def test_frames_behind_a_close_are_not_delivered():
     connection, owner, _ = connect()
-    owner.on_frame = lambda kind, body: connection.abort()
+    owner.on_frame = lambda *_: connection.abort()
     feed(connection, frames.frame(Kind.PING, 1) * 3)
     assert len(owner.frames) == 1
 

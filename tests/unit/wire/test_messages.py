@@ -9,10 +9,12 @@ from stentor.wire import frames, messages
 
 INFO = messages.BrokerInfo(id="b", cluster_id="c", version="1", address="h:1")
 SETTINGS = messages.TopicSettings(partitions=3)
-ROUTE = messages.TopicRoute(name="t", id=1, settings=SETTINGS, partitions=[messages.PartitionRoute(epoch=1, chain=["b"])])
+ROUTE = messages.TopicRoute(
+    name="t", id=1, settings=SETTINGS, partitions=[messages.PartitionRoute(epoch=1, chain=["b"])]
+)
 
 REQUESTS = [
-    messages.CreateTopic(name="t", settings=SETTINGS, exist_ok=True),
+    messages.CreateTopic(name="t", settings={"partitions": 3}, exist_ok=True),
     messages.AlterTopic(name="t", changes={"retention_bytes": None}),
     messages.DeleteTopic(name="t"),
     messages.DescribeTopic(name="t"),
@@ -69,7 +71,9 @@ WRONG = {
     "an array that claims too much": b"\xdd\xff\xff\xff\xff",
     "a string that claims too much": b"\xdb\xff\xff\xff\xff",
     "depth": b"\x81\xa1a" * 100_000,
-    "depth inside a field": msgspec.msgpack.encode({"type": "AlterTopic", "name": "t"})[:-1] + b"\xa7changes" + b"\x91" * 100_000,
+    "depth inside a field": msgspec.msgpack.encode({"type": "AlterTopic", "name": "t"})[:-1]
+    + b"\xa7changes"
+    + b"\x91" * 100_000,
 }
 
 
