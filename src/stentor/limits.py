@@ -121,6 +121,12 @@ HEARTBEAT_S: Final = 5.0
 SILENCE_S: Final = 20.0
 """A peer that said nothing for this long, despite pings, is gone."""
 
+SWEEP_S: Final = 1.0
+"""How often a broker looks for connections that are half-open, stuck or silent."""
+
+LOOP_LAG_S: Final = 3.0
+"""A broker that itself stood still for this long counts everyone's silence anew (C15)."""
+
 SHUTDOWN_S: Final = 10.0
 """How long a stopping broker or client waits for what is under way."""
 
@@ -128,10 +134,10 @@ DEFAULT_TIMEOUT_S: Final = 30.0
 """The deadline of a call that names none: every wait has an end."""
 
 RECONNECT_DELAY_S: Final = 0.05
-RECONNECT_DELAY_S_MAX: Final = 5.0
+RECONNECT_DELAY_S_MAX: Final = 2.0
 """Back-off doubles from the first to the last of these, with full jitter."""
 
-LINK_PROVEN_S: Final = 5.0
+LINK_PROVEN_S: Final = 0.5
 """A link that lived this long was a good one: the next back-off starts small again."""
 
 # --- storage ------------------------------------------------------------------------------------

@@ -163,8 +163,6 @@ def test_a_refusal_of_the_broker_reaches_the_person_who_connects():
 
 # --- brokers that die ---------------------------------------------------------------------------
 
-STALE_LINK = pytest.mark.xfail(reason="a link that breaks while it is adopted is kept for ever", strict=False)
-
 
 def dies_after_greeting(connection):
     """The last answer and the end of the connection arrive together."""
@@ -179,7 +177,6 @@ def dies_at_the_first_publish(connection):
     reset(connection)
 
 
-@STALE_LINK
 @pytest.mark.timeout(60)
 def test_a_broker_that_dies_right_after_the_greeting_is_connected_to_again():
     scripts = [dies_at_the_first_publish, *[dies_after_greeting] * 5, serve(acknowledge)]
@@ -192,7 +189,6 @@ def test_a_broker_that_dies_right_after_the_greeting_is_connected_to_again():
                 client.close()
 
 
-@STALE_LINK
 @pytest.mark.timeout(60)
 def test_a_first_connection_that_dies_right_after_the_greeting_is_an_error_or_works():
     for _ in range(3):

@@ -209,3 +209,23 @@ def test_a_half_open_connection_is_noticed(attacked, raw, wait_until):
     finally:
         socket.close(descriptor)
         connection.socket = socket.socket()
+
+
+def test_a_broker_that_stood_still_itself_does_not_blame_its_clients(attacked, raw, wait_until):
+    """A paused process sees a long silence of everyone, and it is its own."""
+    clock = attacked.inner.clock
+    quiet, stranger = raw(attacked.url).greet(), raw(attacked.url)
+    refusals = attacked.inner.refusals
+
+    class Jumped:
+        now_us = clock.now_us
+
+        def monotonic(self):
+            return clock.monotonic() + 1000
+
+    swept = attacked.inner._swept_at
+    attacked.inner.clock = Jumped()
+    wait_until(lambda: attacked.inner._swept_at > swept + 900, "a sweep has seen the jump")
+    assert attacked.inner.refusals == refusals
+    quiet.ask(messages.ListClients())
+    assert "greeting" in stranger.refusal().message, "the time given to strangers begins again, and ends"

@@ -111,7 +111,8 @@ class Broker:
         self._server, _, self.port = await listen(
             self.loop, lambda: Session(self).connection, self.config.host, self.config.port
         )
-        self._every(1.0, self._sweep)
+        self._swept_at = self.clock.monotonic()
+        self._every(limits.SWEEP_S, self._sweep)
         self._every(limits.CHECKPOINT_S, self._checkpoint)
         self._every(limits.RETENTION_CHECK_S, self._retain)
         self.ready = True
@@ -360,7 +361,11 @@ class Broker:
 
     def _sweep(self) -> None:
         now = self.clock.monotonic()
+        lagged = now - self._swept_at > limits.SWEEP_S + limits.LOOP_LAG_S
+        self._swept_at = now
         for session in list(self.sessions):
+            if lagged:
+                session.excuse(now)
             session.sweep(now)
 
     def _note_floors(self) -> None:

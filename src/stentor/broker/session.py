@@ -134,6 +134,10 @@ class Session:
             for stream in self.streams.values():
                 stream.tell_state()
 
+    def excuse(self, now: float) -> None:
+        """The broker itself stood still: what the client did meanwhile is not known yet."""
+        self._started = self._silent_since = self._frame_since = self._deaf_since = now
+
     def _note_progress(self, now: float) -> None:
         connection = self.connection
         if connection.bytes_in != self._seen_bytes:

@@ -140,6 +140,28 @@ def test_a_topic_for_which_there_is_no_room_is_not_made_and_its_name_stays_free(
         assert client.publish("wide", b"x").offset == 0
 
 
+SAYS_ONLY_THAT_TIME_IS_UP = pytest.mark.xfail(reason="the client does not say why it was refused", strict=False)
+
+
+@SAYS_ONLY_THAT_TIME_IS_UP
+def test_a_publish_whose_time_is_up_says_that_the_disk_is_full(small, raw):
+    link = raw(small.url).greet()
+    fill_up(link, link.ask(messages.CreateTopic(name="t")).topic.id)
+    with small.client(timeout=2) as client, pytest.raises(StentorError, match="room"):
+        client.publish("t", bytes(60_000), timeout=1)
+
+
+@SAYS_ONLY_THAT_TIME_IS_UP
+def test_a_flush_whose_messages_found_no_room_says_that_the_disk_is_full(small, raw):
+    link = raw(small.url).greet()
+    fill_up(link, link.ask(messages.CreateTopic(name="t")).topic.id)
+    with small.client(timeout=2) as client:
+        producer = client.producer("t", timeout=1)
+        producer.send(bytes(60_000))
+        with pytest.raises(StentorError, match="room"):
+            producer.flush(timeout=3)
+
+
 def test_a_client_that_keeps_trying_gets_through_when_there_is_room_again(small, raw, wait_until):
     link = raw(small.url).greet()
     target = link.ask(messages.CreateTopic(name="t")).topic.id
@@ -305,13 +327,20 @@ def test_a_broker_that_is_told_of_damage_where_there_is_none_goes_on(flipped, ra
     assert damaged(client) == []
 
 
-@pytest.mark.xfail(reason="the client reports the offset after the delivery, where nothing is wrong", strict=False)
-@pytest.mark.parametrize("form", ["messages", "table"])
-def test_a_reader_that_meets_damage_tells_the_broker(flipped, wait_until, form):
+def test_a_reader_that_meets_damage_tells_the_broker_and_is_told_where_to_go_on(flipped):
+    _, client = flipped
+    with pytest.raises(CorruptData) as caught:
+        list(client.read("t"))
+    assert damaged(client) == [(20, 21)]
+    assert caught.value.detail["resume_at"] == 21
+
+
+@pytest.mark.xfail(reason="reading as Arrow does not report damage to the broker", strict=False)
+def test_a_reader_of_tables_that_meets_damage_tells_the_broker_as_well(flipped):
     _, client = flipped
     with pytest.raises(CorruptData):
-        list(client.read("t")) if form == "messages" else client.read("t").to_arrow()
-    wait_until(lambda: damaged(client) == [(20, 21)], "the broker has looked", seconds=2)
+        client.read("t").to_arrow()
+    assert damaged(client) == [(20, 21)]
 
 
 def test_a_torn_tail_is_cut_off_and_said_so(hundred, caplog):
