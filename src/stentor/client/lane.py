@@ -94,6 +94,7 @@ class Lane:
         "partition",
         "pending",
         "producer",
+        "refusal",
         "rows",
         "sealed_bytes",
         "sequence",
@@ -115,6 +116,7 @@ class Lane:
         self.generation = 0
         self.sequence = 0
         self.stalled = False  # refused for now; a timer will send again
+        self.refusal: StentorError | None = None  # why, if so
         self.lock = threading.Lock()
 
     # --- sealing: any thread --------------------------------------------------------------------
@@ -254,6 +256,7 @@ class Lane:
 
     def acknowledged(self, sent: Sent, base_offset: int) -> None:
         self._finish(sent)
+        self.refusal = None
         producer = self.producer
         producer.messages_acknowledged += sent.encoded.count
         for index, callback, timestamp_us in sent.callbacks:
@@ -276,6 +279,7 @@ class Lane:
             return
         gap = isinstance(error, SequenceError) and error.detail.get("reason") == "gap"
         if error.retriable or (gap and self.pending and self.pending[0] is not sent):
+            self.refusal = self.refusal if gap else error
             if not self.stalled:
                 self.stalled = True
                 self.producer.resend_later(self)
@@ -306,7 +310,9 @@ class Lane:
         if not self.pending or self.pending[0].deadline > now:
             return
         what = f"{self.producer.topic}/{self.partition}"
-        if self.pending[0].attempts:
+        if self.refusal is not None:
+            self.give_up(self.refusal)  # tried to the end, and refused to the end
+        elif self.pending[0].attempts:
             self.give_up(
                 UnknownOutcome(
                     f"No answer for a batch to {what} within {self.producer.timeout:g} s; it may be in the log.",

@@ -140,9 +140,9 @@ class Client:
         publisher = self._publisher(topic, ack)
         answer = _Answer()
         publisher.send(value, key, headers=headers, timestamp=timestamp, partition=partition, on_delivery=answer)
-        limit = self._timeout if timeout is None else timeout
-        if not answer.wait(limit):
-            raise self._core.late("publish", limit)
+        # Without a deadline of its own the call ends with the producer's, which knows the reason.
+        if not answer.wait(self._timeout + _GRACE_S if timeout is None else timeout):
+            raise self._core.late("publish", self._timeout if timeout is None else timeout)
         if answer.error is not None:
             raise answer.error
         assert answer.receipt is not None
