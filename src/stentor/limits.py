@@ -125,7 +125,7 @@ SWEEP_S: Final = 1.0
 """How often a broker looks for connections that are half-open, stuck or silent."""
 
 LOOP_LAG_S: Final = 3.0
-"""A broker that itself stood still for this long counts everyone's silence anew (C15)."""
+"""A broker that itself stood still for this long counts everyone's silence anew: it was its own."""
 
 SHUTDOWN_S: Final = 10.0
 """How long a stopping broker or client waits for what is under way."""

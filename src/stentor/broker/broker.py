@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.catalogue import Catalogue, Topic
+from stentor.broker.lone import LonePublisher
 from stentor.broker.partition import Partition
 from stentor.broker.requests import serve
 from stentor.broker.session import Session
@@ -82,6 +83,7 @@ class Broker:
         self._server: asyncio.AbstractServer | None = None
         self._started_at = self.clock.monotonic()
         self._no_sessions = asyncio.Event()
+        self.lone = LonePublisher()
         self.admin = asyncio.Lock()  # topics change one at a time
 
     # --- start ----------------------------------------------------------------------------------
@@ -493,6 +495,7 @@ class Broker:
                 "uptime_s": round(self.clock.monotonic() - self._started_at, 3),
                 "connections": len(self.sessions),
                 "refusals": self.refusals,
+                "syncs_in_loop": self.lone.syncs,
                 "streams": sum(len(session.streams) for session in self.sessions),
                 "topics": len(self.catalogue.topics),
                 "partitions": len(self.partitions),

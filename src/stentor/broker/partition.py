@@ -82,6 +82,7 @@ class Partition:
         self._clock = clock
         self._syncs = syncs
         self._sync_under_way = False
+        self._publisher: Session | None = None  # whose batch is being taken right now
         self._tickets = 0
         self._requests: dict[int, Request] = {}
         self._unsynced_bytes = 0
@@ -132,7 +133,9 @@ class Partition:
         self.bytes_in += len(view)
         if not ack:
             del self._requests[self._tickets]
+        self._publisher = request.session
         self._perform(self.replica.step(Appended(event, effect), now_us))
+        self._publisher = None
         self._hold_if_far_ahead(request.session, len(view))
 
     def _append(self, view: memoryview, append: Append) -> None:
@@ -189,13 +192,29 @@ class Partition:
             # The topic chose to be told before the disk has it; a timer brings it there.
             self.dirty = True
             self._perform(self.replica.step(Durable(self.log.end), self._clock.now_us()))
-        elif not self._sync_under_way:
+        elif not self._sync_under_way and not (self._publisher and self._publisher.defer_sync(self)):
             self._start_sync()
 
     def _start_sync(self) -> None:
         self._sync_under_way = True
         self._unsynced_bytes = 0
         self._syncs.submit(self.log.sync, self._synced)
+
+    def sync_deferred(self, *, in_loop: bool) -> None:
+        """The read that published is over: start the sync that was put off until then."""
+        if self._sync_under_way or self.replica.failed:
+            return
+        if not in_loop:
+            self._start_sync()
+            return
+        self._sync_under_way = True
+        self._unsynced_bytes = 0
+        try:
+            end = self.log.sync()
+        except StentorError as error:
+            self._synced(None, error)
+        else:
+            self._synced(end, None)
 
     def _synced(self, end: int | None, error: StentorError | None) -> None:
         self._sync_under_way = False

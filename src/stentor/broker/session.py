@@ -12,7 +12,8 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
-from stentor.broker.partition import Request
+from stentor.broker.lone import SMALL_BYTES
+from stentor.broker.partition import Partition, Request
 from stentor.broker.stream import Stream
 from stentor.core.flow import Cursor
 from stentor.errors import (
@@ -60,6 +61,8 @@ class Session:
         self.publishing: dict[str, None] = {}
         self._answers: list[bytes] = []
         self._reading = False  # frames of one read are being handled
+        self._publishes = 0  # how many of them were publishes; a large batch counts twice
+        self._deferred: list[Partition] = []  # partitions whose sync waits for the end of the read
         self._answers_scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._holds = 0
@@ -188,7 +191,29 @@ class Session:
 
     def read_finished(self) -> None:
         self._reading = False
+        if self._publishes:
+            self._finish_publishes()
         self._flush_answers()
+
+    def defer_sync(self, partition: Partition) -> bool:
+        """Whether a partition's sync may wait for the end of this read, to be done in the loop."""
+        if self._reading and self.broker.lone.is_lone(self):
+            self._deferred.append(partition)
+            return True
+        return False
+
+    def _finish_publishes(self) -> None:
+        """One small batch in a read, again and again, and nobody else: a lone publisher."""
+        lone = self.broker.lone
+        lone.note(self, single=self._publishes == 1)
+        self._publishes = 0
+        deferred, self._deferred = self._deferred, []
+        in_loop = len(deferred) == 1 and lone.is_lone(self)
+        for partition in deferred:
+            began = self.broker.clock.monotonic()
+            partition.sync_deferred(in_loop=in_loop)
+            if in_loop:
+                lone.synced((self.broker.clock.monotonic() - began) * 1e6)
 
     def _flush_answers(self) -> None:
         if self._answers:
@@ -236,6 +261,7 @@ class Session:
             return
         if partition.topic not in self.publishing and len(self.publishing) < _TOPICS_REMEMBERED_MAX:
             self.publishing[partition.topic] = None
+        self._publishes += 1 if len(body) <= SMALL_BYTES else 2
         partition.publish(body, header, Request(self, correlation), flags & 3)
 
     def published(self, correlation: int, base_offset: int, epoch: int, appended_at_us: int) -> None:

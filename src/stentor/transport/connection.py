@@ -72,14 +72,17 @@ class Connection(asyncio.BufferedProtocol):
         self._filled += nbytes
         if self._filled < self._wanted:
             return
+        error: StentorError | None = None
         try:
             self._parse()
-        except StentorError as error:
-            self._owner.refused(error)
+        except StentorError as known:
+            error = known
         except struct.error:  # an owner unpacked a body that was not as long as its kind must be
-            self._owner.refused(ProtocolError("A frame's body has the wrong size."))
-        else:
-            self._owner.read_finished()
+            error = ProtocolError("A frame's body has the wrong size.")
+        finally:
+            self._owner.read_finished()  # also for the frames before a bad one
+        if error is not None:
+            self._owner.refused(error)
 
     def eof_received(self) -> bool:
         return False
