@@ -48,6 +48,9 @@ ROWS_ENCODING_MESSAGES_MAX: Final = 16
 MESSAGE_HEADERS_MAX: Final = 1_000
 """Headers are metadata; more than this is a payload in the wrong place."""
 
+MESSAGE_HEADERS_BYTES_MAX: Final = 1 * MIB
+"""The same: all of a message's headers together."""
+
 MESSAGE_VALUE_BYTES_MAX: Final = 8 * MIB
 """Half a batch: leaves room for key, headers and framing in every case."""
 

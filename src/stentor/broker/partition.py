@@ -157,6 +157,8 @@ class Partition:
         if self._unsynced_bytes > limits.UNSYNCED_BYTES_MAX and session not in self._held:
             self._held.add(session)
             session.hold()
+            if not self._sync_under_way and not self.replica.failed:
+                self._start_sync()  # flush=interval: the timer may be an hour away
 
     # --- effects --------------------------------------------------------------------------------
 

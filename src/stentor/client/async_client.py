@@ -63,7 +63,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged at the level `ack`."""
-        publisher = await self.publisher(topic, ack)
+        publisher = await self.publisher(topic, ack, timeout)
         done: asyncio.Future[Receipt] = self._core.loop.create_future()
         await publisher.send(
             value,
@@ -80,7 +80,7 @@ class AsyncClient:
         except TimeoutError as error:
             raise self._core.late("publish", timeout) from error
 
-    async def publisher(self, topic: str, ack: str) -> AsyncProducer:
+    async def publisher(self, topic: str, ack: str, timeout: float | None = None) -> AsyncProducer:
         """The shared producer behind `publish`."""
         found = self._publishers.get((topic, ack))
         if found is not None and not self._stale(found):
@@ -91,7 +91,10 @@ class AsyncClient:
             if found is None or self._stale(found):
                 if len(self._publishers) >= _PUBLISHERS_MAX:
                     await self._publishers.pop(next(iter(self._publishers))).close()
-                found = AsyncProducer(await self.producer_core(topic, ack=ack, keep_failures=False))
+                if found is not None:
+                    found._core.discard()  # noqa: SLF001 - its topic is gone
+                route = await self._core.topic(topic, timeout)
+                found = AsyncProducer(ProducerCore(self._core, route, ack=ack, keep_failures=False))
                 self._publishers[topic, ack] = found
             return found
 
@@ -211,8 +214,7 @@ class AsyncClient:
 
     async def broker(self, *, timeout: float | None = None) -> BrokerInfo:
         """The broker this client is connected to."""
-        limit = self._core.timeout if timeout is None else timeout
-        link = await asyncio.wait_for(self._core.ready_link(), limit)
+        link = await self._core.link_within(timeout, "broker")
         assert link.broker is not None
         return link.broker
 

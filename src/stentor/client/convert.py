@@ -19,7 +19,7 @@ def as_bytes(value: Any, what: str) -> bytes | None:
     if value is None or value.__class__ is bytes:
         return value
     if isinstance(value, str):
-        return value.encode()
+        return _utf8(value, what)
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidArgument(
@@ -39,17 +39,32 @@ def as_headers(headers: Any) -> Headers | None:
     if len(pairs) > limits.MESSAGE_HEADERS_MAX:
         raise LimitExceeded(f"A message has {len(pairs)} headers; the limit is {limits.MESSAGE_HEADERS_MAX}.")
     try:
-        return [(_header_key(key), as_bytes(value, "header value")) for key, value in pairs]
+        found = [(_header_key(key), as_bytes(value, "header value")) for key, value in pairs]
     except (TypeError, ValueError) as error:
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument("Headers must be a mapping, or pairs of key and value.") from error
+    size = sum(len(key) + len(value or b"") for key, value in found)
+    if size > limits.MESSAGE_HEADERS_BYTES_MAX:
+        raise LimitExceeded(
+            f"A message's headers have {size} bytes; the limit is {limits.MESSAGE_HEADERS_BYTES_MAX}.",
+            hint="Put large data into the value.",
+        )
+    return found
 
 
 def _header_key(key: Any) -> str:
     if not isinstance(key, str):
         raise InvalidArgument(f"A header's key must be text, not {type(key).__name__}.")
+    _utf8(key, "header's key")
     return key
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"A {what} is not valid text: {error}.") from error
 
 
 def as_timestamp_us(timestamp: Any) -> int | None:

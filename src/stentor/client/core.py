@@ -13,6 +13,7 @@ import os
 import random
 import socket
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,7 @@ class ClientCore:
         self.link: Link | None = None
         self.closed = False
         self.forked = False
+        self._thread_id = threading.get_ident()
         self.routes: dict[str, messages.TopicRoute] = {}
         self.link_listeners: set[Callable[[Link], None]] = set()
         self.route_listeners: set[Callable[[], None]] = set()
@@ -181,6 +183,14 @@ class ClientCore:
                 return self.link
             await self._ready.wait()
 
+    async def link_within(self, timeout: float | None, operation: str) -> Link:
+        """The link, within a call's deadline."""
+        limit = self.timeout if timeout is None else timeout
+        try:
+            return await asyncio.wait_for(self.ready_link(), limit)
+        except TimeoutError as error:
+            raise self.late(operation, limit) from error
+
     def check_open(self) -> None:
         if self.forked:
             raise ForkDetected(
@@ -189,6 +199,17 @@ class ClientCore:
             )
         if self.closed:
             raise Closed("This client is closed.", hint="Make a new one with stentor.connect().")
+
+    def in_own_thread(self) -> bool:
+        """Whether this is the thread of the client's loop, as in a callback."""
+        return threading.get_ident() == self._thread_id
+
+    def check_caller(self) -> None:
+        """Waiting for the loop inside the loop would last for ever."""
+        if self.in_own_thread():
+            raise InvalidArgument(
+                "A client cannot be called from its own callback.", hint="Hand the work to another thread."
+            )
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -234,7 +255,7 @@ class ClientCore:
     async def topic(self, name: str, timeout: float | None = None) -> messages.TopicRoute:
         """A topic's route; made on the way if the broker makes topics by itself."""
         check_topic_name(name)
-        await asyncio.wait_for(self.ready_link(), self.timeout if timeout is None else timeout)
+        await self.link_within(timeout, f"find topic {name}")
         route = self.routes.get(name)
         if route is None:
             await self.call(messages.CreateTopic(name=name, automatic=True), timeout)
@@ -249,8 +270,13 @@ class ClientCore:
         """Flush producers, close subscriptions, say goodbye."""
         if self.closed:
             return
-        for closer in list(self.closers):
-            await closer()
+        outcomes = await asyncio.gather(*(closer() for closer in list(self.closers)), return_exceptions=True)
+        self._disconnect()
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _disconnect(self) -> None:
         self.closed = True
         if self._connecting is not None:
             self._connecting.cancel()

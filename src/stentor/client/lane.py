@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stentor import limits
 from stentor.client.message import Receipt
-from stentor.errors import LimitExceeded, PublishError, SequenceError, StentorError, UnknownOutcome
+from stentor.core.dedupe import ANONYMOUS
+from stentor.errors import InvalidArgument, LimitExceeded, PublishError, SequenceError, StentorError, UnknownOutcome
 from stentor.wire import batch
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class FailedBatch(msgspec.Struct, frozen=True):
 class Sent:
     """A sealed batch: immutable bytes, and who wants to hear of it."""
 
-    __slots__ = ("attempts", "callbacks", "deadline", "done", "encoded", "header", "lane")
+    __slots__ = ("attempts", "callbacks", "deadline", "done", "encoded", "generation", "header", "lane")
 
     def __init__(self, lane: Lane, encoded: Encoded, header: bytearray, callbacks: list[Any], deadline: float) -> None:
         self.lane = lane
@@ -67,6 +69,7 @@ class Sent:
         self.header = header
         self.callbacks = callbacks
         self.deadline = deadline
+        self.generation = lane.generation
         self.attempts = 0
         self.done = False
 
@@ -133,24 +136,33 @@ class Lane:
         """Keys and headers are not counted while gathering; if they make a batch too large, halve it."""
         try:
             encoded, callbacks = self._encode(rows)
-        except StentorError as error:
+        except LimitExceeded as error:
             half = len(rows) // 4 * 2
-            if isinstance(error, LimitExceeded) and half:
+            if half:
                 self._seal_rows(rows[:half])
                 self._seal_rows(rows[half:])
             else:
-                self.producer.core.loop.call_soon_threadsafe(self._fail_rows, rows, error)
-            return
-        self._seal(encoded, callbacks)
+                self._fail_rows(rows, error)
+        except StentorError as error:
+            self._fail_rows(rows, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its sender must hear of it
+            self._fail_rows(rows, InvalidArgument(f"Messages cannot be encoded: {error}.", operation="publish"))
+        else:
+            self._seal(encoded, callbacks)
 
     def _fail_rows(self, rows: list[Any], error: StentorError) -> None:
-        """These never became a batch; whoever sent them is told."""
+        """These never became a batch: `flush` must know at once, callbacks are for the loop to call."""
         producer = self.producer
         producer.record_failure(FailedBatch(producer.topic, self.partition, len(rows) // 2, error))
-        for extra in rows[1::2]:
-            if isinstance(extra, Extra) and extra.on_delivery is not None:
-                producer.call_back(extra.on_delivery, None, error)
-        producer.progressed()
+        callbacks = [
+            extra.on_delivery for extra in rows[1::2] if isinstance(extra, Extra) and extra.on_delivery is not None
+        ]
+        producer.core.loop.call_soon_threadsafe(self._tell_failure, callbacks, error)
+
+    def _tell_failure(self, callbacks: list[Any], error: StentorError) -> None:
+        for callback in callbacks:
+            self.producer.call_back(callback, None, error)
+        self.producer.progressed()
 
     def _take(self) -> list[Any]:
         rows, producer = self.rows, self.producer
@@ -208,7 +220,8 @@ class Lane:
             encoded,
             topic_id=producer.topic_id,
             partition=self.partition,
-            producer_id=producer.producer_id,
+            # Without answers nobody would notice a gap in the sequence: ack=none goes unnumbered.
+            producer_id=producer.producer_id if producer.ack else ANONYMOUS,
             generation=self.generation,
             sequence=self.sequence,
         )
@@ -223,19 +236,25 @@ class Lane:
     def pump(self) -> None:
         """Send what is sealed; seal what has gathered once nothing is in flight."""
         self.dispatch()
-        if not self.pending:
+        while not self.pending:
             self.awake = False  # before looking at rows: a sender that sees False wakes us again
-            if self.rows:
-                self.awake = True
-                self.seal()
-                self.dispatch()
+            if not self.rows:
+                return
+            self.awake = True
+            self.seal()
+            self.dispatch()
 
     def dispatch(self) -> None:
         link = self.producer.core.link
         if link is None or self.stalled:
             return
-        while self.unsent:
+        while self.unsent and self._may_send(self.unsent[0]):
             self._send(link, self.unsent.popleft())
+
+    def _may_send(self, sent: Sent) -> bool:
+        """Never more unanswered than a broker remembers; a new generation only after the old one is through."""
+        on_wire = len(self.pending) - len(self.unsent)
+        return on_wire < limits.PRODUCER_IN_FLIGHT_BATCHES_MAX and sent.generation == self.pending[0].generation
 
     def _send(self, link: Link, sent: Sent) -> None:
         if sent.done:
@@ -255,6 +274,8 @@ class Lane:
     # --- answers: the loop ----------------------------------------------------------------------
 
     def acknowledged(self, sent: Sent, base_offset: int) -> None:
+        if sent.done:
+            return  # given up, or answered on an earlier link
         self._finish(sent)
         self.refusal = None
         producer = self.producer
@@ -284,14 +305,16 @@ class Lane:
                 self.stalled = True
                 self.producer.resend_later(self)
             return
-        self.give_up(error)
+        self.give_up(sent, error)
 
-    def give_up(self, error: StentorError) -> None:
-        """The oldest batch failed for good. What was sent behind it cannot be taken either."""
+    def give_up(self, first: Sent, error: StentorError) -> None:
+        """A batch failed for good. What was numbered behind it cannot be taken either; what is before it can."""
         with self.lock:
-            failed = list(self.pending)
-            self.pending.clear()
-            self.unsent.clear()
+            numbered = list(self.pending)
+            place = numbered.index(first)
+            failed = numbered[place:]
+            self.pending = deque(numbered[:place])
+            self.unsent = deque(sent for sent in self.unsent if sent not in failed)
             self.generation += 1
             self.sequence = 0
             self.stalled = False
@@ -311,18 +334,19 @@ class Lane:
             return
         what = f"{self.producer.topic}/{self.partition}"
         if self.refusal is not None:
-            self.give_up(self.refusal)  # tried to the end, and refused to the end
+            self.give_up(self.pending[0], self.refusal)  # tried to the end, and refused to the end
         elif self.pending[0].attempts:
             self.give_up(
+                self.pending[0],
                 UnknownOutcome(
                     f"No answer for a batch to {what} within {self.producer.timeout:g} s; it may be in the log.",
                     hint="Read the partition to find out; publishing it again may double it.",
                     operation="publish",
                     object=what,
-                )
+                ),
             )
         else:
-            self.give_up(self.producer.core.late("publish", self.producer.timeout))
+            self.give_up(self.pending[0], self.producer.core.late("publish", self.producer.timeout))
 
 
 def _behind(error: StentorError) -> PublishError:

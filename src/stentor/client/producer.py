@@ -172,9 +172,7 @@ class ProducerCore:
         link.when_writable(lambda: sent.published(-1, 0, 0))
 
     def _expire(self) -> None:
-        now = time.monotonic()
-        for lane in self.lanes:
-            lane.expire(now)
+        self._give_up_due(time.monotonic())
         if not self.closed:
             self._expiry = self.core.loop.call_later(_EXPIRE_S, self._expire)
 
@@ -202,8 +200,14 @@ class ProducerCore:
             try:
                 await asyncio.wait_for(waiting, limit)
             except TimeoutError as error:
+                self._give_up_due(time.monotonic() + 2 * _EXPIRE_S)
+                self.raise_failures()
                 raise self.core.late("flush", limit) from error
         self.raise_failures()
+
+    def _give_up_due(self, now: float) -> None:
+        for lane in self.lanes:
+            lane.expire(now)
 
     def raise_failures(self) -> None:
         if self.failures:
@@ -225,10 +229,15 @@ class ProducerCore:
         try:
             await self.flush()
         finally:
-            self.closed = True
-            self._expiry.cancel()
-            self.core.link_listeners.discard(self._relinked)
-            self.core.closers.discard(self.close)
+            self.discard()
+
+    def discard(self) -> None:
+        """Let go at once; whoever still waits for an answer is told that none will come."""
+        self.closed = True
+        self._give_up_due(float("inf"))
+        self._expiry.cancel()
+        self.core.link_listeners.discard(self._relinked)
+        self.core.closers.discard(self.close)
 
     def statistics(self) -> dict[str, Any]:
         return {
@@ -358,8 +367,8 @@ class _Face:
 
     def _extend(self, lane: Lane, rows: list[Any]) -> bool:
         """Add rows to a lane; whether the sender must wait now."""
-        for value in rows[0::2]:
-            check_message(None, value)
+        for value, key in zip(rows[0::2], rows[1::2], strict=True):
+            check_message(key, value)
         lane.rows.extend(rows)
         lane.bytes += sum(map(len, rows[0::2]))
         if lane.bytes >= self._batch_bytes or len(lane.rows) >= self._rows_max:
@@ -466,6 +475,8 @@ class Producer(_Face):
                 self._wait_for_room()
 
     def _wait_for_room(self) -> None:
+        if self._core.core.in_own_thread():
+            return  # called from a callback: the loop cannot wait for itself
         room = threading.Event()
         self._core.add_waiter(room.set)
         if not room.wait(self._core.timeout):
@@ -475,10 +486,12 @@ class Producer(_Face):
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         self._core.check_open()
+        self._core.core.check_caller()
         asyncio.run_coroutine_threadsafe(self._core.flush(timeout), self._core.core.loop).result()
 
     def close(self) -> None:
         """Flush and let go."""
+        self._core.core.check_caller()
         if not self._core.closed and not self._core.core.closed:
             asyncio.run_coroutine_threadsafe(self._core.close(), self._core.core.loop).result()
 

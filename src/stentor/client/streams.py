@@ -78,6 +78,7 @@ class Reader:
         self.stream_id: int | None = None
         self.finished = False
         self.owed = 0  # bytes taken but not granted again yet
+        self.waiting = 0  # bytes received that the application has not taken
 
     # --- what the link reports ------------------------------------------------------------------
 
@@ -85,6 +86,7 @@ class Reader:
         committed, _, next_offset = frames.DELIVERY.unpack_from(body)
         self.committed = max(self.committed, committed)
         self.received = next_offset
+        self.waiting += len(body) - frames.DELIVERY.size
         self.owner.put(Delivery(self, bytes(body[frames.DELIVERY.size :]), next_offset))
 
     def state(self, committed: int, epoch: int) -> None:  # noqa: ARG002
@@ -147,9 +149,18 @@ class SubscriptionCore:
         self.events: list[Event] = []
         self.skipped = 0  # messages jumped over by on_slow="skip"
         self._finding: asyncio.Task[None] | None = None
+        self._routes_stale = False  # topics may have come since we looked
 
     async def open(self) -> None:
         """Find the partitions and position every stream, so that nothing published later is missed."""
+        self.core.route_listeners.add(self._routes_changed)
+        try:
+            await self._open()
+        except BaseException:
+            self.core.route_listeners.discard(self._routes_changed)
+            raise
+
+    async def _open(self) -> None:
         for pattern in self.patterns:
             if not is_pattern(pattern):
                 await self.core.topic(pattern)
@@ -162,13 +173,13 @@ class SubscriptionCore:
             )
         self.opened = True
         self.core.link_listeners.add(self._relinked)
-        self.core.route_listeners.add(self._routes_changed)
         self.core.closers.add(self.close)
         link = self.core.link
         if link is not None:
             for reader in self.readers.values():
                 self._open_stream(link, reader)
         self.reader_finished()
+        self._routes_changed()  # topics that came while we were looking
 
     async def _add_readers(self, start: Any) -> list[Reader]:
         wanted = [
@@ -178,10 +189,15 @@ class SubscriptionCore:
             for index in range(len(route.partitions))
             if (route.id, index) not in self.readers and self.partition in (None, index)
         ]
-        await asyncio.gather(*(self._position(reader, start) for reader in wanted))
-        for reader in wanted:
-            self.readers[reader.topic_id, reader.partition] = reader
-        return wanted
+        outcomes = await asyncio.gather(*(self._position(r, start) for r in wanted), return_exceptions=True)
+        found = []
+        for reader, outcome in zip(wanted, outcomes, strict=True):
+            if outcome is None:
+                self.readers[reader.topic_id, reader.partition] = reader
+                found.append(reader)
+            elif not self.opened:
+                raise outcome
+        return found
 
     async def _position(self, reader: Reader, start: Any) -> None:
         reader.start, reader.committed = await self._resolve(reader, start)
@@ -207,7 +223,7 @@ class SubscriptionCore:
                 partition=reader.partition,
                 start=reader.received,
                 end=reader.end,
-                credit=self.credit,
+                credit=max(1, self.credit - reader.waiting),
                 seen=reader.committed,
             ),
             reader,
@@ -223,24 +239,25 @@ class SubscriptionCore:
         """Topics come and go under a pattern."""
         if self.closed or self.end is not None or not any(map(is_pattern, self.patterns)):
             return
-        if self._finding is None or self._finding.done():
+        self._routes_stale = True
+        if self.opened and (self._finding is None or self._finding.done()):
             self._finding = self.core.loop.create_task(self._find_new())
 
     async def _find_new(self) -> None:
-        try:
-            # Partitions found after subscribing are read from their start: nothing slips between (C24).
+        """Partitions found after subscribing are read from their start: nothing slips between (C24)."""
+        while self._routes_stale and not self.closed:
+            self._routes_stale = False
             for reader in await self._add_readers("earliest"):
                 self.note(Event("topic_found", reader.topic, reader.partition))
-                if self.core.link is not None:
+                if self.core.link is not None and not self.closed:
                     self._open_stream(self.core.link, reader)
-        except (StentorError, TimeoutError):
-            pass  # the link broke or the topic went again; the next change of routes tries again
 
     def reader_failed(self, reader: Reader, error: StentorError) -> None:
         gone = isinstance(error, PartitionNotFound) or error.code == "topic_not_found"
         if gone and any(map(is_pattern, self.patterns)):
             self.readers.pop((reader.topic_id, reader.partition), None)
             self.note(Event("topic_gone", reader.topic, reader.partition))
+            self.reader_finished()
             return
         reader.finished = True
         self.put(error)
@@ -259,6 +276,7 @@ class SubscriptionCore:
     def grant(self, reader: Reader, size: int) -> None:
         """The application took this much; tell the broker, a quarter of the window at a time."""
         reader.owed += size
+        reader.waiting -= size
         link = self.core.link
         if reader.stream_id is not None and link is not None and reader.owed >= self.credit // 4:
             link.grant(reader.stream_id, reader.owed)
@@ -274,17 +292,21 @@ class SubscriptionCore:
 
     async def skip_to_now(self, reader: Reader) -> None:
         """Jump to the commit point and say exactly what was not delivered."""
-        link = self.core.link
-        if link is not None and reader.stream_id is not None:
-            link.close_stream(reader.stream_id)
-            reader.stream_id = None
+        self._close_stream(reader)
         first = reader.taken
         now, reader.committed = await self._resolve(reader, "latest")
+        self._close_stream(reader)  # a new link may have opened it again meanwhile
         reader.received = reader.taken = reader.start = now
         self.note(Event("skipped", reader.topic, reader.partition, first, now))
         self.skipped += now - first
         if self.core.link is not None:
             self._open_stream(self.core.link, reader)
+
+    def _close_stream(self, reader: Reader) -> None:
+        link = self.core.link
+        if link is not None and reader.stream_id is not None:
+            link.close_stream(reader.stream_id)
+        reader.stream_id = None
 
     def squawk(self, reader: Reader) -> None:
         """Tell the alerts topic that a subscriber gives up; best effort, without waiting."""
@@ -311,10 +333,8 @@ class SubscriptionCore:
         self.core.link_listeners.discard(self._relinked)
         self.core.route_listeners.discard(self._routes_changed)
         self.core.closers.discard(self.close)
-        link = self.core.link
         for reader in self.readers.values():
-            if link is not None and reader.stream_id is not None:
-                link.close_stream(reader.stream_id)
+            self._close_stream(reader)
         self.put(None)
 
     def statistics(self) -> dict[str, Any]:

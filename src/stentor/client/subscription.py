@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.decode import decode_messages, record_batches
+from stentor.client.tables import with_position
 from stentor.errors import Closed, CorruptData, DeadlineExceeded, SlowSubscriber, StentorError
+from stentor.wire.arrow_body import record_batch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -48,7 +51,8 @@ class _Face:
         return events
 
     def _grant(self, delivery: Delivery) -> None:
-        self._core.core.loop.call_soon_threadsafe(self._core.grant, delivery.reader, len(delivery.body))
+        with suppress(RuntimeError):  # the client was closed: nobody needs credit any more
+            self._core.core.loop.call_soon_threadsafe(self._core.grant, delivery.reader, len(delivery.body))
 
     def _messages(self, delivery: Delivery) -> Iterator[Iterator[Message]]:
         """One iterator per batch; each becomes the current one, so that nothing is lost in between."""
@@ -76,6 +80,19 @@ class _Face:
             if current is None:
                 return None
             self._current = current
+
+    def _leftover(self) -> Iterator[Any]:
+        """What a get() or an iteration left of the delivery at hand, as one record batch."""
+        left = list(chain(self._current, chain.from_iterable(self._batches)))
+        if left:
+            headers = [message.headers or None for message in left]
+            rows = record_batch(
+                [message.timestamp_us for message in left],
+                [message.key for message in left],
+                [message.value for message in left],
+                headers if any(headers) else None,
+            )
+            yield with_position(rows, left[0].topic, left[0].partition, left[0].offset)
 
     def _is_slow(self, delivery: Delivery) -> bool:
         core = self._core
@@ -177,6 +194,7 @@ class Subscription(_Face):
 
     def batches(self) -> Iterator[Any]:
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
+        yield from self._leftover()
         while (delivery := self._next_delivery(self._patience_s)) is not None:
             reader = delivery.reader
             yield from record_batches(delivery.body, reader.topic, reader.partition, reader.start, reader.end)
@@ -204,8 +222,11 @@ class AsyncInbox:
     def put(self, item: Any) -> None:
         self._queue.put_nowait(item)
 
-    async def get(self) -> Any:
-        return await self._queue.get()
+    async def get(self, timeout: float | None) -> Any:
+        """The next item; TimeoutError when none comes in time. One that waits is had at once."""
+        if not self._queue.empty() or timeout is None:
+            return await self._queue.get()
+        return await asyncio.wait_for(self._queue.get(), timeout)
 
 
 class AsyncSubscription(_Face):
@@ -218,11 +239,7 @@ class AsyncSubscription(_Face):
     async def _next_delivery(self, timeout: float | None) -> Delivery | None:
         while not self._ended:
             try:
-                item = (
-                    await asyncio.wait_for(self._inbox.get(), timeout)
-                    if timeout is not None
-                    else (await self._inbox.get())
-                )
+                item = await self._inbox.get(timeout)
             except TimeoutError as error:
                 raise DeadlineExceeded(f"No message within {timeout:.3g} s.", operation="subscribe") from error
             if item is None or isinstance(item, StentorError):
@@ -287,6 +304,8 @@ class AsyncSubscription(_Face):
 
     async def batches(self) -> AsyncIterator[Any]:
         """The same as pyarrow.RecordBatch."""
+        for left in self._leftover():
+            yield left
         while (delivery := await self._next_delivery(self._patience_s)) is not None:
             reader = delivery.reader
             for found in record_batches(delivery.body, reader.topic, reader.partition, reader.start, reader.end):

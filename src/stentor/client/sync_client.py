@@ -20,7 +20,7 @@ from stentor.client.history import History
 from stentor.client.producer import Producer
 from stentor.client.subscription import Subscription
 from stentor.client.typed import Codec, Topic
-from stentor.errors import Closed, InvalidArgument, StentorError
+from stentor.errors import Closed, StentorError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -117,10 +117,7 @@ class Client:
             self._core.check_open()
         if self._closed:
             raise Closed("This client is closed.", hint="Make a new one with stentor.connect().")
-        if threading.current_thread() is self._thread._thread:  # noqa: SLF001
-            raise InvalidArgument(
-                "A client cannot be called from its own callback.", hint="Hand the work to another thread."
-            )
+        self._core.check_caller()
 
     # --- publishing -----------------------------------------------------------------------------
 
@@ -137,7 +134,7 @@ class Client:
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged; by default, until it is committed."""
-        publisher = self._publisher(topic, ack)
+        publisher = self._publisher(topic, ack, timeout)
         answer = _Answer()
         publisher.send(value, key, headers=headers, timestamp=timestamp, partition=partition, on_delivery=answer)
         # Without a deadline of its own the call ends with the producer's, which knows the reason.
@@ -148,12 +145,13 @@ class Client:
         assert answer.receipt is not None
         return answer.receipt
 
-    def _publisher(self, topic: str, ack: str) -> Producer:
+    def _publisher(self, topic: str, ack: str, timeout: float | None) -> Producer:
         """The shared producer behind `publish`, found without entering the loop when it is known."""
+        self._core.check_caller()
         found = self._publishers.get((topic, ack))
         if found is not None and not self._closed and not self._async._stale(found):  # noqa: SLF001
             return found
-        shared = self._call(self._async.publisher(topic, ack))
+        shared = self._call(self._async.publisher(topic, ack, timeout))
         found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001
         return found
 
@@ -279,6 +277,7 @@ class Client:
         """Flush what is under way and disconnect. Safe to call twice."""
         if self._closed or self._core.forked:
             return
+        self._core.check_caller()
         self._closed = True
         _open_clients.discard(self)
         try:

@@ -99,7 +99,13 @@ class Dedupe:
                 expected=last + 1,
             )
         index = sequence - producer.window[0].sequence
-        if index < 0 or producer.window[index].checksum != checksum:
+        if index < 0:
+            raise SequenceError(
+                f"Producer {producer_id:x} sent sequence {sequence} again; it is in the log, but no longer remembered.",
+                hint="A producer may have only so many batches unanswered; do not publish this one again.",
+                reason="forgotten",
+            )
+        if producer.window[index].checksum != checksum:
             raise SequenceError(
                 f"Producer {producer_id:x} sent sequence {sequence} again, but not the same batch.",
                 hint="A batch that was sent must never change; open a new producer.",

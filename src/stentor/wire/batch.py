@@ -73,9 +73,14 @@ def encode_at(
     if count <= limits.ROWS_ENCODING_MESSAGES_MAX and not compression:
         body: bytes | memoryview = rows.encode([timestamp_us] * count, keys, values, None)
         attributes = ENCODING_ROWS
+        if len(body) > limits.MESSAGE_KEY_BYTES_MAX:
+            _check_keys(keys)
     else:
         timestamps = array("q", (timestamp_us,)) * count
-        body = arrow_body.encode(arrow_body.record_batch(timestamps, keys, values, None), compression)
+        table = arrow_body.record_batch(timestamps, keys, values, None)
+        if table.column(1).nbytes > limits.MESSAGE_KEY_BYTES_MAX:
+            _check_keys(keys)
+        body = arrow_body.encode(table, compression)
         attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
     return _encoded(body, count, attributes, timestamp_us, timestamp_us)
 
@@ -86,7 +91,19 @@ def encode_arrow(batch: Any, *, compression: str = "") -> Encoded:
     if batch.column(3).null_count != batch.num_rows:
         attributes |= HAS_HEADERS
     times = batch.column(0).cast("int64").to_pylist()
+    if min(times) < 0 or max(times) > _EPOCH_MAX_US:
+        raise InvalidArgument("A timestamp is out of range.", hint="Use times from 1970 to 9999.")
     return _encoded(arrow_body.encode(batch, compression), batch.num_rows, attributes, min(times), max(times))
+
+
+def _check_keys(keys: Sequence[bytes | None]) -> None:
+    """Only called when the keys of a batch together are longer than one may be."""
+    longest = max(len(key or b"") for key in keys)
+    if longest > limits.MESSAGE_KEY_BYTES_MAX:
+        raise LimitExceeded(
+            f"A key has {longest} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
+            hint="Use a short identity as the key, for example a hash of the long one.",
+        )
 
 
 def _encoded(body: bytes | memoryview, count: int, attributes: int, first: int, last: int) -> Encoded:

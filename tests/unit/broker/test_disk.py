@@ -140,18 +140,13 @@ def test_a_topic_for_which_there_is_no_room_is_not_made_and_its_name_stays_free(
         assert client.publish("wide", b"x").offset == 0
 
 
-SAYS_ONLY_THAT_TIME_IS_UP = pytest.mark.xfail(reason="the client does not say why it was refused", strict=False)
-
-
-@SAYS_ONLY_THAT_TIME_IS_UP
 def test_a_publish_whose_time_is_up_says_that_the_disk_is_full(small, raw):
     link = raw(small.url).greet()
     fill_up(link, link.ask(messages.CreateTopic(name="t")).topic.id)
     with small.client(timeout=2) as client, pytest.raises(StentorError, match="room"):
-        client.publish("t", bytes(60_000), timeout=1)
+        client.publish("t", bytes(60_000))
 
 
-@SAYS_ONLY_THAT_TIME_IS_UP
 def test_a_flush_whose_messages_found_no_room_says_that_the_disk_is_full(small, raw):
     link = raw(small.url).greet()
     fill_up(link, link.ask(messages.CreateTopic(name="t")).topic.id)

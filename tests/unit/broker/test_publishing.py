@@ -1,7 +1,10 @@
 """What a broker promises to a producer: order, once, on disk; also across restarts."""
 
+import threading
+
 import pytest
 
+from stentor import limits
 from stentor.errors import NotReady, PartitionNotFound, SequenceError, StentorError
 from stentor.testing import broker
 from stentor.wire import frames, messages
@@ -41,6 +44,41 @@ def test_a_batch_without_acknowledgement_is_not_answered(link):
     asked = link.publish(target, [b"y"])
     kind, correlation, _ = link.receive()
     assert (kind, correlation) == (Kind.PUBLISHED, asked)
+
+
+def test_a_batch_without_acknowledgement_is_not_remembered(local, link, wait_until):
+    target = make_topic(link)
+    partition = local.inner.partition(target, 0)
+    for _ in range(50):
+        link.publish(target, [b"x"], ack=Ack.NONE)
+    link.published(link.publish(target, [b"y"]))
+    wait_until(lambda: not partition._requests, "nobody is waited for")
+
+
+def test_a_publisher_far_ahead_of_the_disk_is_not_read_from_until_the_disk_follows(
+    local, link, wait_until, monkeypatch
+):
+    monkeypatch.setattr(limits, "UNSYNCED_BYTES_MAX", 200_000)
+    target = make_topic(link)
+    partition = local.inner.partition(target, 0)
+    (session,) = local.inner.sessions
+    gate, sync = threading.Event(), partition.log.sync
+
+    def slow():
+        gate.wait(30)
+        return sync()
+
+    partition.log.sync = slow
+    sent = []
+    publishing = threading.Thread(target=lambda: sent.extend(link.publish(target, [bytes(50_000)]) for _ in range(200)))
+    publishing.start()
+    wait_until(lambda: session._holds, "the broker stops reading")
+    taken = partition.bytes_in
+    assert taken <= 200_000 + 2 * limits.READ_BUFFER_BYTES
+    gate.set()
+    publishing.join(30)
+    assert [link.published(correlation) for correlation in sent] == list(range(200))
+    wait_until(lambda: not session._holds, "and reads again")
 
 
 def test_an_answer_means_that_the_disk_has_it(local, link):
