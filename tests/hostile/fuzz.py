@@ -32,6 +32,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from stentor import limits
+from stentor.broker.lone import LonePublisher
 from stentor.broker.partition import Partition
 from stentor.broker.session import Session
 from stentor.client.decode import decode_messages, record_batches
@@ -427,6 +428,7 @@ class StubBroker:
         self.loop: Any = TurnLoop()
         self.clock = StillClock()
         self.refusals = 0
+        self.lone = LonePublisher()
         self.log = MemoryLog()
         threads: Any = Threads()
         self.one = Partition(

@@ -19,7 +19,7 @@ from stentor.errors import Closed, CorruptData, DeadlineExceeded, SlowSubscriber
 from stentor.wire.arrow_body import record_batch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from stentor.client.message import Message
     from stentor.client.streams import Delivery, Event, Reader, SubscriptionCore
@@ -56,11 +56,17 @@ class _Face:
 
     def _messages(self, delivery: Delivery) -> Iterator[Iterator[Message]]:
         """One iterator per batch; each becomes the current one, so that nothing is lost in between."""
+        for found in self._decoded(delivery, decode_messages):
+            self._current = found
+            yield found
+
+    def _record_batches(self, delivery: Delivery) -> Iterator[Any]:
+        return self._decoded(delivery, record_batches)
+
+    def _decoded(self, delivery: Delivery, decode: Callable[..., Iterator[Any]]) -> Iterator[Any]:
         reader = delivery.reader
         try:
-            for found in decode_messages(delivery.body, reader.topic, reader.partition, reader.start, reader.end):
-                self._current = found
-                yield found
+            yield from decode(delivery.body, reader.topic, reader.partition, reader.start, reader.end)
         except CorruptData as error:
             error.object = f"{reader.topic}/{reader.partition}"
             raise self._damaged(delivery, error) from error
@@ -196,9 +202,7 @@ class Subscription(_Face):
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
         yield from self._leftover()
         while (delivery := self._next_delivery(self._patience_s)) is not None:
-            reader = delivery.reader
-            yield from record_batches(delivery.body, reader.topic, reader.partition, reader.start, reader.end)
-            reader.taken = delivery.next_offset
+            yield from self._record_batches(delivery)
             self._grant(delivery)
 
     def close(self) -> None:
@@ -307,11 +311,9 @@ class AsyncSubscription(_Face):
         for left in self._leftover():
             yield left
         while (delivery := await self._next_delivery(self._patience_s)) is not None:
-            reader = delivery.reader
-            for found in record_batches(delivery.body, reader.topic, reader.partition, reader.start, reader.end):
+            for found in self._record_batches(delivery):
                 yield found
-            reader.taken = delivery.next_offset
-            self._core.grant(reader, len(delivery.body))
+            self._core.grant(delivery.reader, len(delivery.body))
 
     async def close(self) -> None:
         """End it."""

@@ -80,7 +80,7 @@ def test_the_whole_window_is_remembered_and_nothing_before_it(log):
     oldest = 5
     for sequence in range(oldest, WINDOW + 5):
         assert log.check(sequence=sequence) == written[sequence]
-    assert log.refusal(sequence=oldest - 1).detail["reason"] == "changed"
+    assert log.refusal(sequence=oldest - 1).detail["reason"] == "forgotten"
     assert log.refusal(sequence=WINDOW + 6).detail["reason"] == "gap"
 
 
