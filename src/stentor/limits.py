@@ -137,7 +137,7 @@ DEFAULT_TIMEOUT_S: Final = 30.0
 """The deadline of a call that names none: every wait has an end."""
 
 RECONNECT_DELAY_S: Final = 0.05
-RECONNECT_DELAY_S_MAX: Final = 2.0
+RECONNECT_DELAY_S_MAX: Final = 1.0
 """Back-off doubles from the first to the last of these, with full jitter."""
 
 LINK_PROVEN_S: Final = 0.5
