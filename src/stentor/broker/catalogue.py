@@ -69,6 +69,9 @@ def _chain_key(topic_id: int, partition: int) -> str:
 
 
 _encode = msgspec.msgpack.encode
+# Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
+_topic_decoder = msgspec.msgpack.Decoder(TopicRecord)
+_chain_decoder = msgspec.msgpack.Decoder(ChainRecord)
 
 
 class Catalogue:
@@ -83,7 +86,7 @@ class Catalogue:
     async def load(self) -> None:
         """Read everything, and open a new epoch in which this start of the broker is the chain."""
         for entry in await self._store.range("topics/"):
-            record = msgspec.msgpack.decode(entry.value, type=TopicRecord)
+            record = _topic_decoder.decode(entry.value)
             self.topics[record.name] = Topic(record, entry.revision, [], [])
         chains = {entry.key: entry for entry in await self._store.range("chains/")}
         expect: dict[str, int] = {}
@@ -91,7 +94,7 @@ class Catalogue:
         for topic in self.topics.values():
             for partition in range(topic.record.settings.partitions):
                 key = _chain_key(topic.record.id, partition)
-                old = msgspec.msgpack.decode(chains[key].value, type=ChainRecord)
+                old = _chain_decoder.decode(chains[key].value)
                 renewed = ChainRecord(old.epoch + 1, [self._member(old.chain[0].log_id)])
                 expect[key], put[key] = chains[key].revision, _encode(renewed)
                 topic.chains.append(renewed)

@@ -5,6 +5,7 @@ What cannot be decoded is a choice: "raise" (DecodeFailed), "skip" it, or hand i
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import msgspec
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OnError = Literal["raise", "skip", "raw"]
+
+# msgspec crashes when two threads look at a new type at once.
+_decoders_are_made_one_at_a_time = threading.Lock()
 
 
 class TypedMessage(msgspec.Struct, Generic[T], frozen=True):
@@ -47,7 +51,8 @@ class Codec(Generic[T]):
         self._decoder: Any = None
         if self._pydantic is None:
             try:
-                self._decoder = module.Decoder(Any if kind is None else kind)
+                with _decoders_are_made_one_at_a_time:
+                    self._decoder = module.Decoder(Any if kind is None else kind)
             except TypeError as error:
                 raise InvalidArgument(
                     f"{kind!r} cannot be used as a type: {error}.",

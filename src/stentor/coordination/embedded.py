@@ -32,6 +32,10 @@ class _State(msgspec.Struct, array_like=True):
     entries: dict[str, tuple[bytes, int]]
 
 
+# Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
+_decoder = msgspec.msgpack.Decoder(_State)
+
+
 class EmbeddedStore:
     """A CoordinationStore that persists through `save`."""
 
@@ -87,4 +91,4 @@ def _load(saved: bytes) -> _State:
             f"The coordination file has format {version}; this Stentor knows {_VERSION}.",
             hint="Start it with the newer Stentor that wrote it.",
         )
-    return msgspec.msgpack.decode(body, type=_State)
+    return _decoder.decode(body)

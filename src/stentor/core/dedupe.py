@@ -59,6 +59,11 @@ class _Snapshot(msgspec.Struct, array_like=True):
     producers: dict[int, _Producer]
 
 
+# Made here, under the import lock: msgspec crashes when two threads look at a new type at once, and logs
+# are recovered in several threads.
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
 class Dedupe:
     """The dedupe state of one partition."""
 
@@ -147,7 +152,7 @@ class Dedupe:
             self._producers = {}
             return
         try:
-            self._producers = msgspec.msgpack.decode(snapshot, type=_Snapshot).producers
+            self._producers = _decoder.decode(snapshot).producers
         except msgspec.MsgspecError as error:
             raise CorruptData(f"A producer snapshot cannot be read: {error}.") from error
 

@@ -18,6 +18,9 @@ from stentor.storage.model import DamagedRange, Identity
 from stentor.storage.segment import DAMAGED_SUFFIX, Segment, segment_path
 from stentor.storage.state import logger
 
+# Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
+_decoder = msgspec.json.Decoder(tuple[DamagedRange, ...])
+
 
 def load_damage(directory: Path, base: int) -> tuple[DamagedRange, ...] | None:
     """The recorded ranges of a segment: none if there is no record, None if it cannot be read."""
@@ -27,7 +30,7 @@ def load_damage(directory: Path, base: int) -> tuple[DamagedRange, ...] | None:
     except FileNotFoundError:
         return ()
     try:
-        return msgspec.json.decode(unseal(Kind.DAMAGE, data, what=str(path)), type=tuple[DamagedRange, ...])
+        return _decoder.decode(unseal(Kind.DAMAGE, data, what=str(path)))
     except (CorruptData, msgspec.MsgspecError):
         return None
 

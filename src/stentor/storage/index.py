@@ -70,6 +70,10 @@ class IndexSummary(msgspec.Struct, frozen=True, array_like=True):
     entries_checksum: int
 
 
+# Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
+_decoder = msgspec.msgpack.Decoder(IndexSummary)
+
+
 class SparseIndex:
     """The entries of one segment, and the running maxima from which the next entry is made."""
 
@@ -174,7 +178,7 @@ def encode_index(
 def decode_summary(data: bytes, *, what: str) -> IndexSummary:
     """The summary at the beginning of an index file."""
     try:
-        return msgspec.msgpack.decode(unseal(Kind.INDEX, data, what=what), type=IndexSummary)
+        return _decoder.decode(unseal(Kind.INDEX, data, what=what))
     except msgspec.MsgspecError as error:
         raise CorruptData(f"{what} cannot be decoded: {error}.", object=what) from error
 

@@ -48,6 +48,10 @@ class _Content(msgspec.Struct, frozen=True, array_like=True):
     replicas: list[tuple[int, int, ReplicaState]]
 
 
+# Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
+_decoder = msgspec.msgpack.Decoder(_Content)
+
+
 class ReplicaJournal:
     """The journal in memory, and the way to its file."""
 
@@ -162,7 +166,7 @@ def load_journal(path: Path) -> _Content | None:
     except OSError as error:
         raise storage_error(error, operation="read", path=path) from error
     try:
-        return msgspec.msgpack.decode(unseal(Kind.JOURNAL, data, what=str(path)), type=_Content)
+        return _decoder.decode(unseal(Kind.JOURNAL, data, what=str(path)))
     except (CorruptData, msgspec.MsgspecError) as error:
         reason = error.message if isinstance(error, StorageError) else str(error)
         raise CorruptData(

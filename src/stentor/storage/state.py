@@ -50,6 +50,10 @@ class FailureMark(msgspec.Struct, frozen=True):
     failed_at_us: int
 
 
+# Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
+_decoder = msgspec.json.Decoder(FailureMark)
+
+
 class LogState:
     """The fields that more than one part of a log uses."""
 
@@ -141,6 +145,6 @@ def read_mark(directory: Path) -> FailureMark | None:
     except FileNotFoundError:
         return None
     try:
-        return msgspec.json.decode(unseal(Kind.FAILURE, data, what=str(path)), type=FailureMark)
+        return _decoder.decode(unseal(Kind.FAILURE, data, what=str(path)))
     except (StorageError, msgspec.MsgspecError):
         return FailureMark(-1, "a sync failed earlier; the record of it is damaged.", 0)

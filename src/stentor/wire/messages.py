@@ -317,7 +317,11 @@ def merge_settings(settings: TopicSettings, changes: dict[str, Any]) -> TopicSet
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+# All made here, under the import lock: msgspec crashes when two threads look at a new type at once.
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind)
+    for kind in (Request, Response, Hello, Welcome, Failure, OpenStream, StreamEnded, RouteChange)
+}
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -327,11 +331,8 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def decode(body: bytes | memoryview, kind: Any) -> Any:
     """Decode and validate; anything malformed is a ProtocolError, never another exception."""
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
-        return decoder.decode(body)
+        return _decoders[kind].decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
         raise ProtocolError(
             f"A control message could not be understood: {error}.",

@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ class Producers:
         for thread in self._threads:
             thread.join(90)
             assert not thread.is_alive(), "a producer hangs"
-        assert self.errors == []
+        assert not self.errors, f"{len(self.errors)} errors, the first: {self.errors[0]!r}"
 
 
 def check_log(url, producers):
@@ -71,9 +72,20 @@ def check_log(url, producers):
             found.setdefault(int(index), []).append((int(number), message.offset))
     for index, acknowledged in enumerate(producers.acknowledged):
         in_log = found.get(index, [])
-        assert [number for number, _ in in_log] == list(range(len(in_log))), "lost, doubled or reordered"
-        assert acknowledged == in_log[: len(acknowledged)], "a receipt names another place"
-        assert len(in_log) == len(acknowledged) == producers.sent[index]
+        numbers = [number for number, _ in in_log]
+        assert numbers == list(range(len(numbers))), f"lost, doubled or reordered near {first_oddity(numbers)}"
+        assert acknowledged == in_log, f"receipts differ from the log near {first_difference(acknowledged, in_log)}"
+        assert len(in_log) == producers.sent[index]
+
+
+def first_oddity(numbers):
+    place = next(place for place, number in enumerate(numbers) if number != place)
+    return place, numbers[max(0, place - 2) : place + 3]
+
+
+def first_difference(one, other):
+    pairs = enumerate(zip_longest(one, other))
+    return next((place, pair) for place, pair in pairs if pair[0] != pair[1])
 
 
 @pytest.mark.slow
