@@ -79,7 +79,7 @@ recovery: $(VENV)/.bench ## time until ready after a crash with 10 GB of log
 	@$(PYTHON) -m bench.recovery $(ARGS)
 
 fuzz: $(VENV)/.dev ## CASES=1000000 mutated frames and batches through every decoder
-	@$(PYTHON) tests/hostile/fuzz.py --cases $(CASES) $(ARGS)
+	@$(PYTHON) -m tests.hostile.fuzz --cases $(CASES) $(ARGS)
 
 clean: ## remove what make and Python left behind; never the data
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -17,6 +17,7 @@
     ├── DecodeFailed             a value does not fit the type the topic was opened with
     ├── LimitExceeded            a named bound was passed
     ├── NotReady                 the broker cannot do this now; try again
+    │   └── NotHead              another broker is the head of that partition (.head .epoch)
     ├── StorageError             the disk said no
     │   ├── DiskFull             no room; nothing was written, reads go on
     │   ├── CorruptData          bytes on disk or on the wire fail their checksum
@@ -24,6 +25,11 @@
     │   ├── DirectoryInUse       another broker holds the data directory
     │   ├── DirectoryUnusable    missing, read-only, or not ours
     │   └── FormatTooNew         written by a newer Stentor
+    ├── CoordinationError        the coordination store did not do what was asked
+    │   ├── CoordinationUnavailable  it cannot be reached; nothing was changed; try again
+    │   ├── CoordinationRefused  it said no: credentials, rights, a request it does not take
+    │   ├── UnknownSwap          a change was sent, but whether it was made is not known: read it back
+    │   └── LeaseExpired         the lease is gone, and the keys that were attached to it
     └── InternalError            a bug in Stentor; please report it
 
 Each class has a stable `code` (it travels on the wire) and says whether trying again can help.
@@ -165,6 +171,16 @@ class NotReady(StentorError):
     retriable = True
 
 
+class NotHead(NotReady):
+    """Another broker takes this partition's messages; `detail` names it (C26)."""
+
+    code = "not_head"
+
+    @property
+    def head(self) -> str:
+        return str(self.detail.get("head", ""))
+
+
 class StorageError(StentorError):
     code = "storage_error"
 
@@ -192,6 +208,27 @@ class DirectoryUnusable(StorageError):
 
 class FormatTooNew(StorageError):
     code = "format_too_new"
+
+
+class CoordinationError(StentorError):
+    code = "coordination_error"
+
+
+class CoordinationUnavailable(CoordinationError):
+    code = "coordination_unavailable"
+    retriable = True
+
+
+class CoordinationRefused(CoordinationError):
+    code = "coordination_refused"
+
+
+class UnknownSwap(CoordinationError):
+    code = "unknown_swap"
+
+
+class LeaseExpired(CoordinationError):
+    code = "lease_expired"
 
 
 class InternalError(StentorError):

@@ -143,6 +143,38 @@ RECONNECT_DELAY_S_MAX: Final = 1.0
 LINK_PROVEN_S: Final = 0.5
 """A link that lived this long was a good one: the next back-off starts small again."""
 
+# --- cluster ------------------------------------------------------------------------------------
+
+PEER_HEARTBEAT_S: Final = 0.1
+"""How often brokers say to each other that they are there."""
+
+PEER_SILENCE_S: Final = 0.7
+"""A broker that two others have not heard for this long counts as dead: seven heartbeats (C15)."""
+
+CONTROLLER_SILENCE_S: Final = 0.7
+"""The same for the controller, before a majority replaces it (C16)."""
+
+ELECTION_STAGGER_S: Final = 0.05
+"""Candidates for the controller wait this long for each one ranked before them."""
+
+LINK_QUIET_S: Final = 1.0
+"""A successor that cannot be linked for this long is reported by its predecessor (C15)."""
+
+REPLICA_STALL_S: Final = 5.0
+"""A member whose disk makes no progress for this long while its predecessor is ahead is reported (C14)."""
+
+JOIN_LAG_MESSAGES: Final = 20_000
+"""A joiner this near to the end is waited for at every commit, until it is a member (C11)."""
+
+MOVES_MAX: Final = 4
+"""Replicas that move to a better place at one time: moving costs disk and network that clients want too."""
+
+REPORT_S: Final = 2.0
+"""How often a broker tells the controller what it holds, besides when something changed."""
+
+STORE_CHANGES_MAX: Final = 128
+"""Chain records in one transaction of the coordination store (etcd's own default limit)."""
+
 # --- storage ------------------------------------------------------------------------------------
 
 SEGMENT_BYTES: Final = 256 * MIB
@@ -164,3 +196,51 @@ RETENTION_CHECK_S: Final = 5.0
 
 FLUSH_INTERVAL_MS: Final = 200
 """For topics that chose flush=interval: what a power cut may take."""
+
+# --- coordination -------------------------------------------------------------------------------
+
+COORDINATION_SWAP_OPERATIONS_MAX: Final = 128
+"""What etcd takes in one transaction unless it is told otherwise; the embedded store keeps to it too."""
+
+COORDINATION_SWAP_BYTES_MAX: Final = 1 * MIB
+"""Keys and values of one swap: etcd takes 1.5 MiB, of which keys and framing need some."""
+
+COORDINATION_KEY_BYTES_MAX: Final = 1 * KIB
+"""Keys are names of topics, brokers and partitions."""
+
+COORDINATION_ANSWER_BYTES_MAX: Final = 64 * MIB
+"""An answer, or one event of a watch, that is larger is not read any further."""
+
+COORDINATION_PAGE_ENTRIES: Final = 1_000
+"""A range is read in pages, so that no single answer holds up the store."""
+
+COORDINATION_PAGING_TRIES_MAX: Final = 3
+"""How often a range is begun again because its revision was compacted between two pages."""
+
+COORDINATION_TIMEOUT_S: Final = 5.0
+"""The deadline of a call: longer than an election of etcd's leader, which takes one or two seconds."""
+
+COORDINATION_ATTEMPT_S: Final = 2.0
+"""What a read gives one endpoint before it asks the next: a paused etcd must not use up the deadline."""
+
+COORDINATION_CONNECT_S: Final = 1.0
+"""What an endpoint gets to take a connection; after that nothing was sent, and the next one is asked."""
+
+COORDINATION_POLL_S: Final = 1.0
+"""A watch that heard nothing for this long asks its endpoint whether it still answers."""
+
+COORDINATION_POLL_TIMEOUT_S: Final = 2.0
+"""The deadline of that question; with the one before, a stopped etcd is noticed within three seconds."""
+
+COORDINATION_STREAM_S: Final = 10.0
+"""How old a watch's stream gets before it is replaced, without a gap: one that is stuck
+although its endpoint answers hides changes for no longer than this."""
+
+COORDINATION_HISTORY_CHANGES: Final = 1_000
+"""Changes the embedded store remembers for its watches; who is further behind reads everything anew."""
+
+COORDINATION_LEASES_MAX: Final = 10_000
+"""In the embedded store: each holds a timer."""
+
+COORDINATION_LEASE_S_MAX: Final = 3_600
+"""A lease says that somebody lives; hours would say nothing."""

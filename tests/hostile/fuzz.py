@@ -1,6 +1,6 @@
 """Mutated frames, batches and control messages through every decoder that hostile bytes can reach.
 
-    python tests/hostile/fuzz.py --cases 1000000 --seed 1
+    python -m tests.hostile.fuzz --cases 1000000 --seed 1
 
 A case is made from the seed and its number alone. The cases run in a child process, so that a crash of native
 code is seen and named like any other finding. The only outcomes allowed are a result and a StentorError;
@@ -30,14 +30,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from crc32c import crc32c
+from tests.alone import alone
 
 from stentor import limits
 from stentor.broker.lone import LonePublisher
 from stentor.broker.partition import Partition
 from stentor.broker.session import Session
 from stentor.client.decode import decode_messages, record_batches
-from stentor.core.chain import Replica
-from stentor.core.dedupe import Dedupe
 from stentor.errors import NotReady, PartitionNotFound, StentorError
 from stentor.storage.model import LogSlice, LogStatistics
 from stentor.wire import arrow_body, batch, frames, messages
@@ -437,7 +436,7 @@ class StubBroker:
             index=0,
             settings=messages.TopicSettings(),
             log=self.log,  # type: ignore[arg-type]
-            replica=Replica(epoch=1, chain=["b"], end=0, committed=0, dedupe=Dedupe()),
+            replica=alone(),
             clock=self.clock,
             syncs=threads,
             reads=threads,
@@ -620,7 +619,7 @@ def work(seed: int, first: int, count: int, progress: Path) -> None:
 
 
 def replay_command(seed: int, number: int) -> str:
-    return f"python tests/hostile/{Path(__file__).name} --seed {seed} --first {number} --cases 1"
+    return f"python -m tests.hostile.fuzz --seed {seed} --first {number} --cases 1"
 
 
 def supervise(seed: int, first: int, count: int) -> int:
@@ -629,7 +628,7 @@ def supervise(seed: int, first: int, count: int) -> int:
     with tempfile.NamedTemporaryFile() as progress:
         progress.write(bytes(8))
         progress.flush()
-        child = [sys.executable, __file__, "--seed", str(seed), "--first", str(first), "--cases", str(count)]
+        child = [sys.executable, "-m", "tests.hostile.fuzz", "--seed", str(seed), "--first", str(first), "--cases", str(count)]
         done = subprocess.run([*child, "--child", progress.name], stdout=subprocess.PIPE, check=False, text=True)
         (number,) = struct.unpack("<Q", Path(progress.name).read_bytes())
     if done.returncode < 0:

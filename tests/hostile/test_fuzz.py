@@ -9,11 +9,12 @@ import pytest
 
 from stentor import limits
 
-SCRIPT = Path(__file__).with_name("fuzz.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, check=False)
+    program = [sys.executable, "-m", "tests.hostile.fuzz", *options]
+    return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow

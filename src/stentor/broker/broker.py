@@ -28,6 +28,7 @@ from stentor.broker.syncer import DiskThreads
 from stentor.coordination import EmbeddedStore
 from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
+from stentor.core.replica import Configure, EpochStored
 from stentor.errors import Closed, CorruptData, PartitionNotFound, StentorError, TopicNotFound
 from stentor.storage.directory import COORDINATION_FILE, DataDirectory
 from stentor.storage.files import atomic_write
@@ -179,13 +180,18 @@ class Broker:
         self._report_recovery(record.name, index, log)
         # Recovery has synced the log (K3a), and this chain has one member: all of it is committed.
         replica = Replica(
+            me=chain.chain[0],
             epoch=chain.epoch,
-            chain=[member.broker for member in chain.chain],
+            start=log.start,
             end=log.end,
             committed=log.end,
             dedupe=dedupe,
+            table=log.epochs(),
             failed=log.failed or "",
         )
+        now_us = self.clock.now_us()
+        replica.step(Configure(chain, 1), now_us)
+        replica.step(EpochStored(chain.epoch), now_us)
         return Partition(
             topic=record.name,
             topic_id=record.id,
@@ -508,12 +514,4 @@ class Broker:
 
 def _replay(dedupe: Dedupe, header: BatchHeader) -> None:
     """Derived state follows the log, batch by batch (C19)."""
-    dedupe.record(
-        header.producer_id,
-        header.generation,
-        header.sequence,
-        header.body_checksum,
-        header.base_offset,
-        header.end_offset,
-        header.appended_at_us,
-    )
+    dedupe.record_batch(header)

@@ -13,26 +13,12 @@ import msgspec
 
 from stentor import limits
 from stentor.core.names import check_topic_name
+from stentor.core.records import ChainRecord, Member
 from stentor.errors import InvalidArgument, LimitExceeded, NotReady, TopicExists, TopicNotFound
 from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings, merge_settings
 
 if TYPE_CHECKING:
     from stentor.ports import CoordinationStore
-
-
-class Member(msgspec.Struct, frozen=True):
-    """A replica by name: a wiped disk or a restart makes another one (C3)."""
-
-    broker: str
-    log_id: int
-    incarnation: int
-
-
-class ChainRecord(msgspec.Struct, frozen=True):
-    """The authority on a partition (C1)."""
-
-    epoch: int
-    chain: list[Member]
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -95,7 +81,7 @@ class Catalogue:
             for partition in range(topic.record.settings.partitions):
                 key = _chain_key(topic.record.id, partition)
                 old = _chain_decoder.decode(chains[key].value)
-                renewed = ChainRecord(old.epoch + 1, [self._member(old.chain[0].log_id)])
+                renewed = ChainRecord(old.epoch + 1, (self._member(old.chain[0].log_id),))
                 expect[key], put[key] = chains[key].revision, _encode(renewed)
                 topic.chains.append(renewed)
         if put:
@@ -120,7 +106,7 @@ class Catalogue:
                 hint="Delete topics, or use keys inside one topic.",
             )
         record = TopicRecord(name, secrets.randbits(62) + 1, settings, now_us)
-        chains = [ChainRecord(1, [self._member(secrets.randbits(62) + 1)]) for _ in range(settings.partitions)]
+        chains = [ChainRecord(1, (self._member(secrets.randbits(62) + 1),)) for _ in range(settings.partitions)]
         return Topic(record, 0, chains, [])
 
     async def add(self, topic: Topic) -> None:

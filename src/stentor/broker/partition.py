@@ -14,17 +14,15 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.tail import TailCache
-from stentor.core.chain import (
+from stentor.core.replica import (
     Answer,
     Append,
     Appended,
     Committed,
     Durable,
-    Effect,
     Fail,
     Publish,
     Refuse,
-    Replica,
     Sync,
 )
 from stentor.errors import InternalError, StentorError
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
     from stentor.broker.session import Session
     from stentor.broker.stream import Stream
     from stentor.broker.syncer import DiskThreads
+    from stentor.core.chain import Replica
+    from stentor.core.replica import ReplicaEffect as Effect
     from stentor.ports import Clock
     from stentor.storage.log import PartitionLog
     from stentor.wire.header import BatchHeader

@@ -1,178 +1,193 @@
-"""A partition's replica: the pure machine that assigns offsets, commits and answers.
+"""A partition's replica: the pure machine that assigns offsets, replicates, commits and answers.
 
-Rules kept here (SAFETY.md): C5 commit = on disk at every member; C7 ack levels are places in the
-chain; C18 producers' sequences. A single broker is a chain of one: its head is its tail, so
-`durable_1`, the offset through which the head is on disk, is the commit point.
+Rules kept here (SAFETY.md): C2 epochs, C3 incarnations, C4 wedge then activate, C5 commit = on disk at
+every member, C6 unknown outcomes, C7 ack levels are places in the chain, C8 min_replicas, C9 links
+reconcile, C11 joint mode, C13 damage, C14 grey members, C18 producers' sequences.
 
 Theory of operation. `step(event, now_us)` returns effects, in the order in which they must be
 performed. A publish is admitted in two steps so that a full disk never costs an offset (K5):
 
     Publish ──► Append(base offset, epoch, time) ──performed──► Appended ──► [Sync]
                                             └─────refused by the disk──► nothing happened
-    Durable(end) ──► Committed(end), Answer(ticket …) for all that waited for it
+    Durable(end) ──► Down to the successor … at the tail Committed ──► Up … at the head Answer(ticket …)
+
+An epoch begins with its record (Configure). The replica wedges, stores the epoch, and then
+
+    head ── linked at once; feeds whoever asks ──►  next member ── Link, cut, Linked ──► … ──► tail
+                                                                    Up … Up ◄── as soon as it is linked
+
+Links are made from the head down, so nobody is fed from a log that may still be cut. The head takes work
+once the first Up of the epoch has come all the way from the tail. A single broker is a chain of one: its head
+is its tail, and is linked by itself.
 
 `Durable` is reported by the log: after a successful sync for topics with flush=always, at once for
 flush=interval, which says so.
 
-Invariants: committed <= durable <= end; answers go out in offset order; a waiting answer's end
-is above the commit point.
+Invariants: committed <= end at every member; answers go out in offset order; a waiting answer's
+level is not reached.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from stentor.core.dedupe import Dedupe, Resend
-from stentor.errors import InternalError, NotReady, SequenceError, StentorError, UnknownOutcome
+from stentor.core import refusals
+from stentor.core import replica as r
+from stentor.core.acks import ALL, HEAD, QUORUM, Acks
+from stentor.core.below import NEVER as _NEVER
+from stentor.core.below import Below
+from stentor.core.peers import Adopt, Complaint, Down, JoinerReady, Link, Linked, ReplicaReport, Up
+from stentor.core.place import Place
+from stentor.core.records import ChainRecord, EpochTable, Member, common_end
+from stentor.errors import InternalError, SequenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
-# --- events -------------------------------------------------------------------------------------
-
-
-class Publish(msgspec.Struct, frozen=True, gc=False):
-    """A client's batch, validated, wants an offset."""
-
-    ticket: int  # names the request in effects
-    ack: int  # wire.frames.Ack
-    count: int
-    producer_id: int
-    generation: int
-    sequence: int
-    checksum: int
-
-
-class Appended(msgspec.Struct, frozen=True, gc=False):
-    """The batch of the last Append effect is in the log file."""
-
-    publish: Publish
-    append: Append
-
-
-class Durable(msgspec.Struct, frozen=True, gc=False):
-    """The log is on disk up to (not including) this offset."""
-
-    end: int
-
-
-class Fail(msgspec.Struct, frozen=True, gc=False):
-    """The log takes no more writes (K3): what waits has an unknown outcome."""
-
-    reason: str
-
-
-Event = Publish | Appended | Durable | Fail
-
-# --- effects ------------------------------------------------------------------------------------
-
-
-class Append(msgspec.Struct, frozen=True, gc=False):
-    """Write the batch at this offset, with these stamps, then report Appended."""
-
-    base_offset: int
-    epoch: int
-    appended_at_us: int
-
-
-class Sync(msgspec.Struct, frozen=True, gc=False):
-    """Bring the log to disk, then report Durable."""
-
-
-class Committed(msgspec.Struct, frozen=True, gc=False):
-    """Readers may see everything below this offset."""
-
-    end: int
-
-
-class Answer(msgspec.Struct, frozen=True, gc=False):
-    """The publish reached its ack level."""
-
-    ticket: int
-    base_offset: int
-    epoch: int
-    appended_at_us: int
-
-
-class Refuse(msgspec.Struct, frozen=True):
-    """The publish was not taken, or its outcome is unknown."""
-
-    ticket: int
-    error: StentorError
-
-
-Effect = Append | Sync | Committed | Answer | Refuse
-
-
-class _Waiting(msgspec.Struct, frozen=True, gc=False):
-    """A publish that is in the log but has not reached its ack level."""
-
-    end: int
-    answer: Answer
+    from stentor.core.dedupe import Dedupe, Resend
+    from stentor.core.replica import ReplicaEffect as Effect
+    from stentor.core.replica import ReplicaEvent as Event
+    from stentor.errors import StentorError
 
 
 class Replica:
-    """One member of one partition's chain."""
+    """One member of one partition's chain, or on its way to become one."""
 
     def __init__(
-        self, *, epoch: int, chain: Sequence[str], end: int, committed: int, dedupe: Dedupe, failed: str = ""
+        self,
+        *,
+        me: Member,
+        epoch: int,
+        start: int,
+        end: int,
+        committed: int,
+        dedupe: Dedupe,
+        table: Iterable[tuple[int, int]] = (),
+        failed: str = "",
+        damaged: bool = False,
     ) -> None:
-        self.epoch = epoch
-        self.chain = tuple(chain)
+        self.me = me
+        self.epoch = epoch  # the highest adopted; on disk (C2)
+        self.place = Place()  # by the record of the adopted epoch
+        self.revision = 0
+        self.start = start
         self.end = end
-        self.durable = end
+        self.durable = end  # recovery has synced what it found (K3a)
         self.committed = committed
         self.dedupe = dedupe
         self.failed = failed
-        self._waiting: deque[_Waiting] = deque()
+        self.damaged = damaged
+        self.table = EpochTable(table)
+        self.linked = False  # reconciled with the predecessor in this epoch, or the head
+        self._adopting: r.Configure | None = None  # wedged: waits for its epoch to be on disk
+        self._attempt = 0
+        self._cutting: Linked | None = None
+        self._asked: r.Received | None = None  # a Link that could not be answered yet
+        self._above = _NEVER  # the predecessor's durable_k, heard in this epoch (C5)
+        self.below = Below()
+        self._told_up: Up | None = None
+        self._acks = Acks()
         self._syncing = False
 
-    def step(self, event: Event, now_us: int) -> list[Effect]:
+    # --- who is where ---------------------------------------------------------------------------
+
+    @property
+    def record(self) -> ChainRecord | None:
+        """Of the adopted epoch; None before the first."""
+        return self.place.record
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        return self.place.brokers
+
+    @property
+    def active(self) -> bool:
+        """Whether the whole chain below has adopted the epoch and is linked (C4)."""
+        return self.linked and self.record is not None and (self.place.is_tail or bool(self.below.durable))
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def step(self, event: Event, now_us: int) -> list[Effect]:  # noqa: C901, PLR0911, PLR0912 - one line per event
         """Take an event, return what must be done."""
         match event:
-            case Publish():
+            case r.Publish():
                 return [self._publish(event, now_us)]
-            case Appended():
+            case r.Appended():
                 return self._appended(event)
-            case Durable():
+            case r.Durable():
                 return self._durable(event.end)
-            case Fail():
+            case r.Offered():
+                return self._offered(event)
+            case r.Taken():
+                return self._taken(event)
+            case r.NotTaken():
+                self.linked = False  # the next tick asks again
+                return []
+            case r.Received():
+                return self._received(event, now_us)
+            case r.Configure():
+                return self._configure(event)
+            case r.EpochStored():
+                return self._epoch_stored(event.epoch, now_us)
+            case r.Cut():
+                return self._cut(event.end, now_us)
+            case r.PeerConnected():
+                return self._peer_connected(event.broker, now_us)
+            case r.Tick():
+                return self._tick(now_us)
+            case r.Started():
+                self.start = max(self.start, event.start)
+                return self._progress()
+            case r.Fail():
                 return self._fail(event.reason)
         raise InternalError(f"Unknown event {event!r}.")
 
-    def _publish(self, event: Publish, now_us: int) -> Effect:
-        if self.failed:
-            return Refuse(event.ticket, self._not_ready())
+    # --- publishing -----------------------------------------------------------------------------
+
+    def _publish(self, event: r.Publish, now_us: int) -> Effect:
+        unready = self._unready(event.ack)
+        if unready is not None:
+            return r.Refuse(event.ticket, unready)
         try:
             resend = self.dedupe.check(event.producer_id, event.generation, event.sequence, event.checksum)
         except SequenceError as error:
-            return Refuse(event.ticket, error)
+            return r.Refuse(event.ticket, error)
         if resend is not None:
             return self._answer_resend(event, resend)
-        return Append(self.end, self.epoch, now_us)
+        return r.Append(self.end, self.epoch, now_us)
 
-    def _answer_resend(self, event: Publish, resend: Resend) -> Effect:
+    def _unready(self, ack: int) -> StentorError | None:
+        """Why a publish cannot be taken now; None when it can."""
+        if self.failed:
+            return refusals.failed(self.failed)
+        record = self.record
+        if record is None or not self.place.is_head or self._adopting is not None:
+            return refusals.not_head(self.chain[0] if self.chain else "", self.epoch, self.revision)
+        if not self.active:
+            return refusals.not_active()
+        if self._short(record):
+            return refusals.too_short(record)
+        if ack == QUORUM and len(record.chain) < record.quorum:
+            return refusals.no_quorum(record)
+        return None
+
+    def _short(self, record: ChainRecord) -> bool:
+        """C8: too few members to commit anything."""
+        return record.is_short
+
+    def _answer_resend(self, event: r.Publish, resend: Resend) -> Effect:
         """A resend is answered like the original: once it has reached its level (C18)."""
-        answer = Answer(event.ticket, resend.base_offset, self.epoch, resend.appended_at_us)
-        if resend.end_offset <= self.durable:
+        answer = r.Answer(event.ticket, resend.base_offset, self.epoch, resend.appended_at_us)
+        if event.ack == 0 or resend.end_offset <= self._reached(event.ack):
             return answer
-        self._wait(_Waiting(resend.end_offset, answer))
-        return Sync()
+        self._acks.insert(event.ack, resend.end_offset, answer)
+        return r.Sync()
 
-    def _wait(self, waiting: _Waiting) -> None:
-        """Keep the queue in offset order; a resend waits among those of its own offset."""
-        position = len(self._waiting)
-        while position and self._waiting[position - 1].end > waiting.end:
-            position -= 1
-        self._waiting.insert(position, waiting)
-
-    def _appended(self, event: Appended) -> list[Effect]:
+    def _appended(self, event: r.Appended) -> list[Effect]:
         publish, append = event.publish, event.append
         assert append.base_offset == self.end
         self.end = append.base_offset + publish.count
+        self.table.note(append.epoch, append.base_offset)
         self.dedupe.record(
             publish.producer_id,
             publish.generation,
@@ -183,60 +198,398 @@ class Replica:
             append.appended_at_us,
         )
         if publish.ack:
-            answer = Answer(publish.ticket, append.base_offset, append.epoch, append.appended_at_us)
-            self._waiting.append(_Waiting(self.end, answer))
+            answer = r.Answer(publish.ticket, append.base_offset, append.epoch, append.appended_at_us)
+            self._acks.add(publish.ack, self.end, answer)
+        return self._sync()
+
+    def _sync(self) -> list[Effect]:
         if self._syncing:
             return []
         self._syncing = True
-        return [Sync()]
+        return [r.Sync()]
+
+    # --- replication, downwards -----------------------------------------------------------------
+
+    def _offered(self, event: r.Offered) -> list[Effect]:
+        """C9: take only what continues this very log, from the predecessor of this very epoch."""
+        if not self._is_from_predecessor(event.sender, event.epoch) or not self.linked:
+            return []
+        if event.attempt != self._attempt:
+            return []
+        if event.base < self.end:
+            return []  # said twice
+        if event.base > self.end or event.previous != self.table.epoch_before(self.end):
+            return self._ask()
+        self._above = max(self._above, event.durable)
+        return [r.Take()]
+
+    def _taken(self, event: r.Taken) -> list[Effect]:
+        for batch in event.batches:
+            assert batch.base_offset == self.end
+            self.table.note(batch.epoch, batch.base_offset)
+            self.end = batch.end_offset
+            self.dedupe.record_batch(batch)
+        return self._sync()
 
     def _durable(self, end: int) -> list[Effect]:
-        self.durable = max(self.durable, end)
         self._syncing = False
-        effects: list[Effect] = []
-        if self.durable > self.committed:
-            self.committed = self.durable
-            effects.append(Committed(self.committed))
-        waiting = self._waiting
-        while waiting and waiting[0].end <= self.durable:
-            effects.append(waiting.popleft().answer)
+        if self.failed or self._cutting is not None:
+            return []
+        self.durable = max(self.durable, min(end, self.end))
+        effects = self._progress()
         if self.end > self.durable:
             self._syncing = True
-            effects.append(Sync())
+            effects.append(r.Sync())
         return effects
+
+    def _progress(self) -> list[Effect]:
+        """Something is further: pass it down, commit at the tail, pass it up, answer."""
+        if not self.linked or self._adopting is not None or self.failed:
+            return []
+        effects: list[Effect] = []
+        durable = self.durable_here()
+        successor = self.place.successor
+        if successor is not None and self.below.fed is not None and (durable, self.start) != self.below.told:
+            self.below.told = (durable, self.start)
+            effects.append(r.Send(successor.broker, Down(self.epoch, durable, self.start)))
+        if self.place.is_tail:
+            self._commit(self._commit_point(durable), effects)
+            if self.record is not None and self.record.joining is not None:
+                self._consider_joint(effects)
+        elif self.below.durable:
+            self._commit(self.below.committed, effects)
+        self._pass_up(durable, effects)
+        self._answer(effects)
+        return effects
+
+    def durable_here(self) -> int:
+        """`durable_k`: this member and everyone above it have the log on disk up to here (C5)."""
+        return self.durable if self.place.is_head else min(self.durable, self._above)
+
+    def _commit_point(self, durable: int) -> int:
+        """The tail's: what everyone has, the joiner too in joint mode, and nothing new while too few are left."""
+        assert self.record is not None
+        if self._short(self.record):
+            return self.committed
+        return min(durable, self.below.joiner) if self.below.joint else durable
+
+    def _commit(self, end: int, effects: list[Effect]) -> None:
+        if end > self.committed:
+            self.committed = end
+            effects.append(r.Committed(end))
+
+    def _pass_up(self, durable: int, effects: list[Effect]) -> None:
+        predecessor = self.place.predecessor
+        if predecessor is None or durable < 0:
+            return
+        if not self.place.joins and not self.place.is_tail and not self.below.durable:
+            return
+        up, told = Up(self.epoch, [durable, *self.below.durable], self.committed), self._told_up
+        news = told is None or told.committed != up.committed or told.durable[-1] != up.durable[-1]
+        if news or (self.place.is_quorum and told != up):
+            self._told_up = up
+            effects.append(r.Send(predecessor.broker, up))
+
+    # --- replication, upwards -------------------------------------------------------------------
+
+    def _received(self, event: r.Received, now_us: int) -> list[Effect]:
+        match event.message:
+            case Adopt(record, revision):
+                return self._configure(r.Configure(record, revision))
+            case Link():
+                return self._link(event, event.message, now_us)
+            case Linked():
+                return self._link_answered(event.sender, event.message, now_us)
+            case Down(epoch, durable, start):
+                if not self._is_from_predecessor(event.sender, epoch) or not self.linked:
+                    return []
+                self._above = max(self._above, durable)
+                effects = self._progress()
+                if start > self.start:
+                    effects.append(r.Retire(start))
+                return effects
+            case Up():
+                return self._up(event.sender, event.message, now_us)
+        return []
+
+    def _up(self, sender: str, up: Up, now_us: int) -> list[Effect]:
+        successor = self.place.successor
+        if not self._current(up.epoch) or successor is None or successor.broker != sender or self.below.fed is None:
+            return []
+        self.below.heard(up, now_us, at_tail=self.place.is_tail)
+        return self._progress()
+
+    def _reached(self, ack: int) -> int:
+        """Up to where publishes have reached an ack level (C7)."""
+        if ack == ALL:
+            return self.committed
+        assert self.record is not None
+        place = 1 if ack == HEAD else self.record.quorum
+        if place == 1:
+            return self.durable
+        return self.below.durable[place - 2] if place - 2 < len(self.below.durable) else self.committed
+
+    def _answer(self, effects: list[Effect]) -> None:
+        for ack in self._acks.levels():
+            effects.extend(self._acks.reached(ack, self._reached(ack)))
+
+    # --- epochs ---------------------------------------------------------------------------------
+
+    def _current(self, epoch: int) -> bool:
+        """C2: only messages of the adopted epoch count."""
+        return epoch == self.epoch and self._adopting is None and self.record is not None and not self.failed
+
+    def _is_from_predecessor(self, sender: str, epoch: int) -> bool:
+        predecessor = self.place.predecessor
+        return self._current(epoch) and predecessor is not None and predecessor.broker == sender
+
+    def _configure(self, event: r.Configure) -> list[Effect]:
+        """A record: wedge, and adopt it once its epoch is on disk (C2, C4)."""
+        newest = self._adopting.revision if self._adopting is not None else self.revision
+        if event.revision <= newest or event.record.epoch < self.epoch:
+            return []
+        if self.record is not None and event.record.epoch == self.record.epoch and self._adopting is None:
+            return self._joining_changed(event)
+        self._adopting = event
+        return [r.StoreEpoch(event.record.epoch)]
+
+    def _epoch_stored(self, epoch: int, now_us: int) -> list[Effect]:
+        if self._adopting is None or self._adopting.record.epoch != epoch:
+            return []
+        event, self._adopting = self._adopting, None
+        self.revision, self.epoch = event.revision, event.record.epoch
+        self._find_place(event.record)
+        self._forget_epoch(now_us)
+        effects = self._unfeed()
+        if not self.place.is_head:
+            effects.extend(self._depose())
+        effects.extend(self._enter(now_us))
+        return effects
+
+    def _enter(self, now_us: int) -> list[Effect]:
+        """Begin the epoch, unless the log is being cut right now; then its end is the beginning."""
+        if self._cutting is not None or self.failed:
+            return []
+        return self._become_linked(now_us) if self.place.is_head else self._ask()
+
+    def _find_place(self, record: ChainRecord) -> None:
+        """C3: a restarted broker has a place only once a record names its new incarnation."""
+        self.place.find(record, self.me)
+
+    def _forget_epoch(self, now_us: int) -> None:
+        """C5: what was heard in an older epoch says nothing about this one."""
+        self.linked = False
+        self._above = _NEVER
+        self._told_up = None
+        self.below.forget(now_us)
+
+    def _joining_changed(self, event: r.Configure) -> list[Effect]:
+        """The same chain with another joiner: the tail will hear from it (C11)."""
+        assert self.record is not None
+        before = self.record.joining
+        self.revision = event.revision
+        self._find_place(event.record)
+        if self.below.joint:
+            return []  # joint mode ends with the epoch, not before
+        if self.place.joins and self.place.position is None:
+            return self._ask()
+        if self.place.is_tail and before != event.record.joining:
+            self.below.joiner_changed()
+            return self._unfeed() + self._answer_asked(0)
+        return []
+
+    def _unfeed(self) -> list[Effect]:
+        if self.below.fed is None:
+            return []
+        self.below.fed = None
+        return [r.Unfeed()]
+
+    def _depose(self) -> list[Effect]:
+        """C6: no longer the head; whether what waited will be committed is for others to say."""
+        error = refusals.deposed()
+        return [r.Refuse(ticket, error) for ticket in self._acks.give_up()]
+
+    # --- links ----------------------------------------------------------------------------------
+
+    def _ask(self) -> list[Effect]:
+        """Ask the predecessor to be fed."""
+        predecessor = self.place.predecessor
+        if predecessor is None or self._cutting is not None or self.failed:
+            return []
+        self.linked = self.linked and self.place.is_head
+        self._attempt += 1
+        link = Link(self.epoch, self._attempt, self.me, self.start, self.end, self.table.entries())
+        return [r.Send(predecessor.broker, link)]
+
+    def _link(self, event: r.Received, link: Link, now_us: int) -> list[Effect]:
+        """A successor asks. Answer once this log is reconciled itself, so that it is cut no more (C9)."""
+        if link.epoch < self.epoch and self.record is not None:
+            return [r.Send(event.sender, Adopt(self.record, self.revision))]
+        if not self._current(link.epoch) or not self.linked:
+            self._asked = event
+            return []
+        successor = self.place.successor
+        if successor is None or successor != link.member:
+            self._asked = event
+            return []
+        if self.below.fed is not None and link.attempt < self.below.fed:
+            return []  # it asked again since
+        self._asked = None
+        self.below.fed = link.attempt
+        self.below.told = (_NEVER, _NEVER)
+        self.below.since_us = now_us
+        linked = self._reconcile(link)
+        effects: list[Effect] = [
+            r.Send(event.sender, linked),
+            r.Feed(event.sender, self.epoch, link.attempt, linked.cut),
+        ]
+        effects.extend(self._progress())
+        return effects
+
+    def _reconcile(self, link: Link) -> Linked:
+        """Where the successor's log must be cut: where it stops being ours (C9)."""
+        cut = common_end(self.table.entries(), self.end, link.table, link.end)
+        if cut >= max(self.start, link.start):
+            return Linked(self.epoch, link.attempt, cut)
+        # Nothing in common any more, or never: it begins where this log begins.
+        empty = link.start == link.end == self.start
+        return Linked(self.epoch, link.attempt, self.start, reset=not empty)
+
+    def _link_answered(self, sender: str, linked: Linked, now_us: int) -> list[Effect]:
+        if not self._is_from_predecessor(sender, linked.epoch) or linked.attempt != self._attempt or self.linked:
+            return []
+        if self._loses_committed(linked):
+            return self._halt(
+                f"epoch {self.epoch} would cut the log at {linked.cut}, below its commit point {self.committed}"
+            )
+        if linked.cut == self.end and not linked.reset:
+            return self._become_linked(now_us)
+        self._cutting = linked
+        return [r.Truncate(linked.cut, linked.reset, linked.snapshot)]
+
+    def _loses_committed(self, linked: Linked) -> bool:
+        """Only a joiner whose offsets retention has let go meanwhile may begin anew above its end."""
+        begins_above = linked.reset and self.place.joins and linked.cut >= self.end
+        return linked.cut < self.committed and not begins_above
+
+    def _cut(self, end: int, now_us: int) -> list[Effect]:
+        """The log ends here now, on disk."""
+        linked, self._cutting = self._cutting, None
+        assert linked is not None
+        self.end = self.durable = end
+        if linked.reset:
+            self.start = end
+            self.table.clear()
+        else:
+            self.table.cut(end)
+        if not self._current(linked.epoch) or linked.attempt != self._attempt:
+            return [] if self._adopting is not None else self._enter(now_us)  # a newer epoch came meanwhile
+        return self._become_linked(now_us)
+
+    def _become_linked(self, now_us: int) -> list[Effect]:
+        self.linked = True
+        self.damaged = self.damaged and self.place.is_head
+        effects: list[Effect] = []
+        successor = self.place.successor
+        if successor is not None:
+            assert self.record is not None
+            effects.append(r.Send(successor.broker, Adopt(self.record, self.revision)))
+        self._told_up = None
+        effects.extend(self._answer_asked(now_us))
+        effects.extend(self._progress())
+        return effects
+
+    def _answer_asked(self, now_us: int) -> list[Effect]:
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return []
+        assert isinstance(asked.message, Link)
+        return self._link(asked, asked.message, now_us)
+
+    def _peer_connected(self, broker: str, now_us: int) -> list[Effect]:
+        """What was on its way on the old connection may be lost: link again."""
+        effects: list[Effect] = []
+        successor, predecessor = self.place.successor, self.place.predecessor
+        if successor is not None and successor.broker == broker:
+            if self.below.fed is not None:
+                effects.extend(self._unfeed())
+                self.below.since_us = now_us
+            if self.linked:
+                assert self.record is not None
+                effects.append(r.Send(broker, Adopt(self.record, self.revision)))
+        if predecessor is not None and predecessor.broker == broker and self._adopting is None:
+            effects.extend(self._ask())
+        return effects
+
+    # --- joint mode -----------------------------------------------------------------------------
+
+    def _consider_joint(self, effects: list[Effect]) -> None:
+        """C11: near the end, commit nothing without the joiner; with everything, propose it."""
+        assert self.record is not None
+        assert self.record.joining is not None
+        self.below.consider_joint(self.end, self.durable)
+        if not self.below.told_ready and self.below.joiner_is_ready:
+            self.below.told_ready = True  # ticks say it again
+            effects.append(r.Report(JoinerReady(self.epoch, self.record.joining)))
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _tick(self, now_us: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.failed or self.record is None or self._adopting is not None:
+            return effects
+        if not self.linked and self._cutting is None:
+            effects.extend(self._ask())
+        if self.place.is_tail and self.linked and self.record.joining is not None and self.below.joiner_is_ready:
+            effects.append(r.Report(JoinerReady(self.epoch, self.record.joining)))
+        effects.extend(self._complain(now_us))
+        return effects
+
+    def _complain(self, now_us: int) -> list[Effect]:
+        """C14, C15: a successor that cannot be linked, or stands still while there is something to do."""
+        successor = self.place.successor
+        if successor is None or not self.linked:
+            return []
+        if self.below.fed is not None and self.below.reached(at_tail=self.place.is_tail) >= self.durable_here():
+            self.below.since_us = now_us
+            return []
+        why = self.below.complaint(now_us)
+        return [r.Report(Complaint(self.epoch, successor, f"{successor.broker} {why}"))] if why else []
+
+    # --- the end --------------------------------------------------------------------------------
 
     def _fail(self, reason: str) -> list[Effect]:
         self.failed = reason
-        refused: list[Effect] = [Refuse(w.answer.ticket, self._unknown()) for w in self._waiting]
-        self._waiting.clear()
-        return refused
+        self.damaged = True
+        error = refusals.unknown(reason)
+        refused: list[Effect] = [r.Refuse(ticket, error) for ticket in self._acks.give_up()]
+        return refused + self._unfeed()
 
-    def _not_ready(self) -> NotReady:
-        return NotReady(
-            f"This partition takes no writes: {self.failed}",
-            hint="Reads go on. Mend the disk; a start with --unclean then takes writes again.",
-        )
+    def _halt(self, reason: str) -> list[Effect]:
+        return [r.Halt(reason), *self._fail(reason)]
 
-    def _unknown(self) -> StentorError:
-        return UnknownOutcome(
-            f"Whether the batch is in the log is not known: {self.failed}",
-            hint="Read the partition to find out; publishing it again may double it.",
-        )
+    # --- what others see ------------------------------------------------------------------------
 
-    def statistics(self) -> dict[str, int | str]:
+    def report(self) -> ReplicaReport:
+        return ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed)
+
+    def statistics(self) -> dict[str, int | str | bool]:
         return {
             "epoch": self.epoch,
+            "position": -1 if self.place.position is None else self.place.position,
+            "linked": self.linked,
+            "active": self.active,
+            "joint": self.below.joint,
             "end": self.end,
             "durable": self.durable,
             "committed": self.committed,
-            "waiting": len(self._waiting),
+            "waiting": len(self._acks),
             "failed": self.failed,
         }
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""
-        assert self.committed <= self.durable <= self.end
-        ends = [waiting.end for waiting in self._waiting]
-        assert ends == sorted(ends)
-        assert not ends or ends[0] > self.committed
-        self.dedupe.check_invariants()
+        assert self.durable <= self.end
+        assert self.committed <= self.end
+        for ack, end in self._acks.first_ends().items():
+            assert end > self._reached(ack) or not self.linked or self._adopting is not None

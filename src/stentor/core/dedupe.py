@@ -20,11 +20,15 @@ Producer id 0 means "no dedupe wanted".
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stentor import limits
 from stentor.errors import CorruptData, SequenceError
+
+if TYPE_CHECKING:
+    from stentor.core.records import Batch
 
 ANONYMOUS = 0
 
@@ -141,6 +145,18 @@ class Dedupe:
         self._producers[producer_id] = producer  # last in order: the most recently heard
         if len(self._producers) > limits.PRODUCERS_PER_PARTITION_MAX:
             del self._producers[next(iter(self._producers))]
+
+    def record_batch(self, batch: Batch) -> None:
+        """The same, from a batch's header."""
+        self.record(
+            batch.producer_id,
+            batch.generation,
+            batch.sequence,
+            batch.body_checksum,
+            batch.base_offset,
+            batch.end_offset,
+            batch.appended_at_us,
+        )
 
     def snapshot(self) -> bytes:
         """The whole state, in order."""

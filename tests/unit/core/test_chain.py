@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from tests.alone import alone
 
-from stentor.core.chain import Answer, Append, Appended, Committed, Durable, Fail, Publish, Refuse, Replica, Sync
-from stentor.core.dedupe import Dedupe
+from stentor.core.replica import Answer, Append, Appended, Committed, Durable, Fail, Publish, Refuse, Sync
 from stentor.errors import InternalError, NotReady, SequenceError, UnknownOutcome
 
 ACK_NONE, ACK_HEAD, ACK_QUORUM, ACK_ALL = range(4)
@@ -15,7 +15,7 @@ class Machine:
     """A replica with a pen: every step is checked, and shown in one short line."""
 
     def __init__(self, *, end: int = 0, epoch: int = 3) -> None:
-        self.replica = Replica(epoch=epoch, chain=["a"], end=end, committed=end, dedupe=Dedupe())
+        self.replica = alone(epoch=epoch, end=end)
         self.now = 1000
         self.tickets = 0
         self.refusals: dict[int, Exception] = {}
@@ -210,6 +210,10 @@ def test_statistics_show_where_it_stands(machine):
     machine.publish(0, count=2)
     assert machine.replica.statistics() == {
         "epoch": 3,
+        "position": 0,
+        "linked": True,
+        "active": True,
+        "joint": False,
         "end": 2,
         "durable": 0,
         "committed": 0,
@@ -226,7 +230,7 @@ class Walk:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.replica = Replica(epoch=1, chain=["a"], end=0, committed=0, dedupe=Dedupe())
+        self.replica = alone()
         self.log: list[tuple[int, int, int, int]] = []  # producer, sequence, first offset, count
         self.sequences = [0] * 3
         self.unanswered: dict[int, tuple[int, int, int]] = {}  # ticket: producer, sequence, count

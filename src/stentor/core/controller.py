@@ -1,0 +1,431 @@
+"""The controller: the pure machine on one elected broker that changes chains (C1, C8, C10–C17).
+
+Theory of operation. The machine holds what the store says (records with revisions), who is alive, and what
+members report. `plan` looks at each partition and finds the one next step, if any, from what is to what
+should be:
+
+    members that are dead            leave, if someone who answers stays (C10, C12)
+    a member that was restarted      is named anew in its place, if its log is whole (C3, C13)
+    a member its predecessor reports leaves (C14, C15), if enough stay (C8)
+    too few members                  a joiner is named (C11), and becomes the tail when it is ready
+    too many, or on a draining broker    leave, once their replacement is in
+    heads piled up on one broker     a member that is better placed becomes the head
+
+There is no memory of intentions: a new controller rereads everything and goes on. Each step is a swap on the
+revision of the record and of the controller key, so a controller that was replaced changes nothing any more.
+A proposal whose outcome is not known is settled by reading (C17); until then its partition is left alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stentor import limits
+from stentor.core.peers import Complaint, JoinerReady, PartitionMessage, ReplicaReport
+from stentor.core.placement import Candidate, Load, Mode, better_head, next_member
+from stentor.core.records import ChainRecord, Key, Member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_replace = msgspec.structs.replace
+
+
+class BrokerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A registered broker."""
+
+    id: str
+    incarnation: int
+    address: str = ""
+    http_address: str = ""
+    zone: str = ""
+    draining: bool = False
+    listeners: dict[str, str] = {}
+    version: str = ""
+
+
+class TopicPlan(msgspec.Struct, frozen=True):
+    """What the controller must know of a topic."""
+
+    factor: int
+    min_replicas: int
+    mode: Mode = "spread"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One record to be swapped in, if its revision is still this one."""
+
+    key: Key
+    revision: int
+    record: ChainRecord
+
+
+class Propose(msgspec.Struct, frozen=True):
+    """Swap all of these, comparing the controller key too; then report `proposed`."""
+
+    proposal: int
+    changes: tuple[Change, ...]
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A record as the store has it."""
+
+    record: ChainRecord
+    revision: int
+
+
+class Controller:
+    """Finds the next change of every chain."""
+
+    def __init__(self, new_id: Callable[[], int]) -> None:
+        self._new_id = new_id
+        self.brokers: dict[str, BrokerRecord] = {}
+        self.alive: dict[str, int] = {}  # broker -> incarnation
+        self.topics: dict[int, TopicPlan] = {}
+        self.records: dict[Key, Held] = {}
+        self.active = ""  # active-passive: the one that serves (C26)
+        self.may_remove = True  # False on the minority's side: it judges nobody
+        self._reports: dict[tuple[Key, str], ReplicaReport] = {}
+        self._reported: dict[str, int] = {}  # which life of a broker has said what it holds
+        self._ready: dict[Key, JoinerReady] = {}
+        self._complaints: dict[Key, Complaint] = {}
+        self._under_way: dict[Key, int] = {}  # key -> proposal
+        self._stale: set[Key] = set()  # to be looked at
+        self.removals = 0
+        self.changes = 0
+
+    # --- what is heard --------------------------------------------------------------------------
+
+    def load(
+        self, brokers: Mapping[str, BrokerRecord], topics: Mapping[int, TopicPlan], records: Mapping[Key, Held]
+    ) -> None:
+        """Everything anew from the store; nothing that was under way counts any more (C17)."""
+        self.brokers, self.topics, self.records = dict(brokers), dict(topics), dict(records)
+        self._under_way.clear()
+        self._stale = set(records)
+
+    def heard_record(self, key: Key, held: Held | None) -> None:
+        """The store says this of a partition."""
+        if held is None:
+            self.records.pop(key, None)
+            self._stale.discard(key)
+        elif key not in self.records or held.revision > self.records[key].revision:
+            self.records[key] = held
+            self._stale.add(key)
+
+    def heard_broker(self, record: BrokerRecord) -> None:
+        self.brokers[record.id] = record
+        self._look_at_everything()
+
+    def heard_alive(self, alive: Mapping[str, int]) -> None:
+        """Who is there, with incarnations; everyone else counts as dead."""
+        if alive != self.alive:
+            self.alive = dict(alive)
+            self._look_at_everything()
+
+    def heard_member(self, key: Key, message: PartitionMessage) -> None:
+        """A member reports."""
+        match message:
+            case JoinerReady():
+                self._ready[key] = message
+            case Complaint():
+                self._complaints[key] = message
+            case _:
+                return
+        self._stale.add(key)
+
+    def heard_reports(self, sender: str, incarnation: int, reports: Mapping[Key, ReplicaReport]) -> None:
+        """Everything a broker holds: what is not among it, it does not hold."""
+        for key in [key for key, broker in self._reports if broker == sender and key not in reports]:
+            del self._reports[key, sender]
+        for key, report in reports.items():
+            if self._reports.get((key, sender)) != report:
+                self._reports[key, sender] = report
+                self._stale.add(key)
+        if self._reported.get(sender) != incarnation:
+            self._reported[sender] = incarnation
+            self._look_at_everything()
+
+    def topic(self, topic_id: int, plan: TopicPlan | None) -> None:
+        """A topic was made, changed or deleted."""
+        if plan is None:
+            self.topics.pop(topic_id, None)
+            for key in [key for key in self.records if key[0] == topic_id]:
+                self.heard_record(key, None)
+        else:
+            self.topics[topic_id] = plan
+            self._stale.update(key for key in self.records if key[0] == topic_id)
+
+    def _look_at_everything(self) -> None:
+        self._stale.update(self.records)
+
+    # --- proposals ------------------------------------------------------------------------------
+
+    def plan(self) -> list[Propose]:
+        """The next changes, in transactions of bounded size."""
+        if not self._stale:
+            return []
+        load = Load.of([m.broker for m in held.record.chain] for held in self.records.values())
+        changes: list[Change] = []
+        for key in sorted(self._stale):
+            held = self.records.get(key)
+            if held is None or key in self._under_way:
+                continue
+            self._stale.discard(key)
+            wanted = self.next_record(key, held.record, load)
+            if wanted is not None and wanted != held.record:
+                changes.append(Change(key, held.revision, _replace(wanted, proposal=self._new_id())))
+        return [self._propose(part) for part in _parts(changes, limits.STORE_CHANGES_MAX - 1)]
+
+    def _propose(self, changes: tuple[Change, ...]) -> Propose:
+        proposal = self._new_id()
+        for change in changes:
+            self._under_way[change.key] = proposal
+        return Propose(proposal, changes)
+
+    def proposed(self, propose: Propose, revision: int | None) -> list[tuple[Key, Held]]:
+        """The swap came through at this revision; or not (None), and what is true must be read first."""
+        done = []
+        for change in propose.changes:
+            if self._under_way.get(change.key) != propose.proposal:
+                continue
+            del self._under_way[change.key]
+            if revision is not None:
+                self.changes += 1
+                self.heard_record(change.key, Held(change.record, revision))
+                done.append((change.key, self.records[change.key]))
+            else:
+                self._stale.add(change.key)
+        return done
+
+    # --- one partition --------------------------------------------------------------------------
+
+    def next_record(self, key: Key, record: ChainRecord, load: Load) -> ChainRecord | None:
+        """The next step of one partition; None when there is nothing to do."""
+        plan = self.topics.get(key[0])
+        if plan is None:
+            return None
+        record = _replace(record, committed=max(record.committed, self._known_committed(key, record)))
+        staying = [self._staying(key, record, member) for member in record.chain]
+        survivors = tuple(member for member in staying if member is not None)
+        if not survivors:
+            return self._revive(key, record)
+        survivors = self._without_reported(key, record, survivors)
+        if survivors != record.chain:
+            return self._shrunk(record, survivors)
+        return (
+            self._with_joiner(key, record, plan, load)
+            or self._without_surplus(record, plan, load)
+            or self._rebalanced(key, record, plan, load)
+            or self._resettled(record, plan)
+            or self._moved(record, plan, load)
+        )
+
+    def _known_committed(self, key: Key, record: ChainRecord) -> int:
+        """What members of the chain, and only they, have reported to be committed."""
+        return max(
+            (
+                report.committed
+                for member in record.chain
+                if (report := self._reports.get((key, member.broker))) is not None and report.member.same_log(member)
+            ),
+            default=0,
+        )
+
+    def _staying(self, key: Key, record: ChainRecord, member: Member) -> Member | None:
+        """The member as it may stay: as it is, named anew after a restart, or not at all."""
+        incarnation = self.alive.get(member.broker)
+        if incarnation is None:
+            return None if self.may_remove else member
+        report = self._reports.get((key, member.broker))
+        if incarnation == member.incarnation:
+            failed = report is not None and report.member == member and report.failed
+            return None if failed else member
+        if self._reported.get(member.broker) != incarnation:
+            return member  # it has not said yet what it holds; it cannot act before it is named (C3)
+        return None if report is None else self._renewed(record, member, report)
+
+    def _renewed(self, record: ChainRecord, member: Member, report: ReplicaReport) -> Member | None:
+        """C3, C13: a restarted member keeps its place if it still holds everything committed."""
+        whole = report.member.same_log(member) and not report.damaged and not report.failed
+        return report.member if whole and report.end >= record.committed else None
+
+    def _without_reported(self, key: Key, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
+        """C14, C15: the member that its predecessor complains about leaves, if enough stay (C8)."""
+        complaint = self._complaints.get(key)
+        if complaint is None:
+            return survivors
+        if complaint.epoch != record.epoch:
+            del self._complaints[key]
+            return survivors
+        rest = tuple(member for member in survivors if member != complaint.member)
+        return rest if len(rest) >= max(1, record.min_replicas) else survivors
+
+    def _shrunk(self, record: ChainRecord, survivors: tuple[Member, ...]) -> ChainRecord:
+        """C8: whoever leaves by the change that crosses below the minimum may still lead later."""
+        removed = tuple(m for m in record.chain if not any(m.same_log(s) for s in survivors))
+        self.removals += len(removed)
+        eligible: tuple[Member, ...] = ()
+        if len(survivors) < record.min_replicas:
+            eligible = (*record.eligible, *removed)
+        joining = record.joining
+        if joining is not None and self.alive.get(joining.broker) != joining.incarnation:
+            joining = None
+        return _replace(record, epoch=record.epoch + 1, chain=survivors, joining=joining, eligible=eligible)
+
+    def _revive(self, key: Key, record: ChainRecord) -> ChainRecord | None:
+        """C12: nobody of the chain answers. Only an eligible one may lead; all others wait."""
+        for member in record.eligible:
+            report = self._reports.get((key, member.broker))
+            if report is None or self.alive.get(member.broker) != report.member.incarnation:
+                continue
+            renewed = self._renewed(record, member, report)
+            if renewed is not None:
+                others = tuple(m for m in (*record.chain, *record.eligible) if not m.same_log(member))
+                return _replace(record, epoch=record.epoch + 1, chain=(renewed,), joining=None, eligible=others)
+        return None
+
+    # --- joiners --------------------------------------------------------------------------------
+
+    def _with_joiner(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
+        joining = record.joining
+        if joining is not None:
+            if self.alive.get(joining.broker) != joining.incarnation or self._is_reported(key, record, joining):
+                # Joint mode may be on: only a new epoch ends it (C11).
+                return _replace(record, epoch=record.epoch + 1, joining=None)
+            ready = self._ready.get(key)
+            if ready is not None and ready.epoch == record.epoch and ready.member == joining:
+                return self._joined(record, joining)
+            return None
+        wanted = self._wanted_joiner(key, record, plan, load)
+        return None if wanted is None else _replace(record, joining=wanted)
+
+    def _joined(self, record: ChainRecord, joining: Member) -> ChainRecord:
+        chain = (*record.chain, joining)
+        eligible = record.eligible if len(chain) < record.min_replicas else ()
+        return _replace(record, epoch=record.epoch + 1, chain=chain, joining=None, eligible=eligible)
+
+    def _is_reported(self, key: Key, record: ChainRecord, member: Member) -> bool:
+        complaint = self._complaints.get(key)
+        return complaint is not None and complaint.epoch == record.epoch and complaint.member == member
+
+    def _wanted_joiner(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> Member | None:
+        """Who should become the next tail: a replacement, or one more."""
+        settled = [m for m in record.chain if not self._is_draining(m.broker)]
+        if len(settled) >= plan.factor:
+            return None
+        members = {member.broker for member in record.chain}
+        candidates = [
+            Candidate(broker.id, broker.zone)
+            for broker in self.brokers.values()
+            if self._is_candidate(broker) and broker.id not in members
+        ]
+        complaint = self._complaints.get(key)
+        if complaint is not None and len(candidates) > 1:
+            candidates = [c for c in candidates if c.broker != complaint.member.broker] or candidates
+        if not candidates:
+            return None
+        holders = [c for c in candidates if self._usable_log(key, c.broker) is not None]
+        broker = next_member([m.broker for m in record.chain], holders or candidates, load)
+        load.replicas[broker] += 1
+        log_id = self._usable_log(key, broker) or self._new_id()
+        return Member(broker, log_id, self.alive[broker])
+
+    def _is_candidate(self, broker: BrokerRecord) -> bool:
+        """Alive, staying, and known to hold what it holds: else a good copy might be begun anew."""
+        incarnation = self.alive.get(broker.id)
+        return incarnation is not None and self._reported.get(broker.id) == incarnation and not broker.draining
+
+    def _usable_log(self, key: Key, broker: str) -> int | None:
+        report = self._reports.get((key, broker))
+        if report is None or report.failed or report.member.incarnation != self.alive.get(broker):
+            return None
+        return report.member.log_id
+
+    def _is_draining(self, broker: str) -> bool:
+        record = self.brokers.get(broker)
+        return record is not None and record.draining
+
+    # --- order ----------------------------------------------------------------------------------
+
+    def _without_surplus(self, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
+        """One member too many leaves: one on a draining broker, else on the one that holds most."""
+        if len(record.chain) <= plan.factor:
+            return None
+        leaving = max(reversed(record.chain), key=lambda m: (self._is_draining(m.broker), load.replicas[m.broker]))
+        chain = tuple(member for member in record.chain if member != leaving)
+        return _replace(record, epoch=record.epoch + 1, chain=chain)
+
+    def _rebalanced(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
+        """A permutation of the same members; C9 reconciles."""
+        chain = [member.broker for member in record.chain]
+        if record.joining is not None or len(chain) < plan.factor or self._complaints.get(key) is not None:
+            return None
+        wanted = sorted(self.brokers)[key[1] % len(self.brokers)] if self.brokers else ""
+        better = better_head(chain, load, mode=plan.mode, active=self.active, wanted=wanted)
+        if better is None or self._is_draining(better):
+            return None
+        load.heads[chain[0]] -= 1
+        load.heads[better] += 1
+        members = sorted(record.chain, key=lambda member: member.broker != better)
+        return _replace(record, epoch=record.epoch + 1, chain=tuple(members))
+
+    def _moved(self, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
+        """New brokers get their share, a few replicas at a time: one more joins, then the surplus leaves."""
+        if record.joining is not None or len(record.chain) != plan.factor or self._moves() >= limits.MOVES_MAX:
+            return None
+        members = [member.broker for member in record.chain]
+        free = [
+            broker.id for broker in self.brokers.values() if self._is_candidate(broker) and broker.id not in members
+        ]
+        if not free:
+            return None
+        to = min(free, key=lambda broker: (load.replicas[broker], broker))
+        if max(load.replicas[broker] for broker in members) - load.replicas[to] <= 1:
+            return None
+        load.replicas[to] += 1
+        return _replace(record, joining=Member(to, self._new_id(), self.alive[to]))
+
+    def _moves(self) -> int:
+        return sum(held.record.joining is not None for held in self.records.values())
+
+    def _resettled(self, record: ChainRecord, plan: TopicPlan) -> ChainRecord | None:
+        """The topic's factor or minimum was changed."""
+        if (record.factor, record.min_replicas) == (plan.factor, plan.min_replicas):
+            return None
+        return _replace(record, epoch=record.epoch + 1, factor=plan.factor, min_replicas=plan.min_replicas)
+
+    # --- the operator ---------------------------------------------------------------------------
+
+    def unclean(self, key: Key, member: Member) -> Change:
+        """The operator's explicit word: this copy leads, whatever is lost (C13)."""
+        held = self.records[key]
+        record = _replace(
+            held.record,
+            epoch=held.record.epoch + 1,
+            chain=(member,),
+            joining=None,
+            eligible=(),
+            committed=0,
+            proposal=self._new_id(),
+        )
+        return Change(key, held.revision, record)
+
+    def statistics(self) -> dict[str, object]:
+        lengths = Counter(len(held.record.chain) for held in self.records.values())
+        return {
+            "partitions": len(self.records),
+            "short": sum(held.record.is_short for held in self.records.values()),
+            "joining": sum(held.record.joining is not None for held in self.records.values()),
+            "chain_lengths": dict(lengths),
+            "removals": self.removals,
+            "changes": self.changes,
+        }
+
+
+def _parts(changes: list[Change], size: int) -> Iterable[tuple[Change, ...]]:
+    for start in range(0, len(changes), size):
+        yield tuple(changes[start : start + size])

@@ -1,0 +1,233 @@
+"""Who is there, and who is the controller: the pure machine in every broker (C15, C16).
+
+Brokers send each other heartbeats: who I am, whom I do not hear, whether I hear the controller. From these
+each broker has the same few facts:
+
+    refused   the connection broke and a new one was refused: no process is there. Dead now.
+    silent    nothing heard for PEER_SILENCE_S. Dead when a second observer says so too.
+
+The controller's key has no lease. It is taken by compare-and-swap by a broker once a majority of the
+registered brokers, itself included, does not hear the controller; candidates wait by rank, so that usually only one
+tries. Timeouts decide when to act, never what is true: a wrong guess costs an election, not a message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from stentor import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+View = Literal["heard", "silent", "refused"]
+
+_SILENCE_US = int(limits.PEER_SILENCE_S * 1_000_000)
+_CONTROLLER_SILENCE_US = int(limits.CONTROLLER_SILENCE_S * 1_000_000)
+_STAGGER_US = int(limits.ELECTION_STAGGER_S * 1_000_000)
+_LAG_US = int(limits.PEER_HEARTBEAT_S * 3 * 1_000_000)
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_defaults=True):
+    """What a broker says to every other one, ten times a second."""
+
+    broker: str
+    incarnation: int
+    suspects: dict[str, str] = {}  # broker -> "silent" or "refused"
+    controller_revision: int = 0  # of the controller key it knows
+    hears_controller: bool = True
+
+
+class ControllerKey(msgspec.Struct, frozen=True):
+    """Who may change chains; and the revision that every change must compare."""
+
+    broker: str
+    incarnation: int
+
+
+class _Peer(msgspec.Struct):
+    incarnation: int = 0
+    heard_us: int = 0
+    refused: bool = False
+    opinion: Heartbeat | None = None
+    opinion_us: int = 0
+
+
+class Membership:
+    """Whom this broker hears, what the others say, and whether it should become the controller."""
+
+    def __init__(self, me: str, incarnation: int, now_us: int) -> None:
+        self.me = me
+        self.incarnation = incarnation
+        self.registered: set[str] = {me}
+        self.controller: ControllerKey | None = None
+        self.controller_revision = 0
+        self._peers: dict[str, _Peer] = {}
+        self._ticked_us = now_us
+        self._deaf_since_us: int | None = None
+        self._expired: set[str] = set()  # brokers whose liveness key is gone
+        self.lags = 0  # how often this broker's own loop stood still
+        self._started_us = now_us
+
+    # --- what is heard --------------------------------------------------------------------------
+
+    def register(self, brokers: Iterable[str], now_us: int) -> None:
+        """All brokers of the cluster, from the store."""
+        self.registered = {*brokers, self.me}
+        for broker in self.registered - {self.me} - set(self._peers):
+            self._peers[broker] = _Peer(heard_us=now_us)
+        for broker in set(self._peers) - self.registered:
+            del self._peers[broker]
+
+    def heard(self, heartbeat: Heartbeat, now_us: int) -> bool:
+        """A heartbeat came; whether it is news that the broker is there."""
+        peer = self._peers.get(heartbeat.broker)
+        if peer is None:
+            self.registered.add(heartbeat.broker)
+            peer = self._peers[heartbeat.broker] = _Peer()
+        if heartbeat.incarnation < peer.incarnation:
+            return False  # an echo of an earlier life
+        news = self._view(peer, now_us) != "heard" or peer.incarnation != heartbeat.incarnation
+        peer.incarnation, peer.heard_us, peer.refused = heartbeat.incarnation, now_us, False
+        peer.opinion, peer.opinion_us = heartbeat, now_us
+        return news
+
+    def refused(self, broker: str) -> bool:
+        """The connection is gone and a new one was refused; whether that is news."""
+        peer = self._peers.get(broker)
+        if peer is None or peer.refused:
+            return False
+        peer.refused = True
+        return True
+
+    def liveness(self, broker: str, *, alive: bool) -> None:
+        """The broker's liveness key in the store came or went: a slow second observer (E1)."""
+        if alive:
+            self._expired.discard(broker)
+        else:
+            self._expired.add(broker)
+
+    def tick(self, now_us: int) -> None:
+        """An observer that stood still itself knows nothing about the silence of others (C15)."""
+        if now_us - self._ticked_us > _LAG_US:
+            self.lags += 1
+            for peer in self._peers.values():
+                peer.heard_us = max(peer.heard_us, now_us)
+                peer.opinion_us = max(peer.opinion_us, now_us)
+            self._deaf_since_us = None
+        self._ticked_us = now_us
+
+    def view(self, broker: str, now_us: int) -> View:
+        if broker == self.me:
+            return "heard"
+        peer = self._peers.get(broker)
+        return "silent" if peer is None else self._view(peer, now_us)
+
+    def _view(self, peer: _Peer, now_us: int) -> View:
+        if peer.refused:
+            return "refused"
+        return "silent" if now_us - peer.heard_us > _SILENCE_US else "heard"
+
+    def incarnation_of(self, broker: str) -> int:
+        """Which life of a broker was heard last; 0: none yet."""
+        if broker == self.me:
+            return self.incarnation
+        peer = self._peers.get(broker)
+        return 0 if peer is None else peer.incarnation
+
+    def heartbeat(self, now_us: int) -> Heartbeat:
+        suspects: dict[str, str] = {
+            broker: view for broker, peer in self._peers.items() if (view := self._view(peer, now_us)) != "heard"
+        }
+        return Heartbeat(self.me, self.incarnation, suspects, self.controller_revision, self.hears_controller(now_us))
+
+    # --- judgements -----------------------------------------------------------------------------
+
+    def hears_majority(self, now_us: int) -> bool:
+        heard = sum(self.view(broker, now_us) == "heard" for broker in self.registered)
+        return 2 * heard > len(self.registered)
+
+    def is_confirmed(self, now_us: int) -> bool:
+        """C6: someone who could replace us would have told us."""
+        return self.hears_majority(now_us) or self.hears_controller(now_us)
+
+    def is_dead(self, broker: str, now_us: int) -> bool:
+        """The controller's judgement (C15): refused, or silent for two observers."""
+        view = self.view(broker, now_us)
+        if view == "heard":
+            return False
+        if view == "refused":
+            return True
+        return self._second_observer(broker, now_us)
+
+    def _second_observer(self, broker: str, now_us: int) -> bool:
+        return broker in self._expired or any(
+            peer.opinion is not None
+            and broker in peer.opinion.suspects
+            and now_us - peer.opinion_us <= _SILENCE_US
+            and name != broker
+            for name, peer in self._peers.items()
+        )
+
+    # --- election -------------------------------------------------------------------------------
+
+    def controller_is(self, key: ControllerKey | None, revision: int) -> None:
+        if revision > self.controller_revision or key is None:
+            self.controller, self.controller_revision = key, revision
+            self._deaf_since_us = None
+
+    @property
+    def is_controller(self) -> bool:
+        return self.controller == ControllerKey(self.me, self.incarnation)
+
+    def hears_controller(self, now_us: int) -> bool:
+        controller = self.controller
+        if controller is None:
+            return False
+        if controller.broker == self.me:
+            return controller.incarnation == self.incarnation
+        peer = self._peers.get(controller.broker)
+        return (
+            peer is not None
+            and not peer.refused
+            and peer.incarnation <= controller.incarnation
+            and now_us - peer.heard_us <= _CONTROLLER_SILENCE_US
+        )
+
+    def should_take_over(self, now_us: int) -> bool:
+        """C16: a majority does not hear the controller, and nobody ranked before us has acted."""
+        if self.hears_controller(now_us) or not self._may_replace(now_us):
+            self._deaf_since_us = None
+            return False
+        if self._deaf_since_us is None:
+            self._deaf_since_us = now_us
+        candidates = sorted(b for b in self.registered if self.view(b, now_us) == "heard")
+        return now_us - self._deaf_since_us >= candidates.index(self.me) * _STAGGER_US
+
+    def _may_replace(self, now_us: int) -> bool:
+        if self.controller is None or self.controller.broker == self.me:
+            return True
+        if self.controller.broker in self._expired:
+            return True
+        deaf = 1 + sum(
+            peer.opinion is not None
+            and not peer.opinion.hears_controller
+            and peer.opinion.controller_revision <= self.controller_revision
+            and now_us - peer.opinion_us <= _SILENCE_US
+            for name, peer in self._peers.items()
+            if name != self.controller.broker
+        )
+        return 2 * deaf > len(self.registered)
+
+    def took_over_in_vain(self, now_us: int) -> None:
+        """Someone else was first, or the store did not answer: wait a full turn again."""
+        self._deaf_since_us = now_us + _STAGGER_US
+
+    def statistics(self, now_us: int) -> dict[str, object]:
+        return {
+            "controller": self.controller.broker if self.controller is not None else "",
+            "peers": {broker: self._view(peer, now_us) for broker, peer in self._peers.items()},
+            "lags": self.lags,
+        }

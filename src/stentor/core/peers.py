@@ -1,0 +1,96 @@
+"""What brokers tell each other about one partition (the chain's own protocol).
+
+    P ── Adopt ──► S        here is the record that was swapped into the store
+    S ── Link ───► P        I am your successor in this epoch, and this is my log
+    P ── Linked ─► S        cut your log back to here; data from there follows
+    P ── data ───► S        batches, each run with the epoch before it (broker: frames, simulator: Data)
+    P ── Down ───► S        members 1..k are on disk up to here
+    S ── Up ─────► P        how far everyone from here to the tail is, and what is committed
+    member ──────► controller   JoinerReady, Complaint, ReplicaReport
+
+Every message carries the epoch (C2). Messages may be lost, late or doubled: what matters is said
+again after each reconnect.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from stentor.core.records import ChainRecord, Member
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, tag_field="type", array_like=False, omit_defaults=True):
+    """Told apart by its type."""
+
+
+class Adopt(_Message, frozen=True):
+    """A record that was swapped into the store."""
+
+    record: ChainRecord
+    revision: int
+
+
+class Link(_Message, frozen=True):
+    """The successor asks to be fed, and says what it holds."""
+
+    epoch: int
+    attempt: int
+    member: Member
+    start: int
+    end: int
+    table: list[tuple[int, int]]
+
+
+class Linked(_Message, frozen=True):
+    """Where the two logs part; everything from there follows."""
+
+    epoch: int
+    attempt: int
+    cut: int
+    reset: bool = False  # the successor's log has nothing in common: begin anew at `cut`
+    snapshot: bytes | None = None  # the derived state as of `cut`, with reset (C19)
+
+
+class Down(_Message, frozen=True):
+    """`durable_k`: members 1..k have the log on disk up to here (C5)."""
+
+    epoch: int
+    durable: int
+    start: int = 0  # the head's first offset: what retention has let go (C23)
+
+
+class Up(_Message, frozen=True):
+    """How far each member from the sender to the tail is on disk, and the tail's commit point."""
+
+    epoch: int
+    durable: list[int]
+    committed: int = 0
+
+
+class JoinerReady(_Message, frozen=True):
+    """The joiner holds everything committed, and nothing is committed without it (C11)."""
+
+    epoch: int
+    member: Member
+
+
+class Complaint(_Message, frozen=True):
+    """A member cannot be reached by its predecessor, or makes no progress (C14, C15)."""
+
+    epoch: int
+    member: Member
+    why: str
+
+
+class ReplicaReport(_Message, frozen=True):
+    """What a broker holds of a partition."""
+
+    member: Member
+    epoch: int
+    end: int
+    committed: int
+    damaged: bool = False  # may not lead before it was reconciled (C13)
+    failed: str = ""
+
+
+PartitionMessage = Adopt | Link | Linked | Down | Up | JoinerReady | Complaint | ReplicaReport

@@ -1,0 +1,70 @@
+"""Why a replica does not take or answer a publish, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stentor.errors import NotHead, NotReady, UnknownOutcome
+
+if TYPE_CHECKING:
+    from stentor.core.records import ChainRecord
+    from stentor.errors import StentorError
+
+
+def failed(why: str) -> StentorError:
+    """The log failed."""
+    return NotReady(
+        f"This partition takes no writes: {why}",
+        hint="Reads go on. Mend the disk; a start with --unclean then takes writes again.",
+    )
+
+
+def not_head(head: str, epoch: int, revision: int) -> StentorError:
+    """Someone else takes this partition's messages (C26)."""
+    return NotHead(
+        f"The head of this partition is {head}." if head else "This partition has no head at the moment.",
+        hint="Publish there; clients find the way by themselves.",
+        head=head,
+        epoch=epoch,
+        revision=revision,
+    )
+
+
+def not_active() -> StentorError:
+    """The epoch is not active yet (C4)."""
+    return NotReady("The chain of this partition is being put together.", hint="Try again in a moment.")
+
+
+def too_short(record: ChainRecord) -> StentorError:
+    """Too few members are left (C8)."""
+    return NotReady(
+        f"This partition has {len(record.chain)} of {record.factor} replicas and needs"
+        f" {record.min_replicas} to take messages.",
+        hint="Reads go on. It takes messages again when another replica is back.",
+    )
+
+
+def no_quorum(record: ChainRecord) -> StentorError:
+    """The chain is shorter than a majority of the factor (C7)."""
+    return NotReady(
+        f"ack=quorum needs {record.quorum} replicas; there are {len(record.chain)}.",
+        hint="Wait for another replica, or publish with ack=all.",
+    )
+
+
+def deposed() -> StentorError:
+    """C6: never "failed": the new head may have it."""
+    error = UnknownOutcome(
+        "Another broker became the head of this partition before the batch was acknowledged.",
+        hint="Send it again to the new head; it is recognised if it is there already.",
+    )
+    error.retriable = True
+    return error
+
+
+def unknown(why: str) -> StentorError:
+    """The log failed before the batch was acknowledged."""
+    return UnknownOutcome(
+        f"Whether the batch is in the log is not known: {why}",
+        hint="Read the partition to find out; publishing it again may double it.",
+    )

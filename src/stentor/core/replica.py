@@ -1,0 +1,240 @@
+"""What a replica is told (events) and what it wants done (effects); `core.chain` is the machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stentor.core.peers import PartitionMessage
+from stentor.core.records import ChainRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stentor.core.records import Batch
+    from stentor.errors import StentorError
+
+# --- events -------------------------------------------------------------------------------------
+
+
+class Publish(msgspec.Struct, frozen=True, gc=False):
+    """A client's batch, validated, wants an offset."""
+
+    ticket: int  # names the request in effects
+    ack: int  # wire.frames.Ack
+    count: int
+    producer_id: int
+    generation: int
+    sequence: int
+    checksum: int
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """The batch of the last Append effect is in the log file."""
+
+    publish: Publish
+    append: Append
+
+
+class Durable(msgspec.Struct, frozen=True, gc=False):
+    """The log is on disk up to (not including) this offset."""
+
+    end: int
+
+
+class Fail(msgspec.Struct, frozen=True, gc=False):
+    """The log takes no more writes (K3): what waits has an unknown outcome."""
+
+    reason: str
+
+
+class Configure(msgspec.Struct, frozen=True):
+    """A record that was swapped into the store; heard from the store, the controller or a neighbour."""
+
+    record: ChainRecord
+    revision: int
+
+
+class EpochStored(msgspec.Struct, frozen=True, gc=False):
+    """The epoch of a StoreEpoch effect is on disk."""
+
+    epoch: int
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A message of another broker."""
+
+    sender: str
+    message: PartitionMessage
+
+
+class Offered(msgspec.Struct, frozen=True, gc=False):
+    """A run of batches from the predecessor; Take says to append it, then report Taken."""
+
+    sender: str
+    epoch: int
+    attempt: int
+    previous: int  # the epoch of the batch before the first one
+    base: int
+    durable: int  # the sender's `durable_k`
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """The batches of the last Take are in the log file."""
+
+    batches: Sequence[Batch]
+
+
+class NotTaken(msgspec.Struct, frozen=True, gc=False):
+    """The disk had no room for the batches of the last Take; they must be asked for again."""
+
+
+class Cut(msgspec.Struct, frozen=True, gc=False):
+    """The log was cut back (or begun anew) as the last Truncate said, and that is on disk."""
+
+    end: int
+
+
+class PeerConnected(msgspec.Struct, frozen=True, gc=False):
+    """A connection with this broker was made (again): what was under way on the old one may be lost."""
+
+    broker: str
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """Some time passed."""
+
+
+class Started(msgspec.Struct, frozen=True, gc=False):
+    """Retention moved the log's start here."""
+
+    start: int
+
+
+ReplicaEvent = (
+    Publish
+    | Appended
+    | Durable
+    | Fail
+    | Configure
+    | EpochStored
+    | Received
+    | Offered
+    | Taken
+    | NotTaken
+    | Cut
+    | PeerConnected
+    | Tick
+    | Started
+)
+
+# --- effects ------------------------------------------------------------------------------------
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """Write the batch at this offset, with these stamps, then report Appended."""
+
+    base_offset: int
+    epoch: int
+    appended_at_us: int
+
+
+class Sync(msgspec.Struct, frozen=True, gc=False):
+    """Bring the log to disk, then report Durable."""
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """Readers may see everything below this offset."""
+
+    end: int
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False):
+    """The publish reached its ack level."""
+
+    ticket: int
+    base_offset: int
+    epoch: int
+    appended_at_us: int
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """The publish was not taken, or its outcome is unknown."""
+
+    ticket: int
+    error: StentorError
+
+
+class StoreEpoch(msgspec.Struct, frozen=True, gc=False):
+    """Put the epoch on disk, then report EpochStored (C2)."""
+
+    epoch: int
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Tell another broker."""
+
+    to: str
+    message: PartitionMessage
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Tell the controller, whoever that is; said again on ticks while it is true."""
+
+    message: PartitionMessage
+
+
+class Feed(msgspec.Struct, frozen=True, gc=False):
+    """Send the log from this offset on, and whatever is appended later, to the successor."""
+
+    to: str
+    epoch: int
+    attempt: int
+    base: int
+
+
+class Unfeed(msgspec.Struct, frozen=True, gc=False):
+    """Stop the feed."""
+
+
+class Take(msgspec.Struct, frozen=True, gc=False):
+    """Append what was offered, then report Taken."""
+
+
+class Truncate(msgspec.Struct, frozen=True, gc=False):
+    """Cut the log back to this end (or begin it anew there) on disk, derive state again, report Cut."""
+
+    end: int
+    reset: bool = False
+    snapshot: bytes | None = None
+
+
+class Halt(msgspec.Struct, frozen=True, gc=False):
+    """Something that must not happen did: this replica takes part in nothing more, loudly."""
+
+    reason: str
+
+
+class Retire(msgspec.Struct, frozen=True, gc=False):
+    """The head's log starts here; segments wholly below may go (C23)."""
+
+    start: int
+
+
+ReplicaEffect = (
+    Append
+    | Sync
+    | Committed
+    | Answer
+    | Refuse
+    | StoreEpoch
+    | Send
+    | Report
+    | Feed
+    | Unfeed
+    | Take
+    | Truncate
+    | Halt
+    | Retire
+)
