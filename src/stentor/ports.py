@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Iterator, Mapping
 
 
 class Clock(Protocol):
@@ -37,15 +37,90 @@ class Swap(msgspec.Struct, frozen=True):
     revision: int  # the store's revision after it
 
 
+class Range(msgspec.Struct, frozen=True):
+    """All keys below a prefix, as they were together at one revision."""
+
+    entries: list[Entry]  # in the order of their keys
+    revision: int  # the store's, at that read: a watch goes on from here
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """One change of the store, as far as it is below the watched prefix."""
+
+    revision: int
+    put: list[Entry]
+    deleted: list[str]
+
+
+class Resync(msgspec.Struct, frozen=True):
+    """The changes in between are not known: this is all there is now, and whatever else was known is gone."""
+
+    entries: list[Entry]
+    revision: int  # lower than one seen before: the store was restored from a backup
+
+
+class CoordinationStatistics(msgspec.Struct, frozen=True):
+    """How the way to the store is."""
+
+    kind: str  # "embedded" or "etcd"
+    endpoint: str  # who is asked first; empty for the embedded store
+    available: bool  # the last question was answered
+    requests: int  # sent, with those that were tried again
+    failures: int  # of these, without a usable answer
+    watches: int  # open now
+    reconnects: int  # of watches, after their stream broke
+    resyncs: int  # times a watch had to read everything
+
+
 class CoordinationStore(Protocol):
-    """Hard cluster state: a small map with revisions. Never on the message path (D5)."""
+    """Hard cluster state: a small map with revisions. Never on the message path (D5).
+
+    Every call ends within the store's deadline, in a result or in an error:
+    `CoordinationUnavailable` (nothing was changed; try again), `CoordinationRefused`, and for a swap
+    also `UnknownSwap`. Leases give no exclusion, revisions do: what must have one owner is compared.
+    """
 
     async def get(self, key: str) -> Entry | None: ...
 
-    async def range(self, prefix: str) -> list[Entry]: ...
+    async def range(self, prefix: str) -> Range: ...
 
-    async def swap(self, *, expect: Mapping[str, int], put: Mapping[str, bytes], delete: tuple[str, ...] = ()) -> Swap:
-        """Apply all changes if every expected key has that revision (0: absent); else none."""
+    async def swap(
+        self, *, expect: Mapping[str, int], put: Mapping[str, bytes], delete: tuple[str, ...] = (), lease: int = 0
+    ) -> Swap:
+        """Apply all changes if every expected key has that revision (0: absent); else none.
+
+        The put keys live as long as `lease` does (0: until they are deleted). At most
+        COORDINATION_SWAP_OPERATIONS_MAX comparisons, and as many changes.
+        """
         ...
 
-    async def close(self) -> None: ...
+    async def lease(self, ttl_s: int) -> int:
+        """A new lease. The store may grant a little more than it was asked for, never less."""
+        ...
+
+    async def keep_alive(self, lease: int) -> float:
+        """Start its time again; the seconds it has now. `LeaseExpired` if it is gone."""
+        ...
+
+    async def revoke(self, lease: int) -> None:
+        """End it, and delete its keys. One that is gone already is no error."""
+        ...
+
+    def watch(self, prefix: str, revision: int) -> AsyncGenerator[Changed | Resync, None]:
+        """Every change after `revision`, in order, until it is closed or the store is.
+
+        It never ends by itself: it connects again by itself, from where it was.
+        """
+        ...
+
+    def statistics(self) -> CoordinationStatistics: ...
+
+    async def close(self) -> None:
+        """End all watches. Calls after this raise `Closed`."""
+        ...

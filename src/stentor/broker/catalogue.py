@@ -1,12 +1,15 @@
 """The topics and chains of the coordination store, as this broker sees them.
 
 Keys: `topics/<name>` holds a TopicRecord, `chains/<topic id>/<partition>` a ChainRecord, and
-`deleted/<topic id>` marks directories that may be removed. One swap changes all keys of a topic.
+`deleted/<topic id>` marks directories that may be removed. A topic exists with its `topics/` key: where
+its chains are too many for one swap, they are written before it and deleted after it.
 """
 
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,10 +17,20 @@ import msgspec
 from stentor import limits
 from stentor.core.names import check_topic_name
 from stentor.core.records import ChainRecord, Member
-from stentor.errors import InvalidArgument, LimitExceeded, NotReady, TopicExists, TopicNotFound
+from stentor.errors import (
+    CoordinationError,
+    InvalidArgument,
+    LimitExceeded,
+    NotReady,
+    StorageError,
+    TopicExists,
+    TopicNotFound,
+)
 from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings, merge_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from stentor.ports import CoordinationStore
 
 
@@ -54,6 +67,13 @@ def _chain_key(topic_id: int, partition: int) -> str:
     return f"chains/{topic_id:016x}/{partition}"
 
 
+def _parts(keys: Iterable[str]) -> Iterator[list[str]]:
+    """As many as one swap takes at a time."""
+    rest = iter(keys)
+    while part := list(islice(rest, limits.COORDINATION_SWAP_OPERATIONS_MAX)):
+        yield part
+
+
 _encode = msgspec.msgpack.encode
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
 _topic_decoder = msgspec.msgpack.Decoder(TopicRecord)
@@ -84,10 +104,15 @@ class Catalogue:
                 renewed = ChainRecord(old.epoch + 1, (self._member(old.chain[0].log_id),))
                 expect[key], put[key] = chains[key].revision, _encode(renewed)
                 topic.chains.append(renewed)
-        if put:
-            swap = await self._store.swap(expect=expect, put=put)
-            for topic in self.topics.values():
-                topic.chain_revisions = [swap.revision] * len(topic.chains)
+        revisions: dict[str, int] = {}
+        for part in _parts(put):
+            swap = await self._store.swap(
+                expect={key: expect[key] for key in part}, put={key: put[key] for key in part}
+            )
+            revisions.update(dict.fromkeys(part, swap.revision))
+        for topic in self.topics.values():
+            keys = (_chain_key(topic.record.id, index) for index in range(len(topic.chains)))
+            topic.chain_revisions = [revisions[key] for key in keys]
 
     def _member(self, log_id: int) -> Member:
         return Member(self._broker_id, log_id, self._incarnation)
@@ -112,13 +137,23 @@ class Catalogue:
     async def add(self, topic: Topic) -> None:
         """Write a planned topic, whose partitions are open, to the store."""
         name = topic.record.name
-        put = {f"topics/{name}": _encode(topic.record)}
-        put.update((_chain_key(topic.record.id, index), _encode(chain)) for index, chain in enumerate(topic.chains))
-        swap = await self._store.swap(expect={f"topics/{name}": 0}, put=put)
-        if not swap.succeeded:
-            raise TopicExists(f"Topic {name} exists already.", object=name)
-        topic.revision, topic.chain_revisions = swap.revision, [swap.revision] * len(topic.chains)
+        chains = {_chain_key(topic.record.id, index): _encode(chain) for index, chain in enumerate(topic.chains)}
+        revisions: dict[str, int] = {}
+        for part in _parts([*chains, f"topics/{name}"]):
+            put = {key: chains.get(key) or _encode(topic.record) for key in part}
+            expect = {key: 0 for key in part if key not in chains}
+            swap = await self._store.swap(expect=expect, put=put)
+            if not swap.succeeded:
+                with suppress(CoordinationError, StorageError):
+                    await self._remove(revisions)
+                raise TopicExists(f"Topic {name} exists already.", object=name)
+            revisions.update(dict.fromkeys(part, swap.revision))
+        topic.revision, topic.chain_revisions = revisions.pop(f"topics/{name}"), list(revisions.values())
         self.topics[name] = topic
+
+    async def _remove(self, keys: Iterable[str]) -> None:
+        for part in _parts(keys):
+            await self._store.swap(expect={}, put={}, delete=tuple(part))
 
     def _partitions(self) -> int:
         return sum(len(topic.chains) for topic in self.topics.values())
@@ -144,14 +179,18 @@ class Catalogue:
         topic = self.get(name)
         key = f"topics/{name}"
         chain_keys = tuple(_chain_key(topic.record.id, index) for index in range(len(topic.chains)))
+        fitting = limits.COORDINATION_SWAP_OPERATIONS_MAX - 2
         swap = await self._store.swap(
             expect={key: topic.revision},
             put={f"deleted/{topic.record.id:016x}": b""},
-            delete=(key, *chain_keys),
+            delete=(key, *chain_keys[:fitting]),
         )
         if not swap.succeeded:
             raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
         del self.topics[name]
+        # The topic is gone; records of its chains that stay behind are never read again.
+        with suppress(CoordinationError, StorageError):
+            await self._remove(chain_keys[fitting:])
         return topic
 
     async def deleted_ids(self) -> list[int]:
@@ -160,9 +199,7 @@ class Catalogue:
 
     async def forget_deleted(self, topic_ids: list[int]) -> None:
         """Their directories are gone."""
-        if topic_ids:
-            keys = tuple(f"deleted/{topic_id:016x}" for topic_id in topic_ids)
-            await self._store.swap(expect={}, put={}, delete=keys)
+        await self._remove(f"deleted/{topic_id:016x}" for topic_id in topic_ids)
 
     def get(self, name: str) -> Topic:
         topic = self.topics.get(name)

@@ -1,4 +1,4 @@
-"""Public helpers for tests: a real broker in the test's own process.
+"""Public helpers for tests: a real broker in the test's own process, and a real etcd beside it.
 
     from stentor.testing import broker
 
@@ -9,6 +9,7 @@ Or, with the pytest plugin that comes with the package, the fixtures `stentor_br
 `stentor_client`.
 """
 
+from stentor.testing.etcd import LocalEtcd
 from stentor.testing.local import LocalBroker, broker
 
-__all__ = ["LocalBroker", "broker"]
+__all__ = ["LocalBroker", "LocalEtcd", "broker"]

