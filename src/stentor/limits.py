@@ -140,6 +140,16 @@ RECONNECT_DELAY_S: Final = 0.05
 RECONNECT_DELAY_S_MAX: Final = 1.0
 """Back-off doubles from the first to the last of these, with full jitter."""
 
+LINK_OPEN_S: Final = 1.5
+"""How long a client waits for one broker of several to greet it before it tries others."""
+
+LINK_RACE_MAX: Final = 3
+"""How many brokers a client tries at one time when it looks for a home."""
+
+LINK_WATCH_S: Final = 0.25
+LINK_SILENCE_S: Final = 1.2
+"""Where there are other brokers, a client leaves one that did not answer pings for this long."""
+
 LINK_PROVEN_S: Final = 0.5
 """A link that lived this long was a good one: the next back-off starts small again."""
 
@@ -157,6 +167,12 @@ CONTROLLER_SILENCE_S: Final = 0.7
 ELECTION_STAGGER_S: Final = 0.05
 """Candidates for the controller wait this long for each one ranked before them."""
 
+PEER_DIAL_S: Final = 0.5
+"""How long a broker waits for another to accept its connection, before it dials again."""
+
+LEASE_S: Final = 3
+"""The liveness key in the store: a slow second observer (etcd grants two seconds at least)."""
+
 LINK_QUIET_S: Final = 1.0
 """A successor that cannot be linked for this long is reported by its predecessor (C15)."""
 
@@ -171,6 +187,12 @@ MOVES_MAX: Final = 4
 
 REPORT_S: Final = 2.0
 """How often a broker tells the controller what it holds, besides when something changed."""
+
+REPLICAS_MAX: Final = 7
+"""More members make every publish slower and hardly anything safer."""
+
+REPLICAS: Final = 3
+"""Of a topic that does not say, if there are as many brokers: one may fail while another is being replaced."""
 
 STORE_CHANGES_MAX: Final = 128
 """Chain records in one transaction of the coordination store (etcd's own default limit)."""

@@ -1,7 +1,7 @@
-"""The broker: one process, one loop, everything a single-broker system needs.
+"""The broker: one process, one loop, everything a system or a member of a cluster needs.
 
-Start: lock the directory, read the journal and the coordination store, recover every log, open a new
-epoch in which this start is the chain, listen. Stop: refuse new work, bring every log to disk,
+Start: lock the directory, read the journal and the coordination store, recover every log, listen, join the
+cluster (on its own: become its controller and open a new epoch). Stop: refuse new work, bring every log to disk,
 answer what waited, tell every client, let go of the directory.
 """
 
@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,35 +18,34 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor._version import __version__
-from stentor.broker.catalogue import Catalogue, Topic
+from stentor.broker.catalogue import Catalogue, Topic, deleted_key
+from stentor.broker.cluster import Cluster
 from stentor.broker.lone import LonePublisher
-from stentor.broker.partition import Partition
+from stentor.broker.replicas import Replicas
 from stentor.broker.requests import serve
 from stentor.broker.session import Session
 from stentor.broker.syncer import DiskThreads
+from stentor.broker.topics import Topics, deleted_error
 from stentor.coordination import EmbeddedStore
-from stentor.core.chain import Replica
-from stentor.core.dedupe import Dedupe
-from stentor.core.replica import Configure, EpochStored
-from stentor.errors import Closed, CorruptData, PartitionNotFound, StentorError, TopicNotFound
-from stentor.storage.directory import COORDINATION_FILE, DataDirectory
+from stentor.errors import Closed, CoordinationUnavailable, CorruptData, NotHead, PartitionNotFound, StentorError
+from stentor.storage.directory import BROKER_FILE, COORDINATION_FILE, DataDirectory
 from stentor.storage.files import atomic_write
-from stentor.storage.log import PartitionLog
-from stentor.storage.model import LogSettings
 from stentor.transport.listener import listen
 from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
 
     from stentor.broker.config import BrokerConfig
-    from stentor.ports import Clock
-    from stentor.wire.header import BatchHeader
+    from stentor.broker.partition import Partition
+    from stentor.core.records import Key
+    from stentor.ports import Clock, CoordinationStore
     from stentor.wire.messages import TopicSettings
 
 logger = logging.getLogger(__name__)
 
-_RECOVERY_THREADS = 4
+_ACTIVATION_S = 10.0  # how long a start or a new topic waits for its chains
+_POLL_S = 0.002
 _SYNC_THREADS = 4
 _READ_THREADS = 2
 
@@ -69,7 +67,6 @@ class Broker:
         self.config = config
         self.clock: Clock = clock or SystemClock()
         self.loop = asyncio.get_running_loop()
-        self.partitions: dict[tuple[int, int], Partition] = {}
         self.sessions: set[Session] = set()
         self.refusals = 0
         self.route_version = 1
@@ -85,6 +82,9 @@ class Broker:
         self._started_at = self.clock.monotonic()
         self._no_sessions = asyncio.Event()
         self.lone = LonePublisher()
+        self.catalogue = Catalogue()
+        self.cluster = Cluster(self)
+        self.topics = Topics(self)
         self.admin = asyncio.Lock()  # topics change one at a time
 
     # --- start ----------------------------------------------------------------------------------
@@ -101,16 +101,16 @@ class Broker:
         began = time.monotonic()
         path = Path(self.config.data_directory)
         self._directory = directory = DataDirectory(path)
-        self._syncs = DiskThreads(self.loop, threads=_SYNC_THREADS, name="sync")
-        self._reads = DiskThreads(self.loop, threads=_READ_THREADS, name="read")
+        self.syncs = DiskThreads(self.loop, threads=_SYNC_THREADS, name="sync")
+        self.reads = DiskThreads(self.loop, threads=_READ_THREADS, name="read")
+        self.epochs = DiskThreads(self.loop, threads=1, name="epochs")
         self._journal = directory.journal(expected=not self.config.unclean)
-        self.store = self._open_store(path / COORDINATION_FILE)
-        self.broker_id, self.cluster_id = await self._identity()
-        self.catalogue = Catalogue(self.store, self.broker_id, self._journal.incarnation)
-        await self.catalogue.load()
-        await self._remove_deleted()
-        await self._open_partitions(self.catalogue.topics.values())
-        self._checkpoint_now()
+        self.replicas = Replicas(self, directory, self._journal)
+        self.store = await self._open_store(path)
+        self.broker_id = await self._identity(path)
+        self.cluster_id = await self.cluster.identify()
+        revision = await self.cluster.learn()
+        await self._recover()
         self._server, _, self.port = await listen(
             self.loop, lambda: Session(self).connection, self.config.host, self.config.port
         )
@@ -118,6 +118,11 @@ class Broker:
         self._every(limits.SWEEP_S, self._sweep)
         self._every(limits.CHECKPOINT_S, self._checkpoint)
         self._every(limits.RETENTION_CHECK_S, self._retain)
+        await self.cluster.join(revision)
+        if self.replicas.single:
+            await self._until(
+                lambda: all(p.replica.active or p.replica.failed for p in self.partitions.values()), _ACTIVATION_S
+            )
         self.ready = True
         logger.info(
             "broker %s ready on %s: %d topics, %d partitions, %.2f s",
@@ -128,7 +133,11 @@ class Broker:
             time.monotonic() - began,
         )
 
-    def _open_store(self, file: Path) -> EmbeddedStore:
+    async def _open_store(self, path: Path) -> CoordinationStore:
+        if self.config.coordination:
+            return await self._open_etcd()
+        self.replicas.single = True
+        file = path / COORDINATION_FILE
         saved = file.read_bytes() if file.exists() else None
         if saved is None and self._journal.replicas():
             raise CorruptData(
@@ -138,187 +147,174 @@ class Broker:
             )
         return EmbeddedStore(saved, partial(atomic_write, file))
 
-    async def _identity(self) -> tuple[str, str]:
+    async def _open_etcd(self) -> CoordinationStore:
+        """The cluster's store; a broker that starts before it waits for it."""
+        from stentor.coordination.etcd import TlsFiles, open_etcd
+
+        config = self.config
+        files = (config.coordination_ca_file, config.coordination_cert_file, config.coordination_key_file)
+        store = open_etcd(
+            config.coordination,
+            tls=TlsFiles(*files) if any(files) else None,
+            user=config.coordination_user,
+            password=config.coordination_password(),
+        )
+        while True:
+            try:
+                await store.range("identity/")
+            except CoordinationUnavailable as error:
+                logger.warning("waiting for the coordination store: %s", error)
+                await asyncio.sleep(1)
+            else:
+                return store
+
+    async def _identity(self, path: Path) -> str:
         """Who this broker is: told by the config, or made once and kept."""
-        found = {e.key: e.value.decode() for e in await self.store.range("identity/")}
-        broker_id = self.config.broker_id or found.get("identity/broker") or f"broker-{uuid.uuid4().hex[:8]}"
-        cluster_id = found.get("identity/cluster") or uuid.uuid4().hex
-        wanted = {"identity/broker": broker_id, "identity/cluster": cluster_id}
-        if found != wanted:
-            await self.store.swap(expect={}, put={key: value.encode() for key, value in wanted.items()})
-        return broker_id, cluster_id
+        made = f"broker-{uuid.uuid4().hex[:8]}"
+        if not self.replicas.single:
+            file = path / BROKER_FILE
+            known = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+            broker_id = self.config.broker_id or known or made
+            if broker_id != known:
+                atomic_write(file, broker_id.encode())
+            return broker_id
+        found = await self.store.get("identity/broker")
+        broker_id = self.config.broker_id or (made if found is None else found.value.decode())
+        if found is None or found.value.decode() != broker_id:
+            await self.store.swap(expect={}, put={"identity/broker": broker_id.encode()})
+        return broker_id
+
+    async def _recover(self) -> None:
+        """Open the logs on this disk, unless others remember a later life of this broker than the disk does (C3)."""
+        remembered = self.cluster.remembered_incarnation()
+        if remembered >= self._journal.incarnation:
+            self._journal.pass_incarnation(remembered)
+            await asyncio.to_thread(self._journal.store)
+            if not self.replicas.single and self._journal.replicas():
+                logger.error("this data directory is an old copy: its logs are put aside and fetched anew")
+                for key in self._journal.replicas():
+                    assert self._directory is not None
+                    self._directory.put_aside(*key)
+                    self._journal.remove(*key)
+        await self._remove_deleted()
+        chains = self.catalogue.chains
+        named = {
+            key: member
+            for key, held in chains.items()
+            for member in held.record.chain
+            if member.broker == self.broker_id or self.replicas.single
+        }
+        await self.replicas.open_all(self.catalogue.topics.values(), named)
+        self._checkpoint_now()
+
+    async def _until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        deadline = self.loop.time() + seconds
+        while not holds():
+            if self.loop.time() > deadline:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    def _all_at_work(self) -> bool:
+        return all(partition.replica.active or partition.replica.failed for partition in self.partitions.values())
 
     # --- partitions -----------------------------------------------------------------------------
 
-    async def _open_partitions(self, topics: Iterable[Topic]) -> None:
-        """Recover logs, several at a time: what a restart waits for."""
-        with ThreadPoolExecutor(_RECOVERY_THREADS, "stentor-recovery") as pool:
-            opening = [
-                self.loop.run_in_executor(pool, self._open_partition, topic, index)
-                for topic in topics
-                for index in range(len(topic.chains))
-            ]
-            for partition in await asyncio.gather(*opening):
-                self.partitions[partition.topic_id, partition.index] = partition
-                self._start_flush_timer(partition)
+    @property
+    def partitions(self) -> dict[Key, Partition]:
+        return self.replicas.partitions
 
-    def _open_partition(self, topic: Topic, index: int) -> Partition:
-        record, chain = topic.record, topic.chains[index]
-        known = self._journal.get(record.id, index)
-        dedupe = Dedupe()
-        log = PartitionLog.open(
-            self._partition_path(record.id, index),
-            topic_id=record.id,
-            partition=index,
-            log_id=chain.chain[0].log_id,
-            settings=self._log_settings(record.settings),
-            floor=None if known is None else known.floor,
-            restore=dedupe.restore,
-            replay=partial(_replay, dedupe),
-            unclean=self.config.unclean,
-        )
-        self._report_recovery(record.name, index, log)
-        # Recovery has synced the log (K3a), and this chain has one member: all of it is committed.
-        replica = Replica(
-            me=chain.chain[0],
-            epoch=chain.epoch,
-            start=log.start,
-            end=log.end,
-            committed=log.end,
-            dedupe=dedupe,
-            table=log.epochs(),
-            failed=log.failed or "",
-        )
-        now_us = self.clock.now_us()
-        replica.step(Configure(chain, 1), now_us)
-        replica.step(EpochStored(chain.epoch), now_us)
-        return Partition(
-            topic=record.name,
-            topic_id=record.id,
-            index=index,
-            settings=record.settings,
-            log=log,
-            replica=replica,
-            clock=self.clock,
-            syncs=self._syncs,
-            reads=self._reads,
-        )
-
-    def _partition_path(self, topic_id: int, partition: int) -> Path:
-        assert self._directory is not None
-        return self._directory.partition_directory(topic_id, partition)
-
-    def _log_settings(self, settings: TopicSettings) -> LogSettings:
-        return LogSettings(
-            segment_bytes=settings.segment_bytes,
-            retention_age_s=settings.retention_age_s,
-            retention_bytes=settings.retention_bytes,
-            disk_reserve_bytes=self.config.disk_reserve_bytes,
-        )
-
-    def _report_recovery(self, topic: str, index: int, log: PartitionLog) -> None:
-        report = log.recovery
-        for truncation in report.truncated:
-            logger.warning("%s/%d: a torn write at the end was cut off: %s", topic, index, truncation)
-        for damage in log.damaged:
-            logger.error("%s/%d: offsets %d to %d are damaged and refused", topic, index, *damage)
-
-    def _start_flush_timer(self, partition: Partition) -> None:
-        """Topics with flush=interval are brought to disk by a timer, one per partition."""
-
-        def flush() -> None:
-            partition.has_flush_timer = not (
-                partition.deleted or self.stopping or partition.settings.flush != "interval"
-            )
-            if partition.has_flush_timer:
-                partition.flush_interval()
-                self.loop.call_later(partition.settings.flush_interval_ms / 1000, flush)
-
-        if not partition.has_flush_timer:
-            flush()
+    @property
+    def incarnation(self) -> int:
+        return self._journal.incarnation
 
     def partition(self, topic_id: int, index: int) -> Partition:
         """The partition that a frame names."""
-        found = self.partitions.get((topic_id, index))
+        found = self.replicas.partitions.get((topic_id, index))
         if found is None or found.deleted:
-            raise PartitionNotFound(
+            raise self._elsewhere(topic_id, index)
+        return found
+
+    def _elsewhere(self, topic_id: int, index: int) -> StentorError:
+        held = self.catalogue.chains.get((topic_id, index))
+        topic = self.catalogue.by_id.get(topic_id)
+        if held is None or topic is None:
+            return PartitionNotFound(
                 f"This broker has no partition {index} of the topic with id {topic_id:x}.",
                 hint="The topic may have been deleted or made anew; look it up again.",
             )
-        return found
+        head = held.record.chain[0].broker
+        return NotHead(
+            f"{topic.record.name}/{index} is on {', '.join(m.broker for m in held.record.chain)}, not on this broker.",
+            hint="Clients find the way by themselves.",
+            head=head,
+            epoch=held.record.epoch,
+            revision=held.revision,
+        )
 
-    def topic_partitions(self, topic: Topic) -> list[Partition]:
-        return [self.partitions[topic.record.id, index] for index in range(len(topic.chains))]
+    async def wait_until_active(self, topic: Topic) -> None:
+        """Give the chains of a new topic a moment, so that the first publish finds them at work."""
+
+        def active() -> bool:
+            local = [self.replicas.partitions.get(key) for key in topic.keys]
+            return all(_is_settled(partition) for partition in local if partition is not None)
+
+        await self._until(active, _ACTIVATION_S)
+
+    async def remove_directory(self, key: Key) -> None:
+        """What a topic that was not made left on disk."""
+        assert self._directory is not None
+        for found in self._directory.partitions():
+            if (found.topic_id, found.partition) == key:
+                await asyncio.to_thread(self._directory.remove, found)
 
     # --- topics ---------------------------------------------------------------------------------
 
     async def create_topic(self, name: str, settings: TopicSettings) -> Topic:
-        topic = self.catalogue.plan(name, settings, self.clock.now_us())
-        try:
-            await self._open_partitions([topic])
-            self._checkpoint_now()
-            await self.catalogue.add(topic)
-        except BaseException:
-            await self._discard_partitions(topic)
-            raise
-        self._announce(messages.RouteChange(version=self._next_version(), topics=[topic.route()]))
-        logger.info("topic %s made with %d partitions", name, settings.partitions)
-        return topic
-
-    async def _discard_partitions(self, topic: Topic) -> None:
-        """The topic was not made after all, for lack of room perhaps: nothing of it stays."""
-        assert self._directory is not None
-        for index in range(len(topic.chains)):
-            partition = self.partitions.pop((topic.record.id, index), None)
-            if partition is not None:
-                partition.deleted = True
-            self._journal.remove(topic.record.id, index)
-        for found in self._directory.partitions():
-            if found.topic_id == topic.record.id:
-                await asyncio.to_thread(self._directory.remove, found)
+        return await self.topics.create(name, settings)
 
     async def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
-        topic = await self.catalogue.alter(name, changes)
-        for partition in self.topic_partitions(topic):
-            partition.settings = topic.record.settings
-            partition.log.settings = self._log_settings(topic.record.settings)
-            self._start_flush_timer(partition)
-            partition.catch_up_with_disk()
-        self._announce(messages.RouteChange(version=self._next_version(), topics=[topic.route()]))
-        return topic
+        return await self.topics.alter(name, changes)
 
     async def delete_topic(self, name: str) -> None:
-        topic = await self.catalogue.delete(name)
-        self._announce(messages.RouteChange(version=self._next_version(), removed=[topic.record.id]))
-        for index in range(len(topic.chains)):
-            partition = self.partitions.pop((topic.record.id, index))
-            partition.end_streams(TopicNotFound(f"Topic {name} was deleted.", object=name))
-            await self._settle(partition)
-            self._journal.remove(topic.record.id, index)
-            await asyncio.to_thread(partition.log.delete)
-        await self.catalogue.forget_deleted([topic.record.id])
-        logger.info("topic %s deleted", name)
+        await self.topics.delete(name)
+        if self.replicas.single:
+            await self._remove_deleted()
+
+    def apply_settings(self, topic: Topic) -> None:
+        """A topic's settings changed."""
+        settings = topic.record.settings
+        for key in topic.keys:
+            partition = self.replicas.partitions.get(key)
+            if partition is not None and partition.settings != settings:
+                partition.settings = settings
+                partition.log.settings = self.replicas.log_settings(settings)
+                self.replicas.start_flush_timer(partition)
+                partition.catch_up_with_disk()
+
+    async def drop_topic(self, topic_id: int) -> None:
+        """A topic was deleted, here or elsewhere: its logs go."""
+        for key in [key for key in self.replicas.partitions if key[0] == topic_id]:
+            await self.replicas.drop(key, deleted_error(self.replicas.partitions[key].topic))
 
     async def _remove_deleted(self) -> None:
         """A crash may have come between deleting a topic and removing its files."""
-        topic_ids = await self.catalogue.deleted_ids()
+        topic_ids = {int(entry.key.split("/")[1], 16) for entry in await self.store.range("deleted/")}
         assert self._directory is not None
         for found in self._directory.partitions():
             if found.topic_id in topic_ids:
                 await asyncio.to_thread(self._directory.remove, found)
                 self._journal.remove(found.topic_id, found.partition)
-        await self.catalogue.forget_deleted(topic_ids)
+        if topic_ids and self.replicas.single:
+            # In a cluster the marks stay: another broker may come back with its copies.
+            await self.store.swap(expect={}, put={}, delete=tuple(map(deleted_key, topic_ids)))
 
-    async def _settle(self, partition: Partition) -> None:
-        settled = asyncio.Event()
-        partition.stop(settled.set)
-        await settled.wait()
-
-    def _next_version(self) -> int:
+    def next_route_version(self) -> int:
         self.route_version += 1
         return self.route_version
 
-    def _announce(self, change: messages.RouteChange) -> None:
+    def announce(self, change: messages.RouteChange) -> None:
+        """Tell every client that watches routes."""
         body = messages.encode(change)
         for session in self.sessions:
             session.routes_changed(body)
@@ -326,8 +322,8 @@ class Broker:
     def route_table(self) -> messages.RouteTable:
         return messages.RouteTable(
             version=self.route_version,
-            brokers=[self.info()],
-            topics=[topic.route() for topic in self.catalogue.topics.values()],
+            brokers=self.cluster.broker_infos(),
+            topics=[self.catalogue.route(topic) for topic in self.catalogue.topics.values()],
         )
 
     # --- sessions -------------------------------------------------------------------------------
@@ -376,28 +372,16 @@ class Broker:
                 session.excuse(now)
             session.sweep(now)
 
-    def _note_floors(self) -> None:
-        for (topic_id, index), partition in self.partitions.items():
-            synced_end = partition.log.synced_end
-            self._journal.update(
-                topic_id,
-                index,
-                log_id=partition.log.identity.log_id,
-                epoch=partition.replica.epoch,
-                synced_end=synced_end,
-                committed=min(partition.committed, synced_end),
-            )
-
     def _checkpoint_now(self) -> None:
-        self._note_floors()
+        self.replicas.note_floors()
         self._journal.store()
 
     def _checkpoint(self) -> None:
         """Record synced ends and commit floors (K3a), without holding up the loop."""
         if not self._checkpointing:
             self._checkpointing = True
-            self._note_floors()
-            self._reads.submit(self._journal.store, self._checkpointed)
+            self.replicas.note_floors()
+            self.reads.submit(self._journal.store, self._checkpointed)
 
     def _checkpointed(self, _: Any, error: StentorError | None) -> None:
         self._checkpointing = False
@@ -410,13 +394,7 @@ class Broker:
         for partition in self.partitions.values():
             partition.roll_if_due()
         self._retaining = True
-        self._reads.submit(self._retain_all, self._retained)
-
-    def _retain_all(self) -> None:
-        for partition in list(self.partitions.values()):
-            settings = partition.settings
-            if not partition.deleted and (settings.retention_age_s or settings.retention_bytes is not None):
-                partition.log.retain(self.clock.now_us(), committed=partition.committed)
+        self.reads.submit(self.replicas.retain, self._retained)
 
     def _retained(self, _: Any, error: StentorError | None) -> None:
         self._retaining = False
@@ -439,7 +417,7 @@ class Broker:
             await asyncio.wait_for(self.admin.acquire(), limits.SHUTDOWN_S)
         for session in list(self.sessions):
             session.hold()
-        settling = [self._settle(partition) for partition in self.partitions.values()]
+        settling = [self.replicas.settle(partition) for partition in self.partitions.values()]
         try:
             await asyncio.wait_for(asyncio.gather(*settling), limits.SHUTDOWN_S)
         except TimeoutError:
@@ -466,13 +444,16 @@ class Broker:
             timer.cancel()
         if self._server is not None:
             self._server.close()
-        for threads in (getattr(self, "_syncs", None), getattr(self, "_reads", None)):
-            if threads is not None:
+        await self.cluster.close()
+        for name in ("epochs", "syncs", "reads"):
+            if (threads := getattr(self, name, None)) is not None:
                 await asyncio.to_thread(threads.close)
-        if self.partitions:
+        if (replicas := getattr(self, "replicas", None)) is not None and replicas.partitions:
             await asyncio.to_thread(self._checkpoint_now)
-        for partition in self.partitions.values():
-            partition.log.close()
+            for partition in replicas.partitions.values():
+                partition.log.close()
+        if (store := getattr(self, "store", None)) is not None:
+            await store.close()
         if self._directory is not None:
             self._directory.close()
 
@@ -508,10 +489,12 @@ class Broker:
                 "bytes_in": sum(session.connection.bytes_in for session in self.sessions),
                 "bytes_out": sum(session.connection.bytes_out for session in self.sessions),
             },
+            "cluster": self.cluster.statistics(),
             "partitions": [partition.statistics() for partition in self.partitions.values()],
         }
 
 
-def _replay(dedupe: Dedupe, header: BatchHeader) -> None:
-    """Derived state follows the log, batch by batch (C19)."""
-    dedupe.record_batch(header)
+def _is_settled(partition: Partition) -> bool:
+    """At work, or not going to be."""
+    replica = partition.replica
+    return replica.active or bool(replica.failed) or (replica.record is not None and not replica.place.is_head)

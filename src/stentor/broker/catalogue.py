@@ -1,37 +1,26 @@
-"""The topics and chains of the coordination store, as this broker sees them.
+"""What the coordination store says, as this broker knows it: topics, chains, brokers.
 
-Keys: `topics/<name>` holds a TopicRecord, `chains/<topic id>/<partition>` a ChainRecord, and
-`deleted/<topic id>` marks directories that may be removed. A topic exists with its `topics/` key: where
-its chains are too many for one swap, they are written before it and deleted after it.
+Keys: `topics/<name>` holds a TopicRecord, `chains/<topic id>/<partition>` a ChainRecord, `brokers/<id>` a
+BrokerRecord, `controller` a ControllerKey, and `deleted/<topic id>` marks directories that may be removed.
+The catalogue only reads; `topics.py` and `cluster.py` change the store.
 """
 
 from __future__ import annotations
 
-import secrets
-from contextlib import suppress
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from stentor import limits
-from stentor.core.names import check_topic_name
-from stentor.core.records import ChainRecord, Member
-from stentor.errors import (
-    CoordinationError,
-    InvalidArgument,
-    LimitExceeded,
-    NotReady,
-    StorageError,
-    TopicExists,
-    TopicNotFound,
-)
-from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings, merge_settings
+from stentor.core.controller import BrokerRecord, Held, TopicPlan
+from stentor.core.membership import ControllerKey
+from stentor.core.records import ChainRecord, Key
+from stentor.errors import TopicNotFound
+from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from stentor.ports import Entry
 
-    from stentor.ports import CoordinationStore
+CONTROLLER = "controller"
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -44,164 +33,138 @@ class TopicRecord(msgspec.Struct, frozen=True):
 
 
 class Topic(msgspec.Struct):
-    """A topic and its chains, with the revisions that changes must compare."""
+    """A topic and the revision that changes must compare."""
 
     record: TopicRecord
     revision: int
-    chains: list[ChainRecord]
-    chain_revisions: list[int]
 
-    def route(self) -> TopicRoute:
-        return TopicRoute(
-            name=self.record.name,
-            id=self.record.id,
-            settings=self.record.settings,
-            partitions=[
-                PartitionRoute(epoch=chain.epoch, chain=[member.broker for member in chain.chain])
-                for chain in self.chains
-            ],
-        )
+    @property
+    def keys(self) -> list[Key]:
+        return [(self.record.id, index) for index in range(self.record.settings.partitions)]
+
+    @property
+    def plan(self) -> TopicPlan:
+        settings = self.record.settings
+        factor = settings.replicas or 1
+        least = settings.min_replicas or (factor // 2 + 1 if factor > 2 else 1)
+        return TopicPlan(factor, min(least, factor), settings.placement)
 
 
-def _chain_key(topic_id: int, partition: int) -> str:
-    return f"chains/{topic_id:016x}/{partition}"
+def topic_key(name: str) -> str:
+    """Where a topic's record is."""
+    return f"topics/{name}"
 
 
-def _parts(keys: Iterable[str]) -> Iterator[list[str]]:
-    """As many as one swap takes at a time."""
-    rest = iter(keys)
-    while part := list(islice(rest, limits.COORDINATION_SWAP_OPERATIONS_MAX)):
-        yield part
+def chain_key(key: Key) -> str:
+    """Where a chain's record is."""
+    return f"chains/{key[0]:016x}/{key[1]}"
 
 
-_encode = msgspec.msgpack.encode
+def broker_key(broker: str) -> str:
+    """Where a broker's registration is."""
+    return f"brokers/{broker}"
+
+
+def deleted_key(topic_id: int) -> str:
+    """The mark of a topic whose directories may be removed."""
+    return f"deleted/{topic_id:016x}"
+
+
+encode = msgspec.msgpack.encode
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
-_topic_decoder = msgspec.msgpack.Decoder(TopicRecord)
-_chain_decoder = msgspec.msgpack.Decoder(ChainRecord)
+_topics = msgspec.msgpack.Decoder(TopicRecord)
+_chains = msgspec.msgpack.Decoder(ChainRecord)
+_brokers = msgspec.msgpack.Decoder(BrokerRecord)
+_controllers = msgspec.msgpack.Decoder(ControllerKey)
+
+
+class News(msgspec.Struct):
+    """What changed in the catalogue, for whoever must act on it."""
+
+    topics: dict[int, Topic | None] = {}
+    chains: dict[Key, Held | None] = {}
+    brokers: bool = False
+    controller: tuple[ControllerKey | None, int] | None = None
 
 
 class Catalogue:
-    """All topics, kept in step with the store."""
+    """Everything that is in the store, decoded."""
 
-    def __init__(self, store: CoordinationStore, broker_id: str, incarnation: int) -> None:
-        self._store = store
-        self._broker_id = broker_id
-        self._incarnation = incarnation
+    def __init__(self) -> None:
         self.topics: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.chains: dict[Key, Held] = {}
+        self.brokers: dict[str, BrokerRecord] = {}
+        self.deleted: set[int] = set()
+        self.revision = 0
 
-    async def load(self) -> None:
-        """Read everything, and open a new epoch in which this start of the broker is the chain."""
-        for entry in await self._store.range("topics/"):
-            record = _topic_decoder.decode(entry.value)
-            self.topics[record.name] = Topic(record, entry.revision, [], [])
-        chains = {entry.key: entry for entry in await self._store.range("chains/")}
-        expect: dict[str, int] = {}
-        put: dict[str, bytes] = {}
-        for topic in self.topics.values():
-            for partition in range(topic.record.settings.partitions):
-                key = _chain_key(topic.record.id, partition)
-                old = _chain_decoder.decode(chains[key].value)
-                renewed = ChainRecord(old.epoch + 1, (self._member(old.chain[0].log_id),))
-                expect[key], put[key] = chains[key].revision, _encode(renewed)
-                topic.chains.append(renewed)
-        revisions: dict[str, int] = {}
-        for part in _parts(put):
-            swap = await self._store.swap(
-                expect={key: expect[key] for key in part}, put={key: put[key] for key in part}
-            )
-            revisions.update(dict.fromkeys(part, swap.revision))
-        for topic in self.topics.values():
-            keys = (_chain_key(topic.record.id, index) for index in range(len(topic.chains)))
-            topic.chain_revisions = [revisions[key] for key in keys]
+    # --- changes --------------------------------------------------------------------------------
 
-    def _member(self, log_id: int) -> Member:
-        return Member(self._broker_id, log_id, self._incarnation)
+    def put(self, entry: Entry, news: News) -> None:
+        """A key has this value now."""
+        kind, _, rest = entry.key.partition("/")
+        if kind == "topics":
+            self._put_topic(Topic(_topics.decode(entry.value), entry.revision), news)
+        elif kind == "chains":
+            topic_id, _, partition = rest.partition("/")
+            self.put_chain((int(topic_id, 16), int(partition)), Held(_chains.decode(entry.value), entry.revision), news)
+        elif kind == "brokers":
+            record = _brokers.decode(entry.value)
+            if self.brokers.get(record.id) != record:
+                self.brokers[record.id] = record
+                news.brokers = True
+        elif kind == "deleted":
+            self.deleted.add(int(rest, 16))
+        elif kind == CONTROLLER:
+            news.controller = (_controllers.decode(entry.value), entry.revision)
 
-    def plan(self, name: str, settings: TopicSettings, now_us: int) -> Topic:
-        """A new topic with its ids; it exists once it was added."""
-        check_topic_name(name)
-        if name in self.topics:
-            raise TopicExists(f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name)
-        if len(self.topics) >= limits.TOPICS_MAX or self._partitions() + settings.partitions > (
-            limits.PARTITIONS_PER_BROKER_MAX
-        ):
-            raise LimitExceeded(
-                f"There are {len(self.topics)} topics with {self._partitions()} partitions; the limits are"
-                f" {limits.TOPICS_MAX} and {limits.PARTITIONS_PER_BROKER_MAX}.",
-                hint="Delete topics, or use keys inside one topic.",
-            )
-        record = TopicRecord(name, secrets.randbits(62) + 1, settings, now_us)
-        chains = [ChainRecord(1, (self._member(secrets.randbits(62) + 1),)) for _ in range(settings.partitions)]
-        return Topic(record, 0, chains, [])
+    def _put_topic(self, topic: Topic, news: News) -> None:
+        known = self.topics.get(topic.record.name)
+        if known is not None and known.revision >= topic.revision:
+            return
+        self.topics[topic.record.name] = self.by_id[topic.record.id] = topic
+        news.topics[topic.record.id] = topic
 
-    async def add(self, topic: Topic) -> None:
-        """Write a planned topic, whose partitions are open, to the store."""
-        name = topic.record.name
-        chains = {_chain_key(topic.record.id, index): _encode(chain) for index, chain in enumerate(topic.chains)}
-        revisions: dict[str, int] = {}
-        for part in _parts([*chains, f"topics/{name}"]):
-            put = {key: chains.get(key) or _encode(topic.record) for key in part}
-            expect = {key: 0 for key in part if key not in chains}
-            swap = await self._store.swap(expect=expect, put=put)
-            if not swap.succeeded:
-                with suppress(CoordinationError, StorageError):
-                    await self._remove(revisions)
-                raise TopicExists(f"Topic {name} exists already.", object=name)
-            revisions.update(dict.fromkeys(part, swap.revision))
-        topic.revision, topic.chain_revisions = revisions.pop(f"topics/{name}"), list(revisions.values())
-        self.topics[name] = topic
+    def put_chain(self, key: Key, held: Held, news: News) -> None:
+        """A chain's record; only a newer one is news."""
+        known = self.chains.get(key)
+        if known is None or known.revision < held.revision:
+            self.chains[key] = held
+            news.chains[key] = held
 
-    async def _remove(self, keys: Iterable[str]) -> None:
-        for part in _parts(keys):
-            await self._store.swap(expect={}, put={}, delete=tuple(part))
+    def delete(self, key: str, news: News) -> None:
+        """A key is gone."""
+        kind, _, rest = key.partition("/")
+        if kind == "topics" and (topic := self.topics.pop(rest, None)) is not None:
+            self.by_id.pop(topic.record.id, None)
+            news.topics[topic.record.id] = None
+        elif kind == "chains":
+            topic_id, _, partition = rest.partition("/")
+            if self.chains.pop((int(topic_id, 16), int(partition)), None) is not None:
+                news.chains[int(topic_id, 16), int(partition)] = None
+        elif kind == "brokers" and self.brokers.pop(rest, None) is not None:
+            news.brokers = True
+        elif kind == "deleted":
+            self.deleted.discard(int(rest, 16))
+        elif kind == CONTROLLER:
+            news.controller = (None, 0)
 
-    def _partitions(self) -> int:
-        return sum(len(topic.chains) for topic in self.topics.values())
+    def replace(self, entries: list[Entry], news: News) -> None:
+        """This is all there is: whatever else was known is gone."""
+        keys = {entry.key for entry in entries}
+        known = [topic_key(name) for name in self.topics]
+        known += [chain_key(key) for key in self.chains]
+        known += [broker_key(broker) for broker in self.brokers]
+        for key in known:
+            if key not in keys:
+                self.delete(key, news)
+        for entry in entries:
+            self.put(entry, news)
 
-    async def alter(self, name: str, changes: dict[str, Any]) -> Topic:
-        topic = self.get(name)
-        if changes.get("partitions", topic.record.settings.partitions) != topic.record.settings.partitions:
-            raise InvalidArgument(
-                f"Topic {name} has {topic.record.settings.partitions} partitions, and that cannot be changed.",
-                hint="Keys would move between partitions and lose their order; make a new topic instead.",
-                object=name,
-            )
-        settings = merge_settings(topic.record.settings, changes)
-        record = msgspec.structs.replace(topic.record, settings=settings)
-        key = f"topics/{name}"
-        swap = await self._store.swap(expect={key: topic.revision}, put={key: _encode(record)})
-        if not swap.succeeded:
-            raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
-        topic.record, topic.revision = record, swap.revision
-        return topic
-
-    async def delete(self, name: str) -> Topic:
-        topic = self.get(name)
-        key = f"topics/{name}"
-        chain_keys = tuple(_chain_key(topic.record.id, index) for index in range(len(topic.chains)))
-        fitting = limits.COORDINATION_SWAP_OPERATIONS_MAX - 2
-        swap = await self._store.swap(
-            expect={key: topic.revision},
-            put={f"deleted/{topic.record.id:016x}": b""},
-            delete=(key, *chain_keys[:fitting]),
-        )
-        if not swap.succeeded:
-            raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
-        del self.topics[name]
-        # The topic is gone; records of its chains that stay behind are never read again.
-        with suppress(CoordinationError, StorageError):
-            await self._remove(chain_keys[fitting:])
-        return topic
-
-    async def deleted_ids(self) -> list[int]:
-        """Topics whose directories may still be on disk."""
-        return [int(entry.key.split("/")[1], 16) for entry in await self._store.range("deleted/")]
-
-    async def forget_deleted(self, topic_ids: list[int]) -> None:
-        """Their directories are gone."""
-        await self._remove(f"deleted/{topic_id:016x}" for topic_id in topic_ids)
+    # --- questions ------------------------------------------------------------------------------
 
     def get(self, name: str) -> Topic:
+        """A topic by name."""
         topic = self.topics.get(name)
         if topic is None:
             raise TopicNotFound(
@@ -210,3 +173,22 @@ class Catalogue:
                 object=name,
             )
         return topic
+
+    def route(self, topic: Topic) -> TopicRoute:
+        """Where a topic's partitions are."""
+        held = [self.chains.get(key) for key in topic.keys]
+        return TopicRoute(
+            name=topic.record.name,
+            id=topic.record.id,
+            settings=topic.record.settings,
+            partitions=[
+                PartitionRoute(epoch=h.record.epoch, chain=[m.broker for m in h.record.chain])
+                if h is not None
+                else PartitionRoute(epoch=0, chain=[])
+                for h in held
+            ],
+        )
+
+    def partitions(self) -> int:
+        """How many there are in all."""
+        return sum(topic.record.settings.partitions for topic in self.topics.values())

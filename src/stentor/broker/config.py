@@ -50,6 +50,19 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     http: bool = _setting(default=True, meaning="Whether to serve HTTP at all.")
     broker_id: str = _setting("", "This broker's name in the cluster. Empty: made at the first start and kept.")
     zone: str = _setting("", "The rack, room or region of this broker; replicas are spread over zones.")
+    coordination: str = _setting(
+        "",
+        "The coordination store of a cluster, for example etcd://a:2379,b:2379,c:2379/stentor. Empty: one broker on"
+        " its own, which keeps its own books and needs nobody.",
+    )
+    coordination_user: str = _setting("", "Who this broker is to etcd. Empty: etcd asks for no password.")
+    coordination_password_file: str = _setting(
+        "",
+        "A file that holds the password for etcd, readable for nobody else. A file: flags and logs are read by many.",
+    )
+    coordination_ca_file: str = _setting("", "Who signs etcd's certificate (PEM). Set: etcd is spoken to by TLS.")
+    coordination_cert_file: str = _setting("", "This broker's certificate for etcd (PEM), where etcd asks for one.")
+    coordination_key_file: str = _setting("", "Its key (PEM).")
     auto_create: bool = _setting(
         default=True,
         meaning="Whether publishing or subscribing to an unknown topic makes it. On: the first publish just works.",
@@ -82,6 +95,17 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "How much is logged.")
     log_format: Literal["text", "json"] = _setting("text", "text for people, json for log collectors.")
+
+    def coordination_password(self) -> str:
+        """The password for etcd; never a setting itself."""
+        if not self.coordination_password_file:
+            return ""
+        try:
+            return Path(self.coordination_password_file).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise InvalidArgument(
+                f"The password file {self.coordination_password_file} cannot be read: {error.strerror}."
+            ) from error
 
     def topic_settings(self) -> TopicSettings:
         """The settings of a topic that names none."""

@@ -1,42 +1,39 @@
 """One partition on this broker: performs what its replica machine says, on a real log.
 
     Session.publish ─► Replica.step ─► log.append ─► sync thread ─► Replica.step ─► answers, streams
+    predecessor's batches ─► Replica.step ─► log.append ─┘   └─► feed ─► successor
 
-Everything here runs in the broker's loop except `log.sync` and `log.read`, which run in disk threads.
+Everything here runs in the broker's loop except `log.sync`, `log.read` and `log.truncate`, which run in disk threads.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from stentor import limits
+from stentor.broker.feed import Feed
 from stentor.broker.tail import TailCache
-from stentor.core.replica import (
-    Answer,
-    Append,
-    Appended,
-    Committed,
-    Durable,
-    Fail,
-    Publish,
-    Refuse,
-    Sync,
-)
-from stentor.errors import InternalError, StentorError
+from stentor.core import replica as r
+from stentor.core.peers import Linked
+from stentor.errors import InternalError, NotReady, ProtocolError, StentorError
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stentor.broker.peers import PeerLink
     from stentor.broker.session import Session
     from stentor.broker.stream import Stream
     from stentor.broker.syncer import DiskThreads
     from stentor.core.chain import Replica
-    from stentor.core.replica import ReplicaEffect as Effect
+    from stentor.core.peers import PartitionMessage
+    from stentor.core.records import Key
+    from stentor.core.replica import ReplicaEffect, ReplicaEvent
     from stentor.ports import Clock
     from stentor.storage.log import PartitionLog
     from stentor.wire.header import BatchHeader
@@ -50,6 +47,17 @@ class Request(msgspec.Struct, frozen=True):
 
     session: Session
     correlation: int
+
+
+class ChainWork(Protocol):
+    """What a partition needs from its broker to be a member of a chain."""
+
+    def tell(self, to: str, key: Key, message: PartitionMessage) -> None: ...
+    def report(self, key: Key, message: PartitionMessage) -> None: ...
+    def data_link(self, to: str) -> PeerLink | None: ...
+    def store_epoch(self, partition: Partition, epoch: int) -> None: ...
+    def cut_log(self, partition: Partition, effect: r.Truncate) -> PartitionLog: ...
+    def retire(self, partition: Partition, start: int) -> None: ...
 
 
 class Partition:
@@ -67,18 +75,24 @@ class Partition:
         clock: Clock,
         syncs: DiskThreads,
         reads: DiskThreads,
+        chain: ChainWork | None = None,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
         self.settings = settings
         self.log = log
+        self.halted = ""
         self.replica = replica
         self.tail = TailCache()
         self.reads = reads
+        self.loop = syncs.loop
         self.deleted = False
         self.streams: set[Stream] = set()
         self.idle: set[Stream] = set()  # those that have all there is
+        self.feed: Feed | None = None
+        self._chain = chain
+        self._truncating: r.Truncate | None = None
         self._clock = clock
         self._syncs = syncs
         self._sync_under_way = False
@@ -96,6 +110,15 @@ class Partition:
         log.snapshot = replica.dedupe.snapshot
 
     @property
+    def is_cutting(self) -> bool:
+        """Whether the log is being cut back right now."""
+        return self._truncating is not None
+
+    @property
+    def key(self) -> Key:
+        return self.topic_id, self.index
+
+    @property
     def name(self) -> str:
         return f"{self.topic}/{self.index}"
 
@@ -108,7 +131,7 @@ class Partition:
     def publish(self, view: memoryview, header: BatchHeader, request: Request, ack: int) -> None:
         """Take a validated batch from a client. `view` is valid only during this call."""
         self._tickets += 1
-        event = Publish(
+        event = r.Publish(
             self._tickets,
             ack,
             header.count,
@@ -120,25 +143,28 @@ class Partition:
         self._requests[self._tickets] = request
         now_us = self._clock.now_us()
         (effect,) = self.replica.step(event, now_us)
-        if not isinstance(effect, Append):
+        if not isinstance(effect, r.Append):
             self._perform([effect])
             return
         try:
             self._append(view, effect)
         except StentorError as error:
-            self._perform([Refuse(self._tickets, error)])
+            self._perform([r.Refuse(self._tickets, error)])
             return
         self.messages_in += header.count
         self.batches_in += 1
         self.bytes_in += len(view)
         if not ack:
             del self._requests[self._tickets]
-        self._publisher = request.session
-        self._perform(self.replica.step(Appended(event, effect), now_us))
+        # With a successor the loop is needed for it: only a chain of one may be synced in the loop.
+        self._publisher = request.session if self.feed is None else None
+        self._perform(self.replica.step(r.Appended(event, effect), now_us))
         self._publisher = None
+        if self.feed is not None:
+            self.feed.wake()
         self._hold_if_far_ahead(request.session, len(view))
 
-    def _append(self, view: memoryview, append: Append) -> None:
+    def _append(self, view: memoryview, append: r.Append) -> None:
         batch_header.stamp(
             view,
             0,
@@ -151,6 +177,85 @@ class Partition:
         self.log.append(chunk, (stamped,))
         self.tail.add(stamped.base_offset, stamped.end_offset, chunk)
 
+    # --- replication ----------------------------------------------------------------------------
+
+    def step(self, event: ReplicaEvent) -> None:
+        """Tell the machine, do what it says."""
+        self._perform(self.replica.step(event, self._clock.now_us()))
+
+    def offered(self, offered: r.Offered, view: memoryview, session: Session) -> None:
+        """Batches from the predecessor. `view` is valid only during this call."""
+        effects = self.replica.step(offered, self._clock.now_us())
+        if not effects or not isinstance(effects[0], r.Take):
+            self._perform(effects)
+            return
+        chunk = bytes(view)
+        if batch_header.verify_run(chunk, 0, len(chunk)) != len(chunk):
+            raise ProtocolError("A broker sent batches that are not whole.")
+        headers = [batch_header.unpack(chunk, place) for place, _, _, _ in batch_header.extents(chunk)]
+        try:
+            self.log.append(chunk, headers)
+        except StentorError as error:
+            logger.warning("partition %s cannot take batches: %s", self.name, error)
+            self.step(r.NotTaken())
+            return
+        self.tail.add(headers[0].base_offset, headers[-1].end_offset, chunk)
+        self.bytes_in += len(chunk)
+        self.batches_in += len(headers)
+        self.messages_in += headers[-1].end_offset - headers[0].base_offset
+        self.step(r.Taken(headers))
+        if self.feed is not None:
+            self.feed.wake()
+        self._hold_if_far_ahead(session, len(chunk))
+
+    def _start_feed(self, effect: r.Feed) -> None:
+        self._stop_feed()
+        link = self._chain.data_link(effect.to) if self._chain is not None else None
+        if link is not None:
+            self.feed = Feed(self, link, effect)
+            self.feed.wake()
+
+    def _stop_feed(self) -> None:
+        if self.feed is not None:
+            self.feed.close()
+            self.feed = None
+
+    def feed_failed(self, error: StentorError) -> None:
+        """The successor needs what this disk cannot give."""
+        logger.error("partition %s cannot feed its successor: %s", self.name, error)
+        self._stop_feed()
+
+    def _truncate(self, effect: r.Truncate) -> None:
+        """Once no sync runs: cut the log and derive everything again, in a disk thread."""
+        self._truncating = effect
+        if not self._sync_under_way:
+            self._cut_log()
+
+    def _cut_log(self) -> None:
+        effect = self._truncating
+        assert effect is not None
+        assert self._chain is not None
+        self._sync_under_way = True
+        self._unsynced_bytes = 0
+        self.tail.clear()
+        for stream in list(self.streams):
+            if stream.cursor.position > effect.end:
+                stream.fail(NotReady("The partition's log was cut back.", hint="Subscribe again."))
+        self._syncs.submit(partial(self._chain.cut_log, self, effect), self._log_cut)
+
+    def _log_cut(self, log: PartitionLog | None, error: StentorError | None) -> None:
+        effect, self._truncating = self._truncating, None
+        self._sync_under_way = False
+        if error is not None or log is None or effect is None:
+            reason = "" if error is None else error.message
+            logger.error("partition %s could not cut its log: %s", self.name, reason)
+            self.step(r.Fail(f"the log could not be cut back: {reason}"))
+            return
+        self.log = log
+        log.snapshot = self.replica.dedupe.snapshot
+        self.step(r.Cut(effect.end))
+        self._release_held()
+
     def _hold_if_far_ahead(self, session: Session, size: int) -> None:
         """Back-pressure: memory and the unsynced part of the log stay bounded."""
         self._unsynced_bytes += size
@@ -162,27 +267,55 @@ class Partition:
 
     # --- effects --------------------------------------------------------------------------------
 
-    def _perform(self, effects: list[Effect]) -> None:
+    def _perform(self, effects: list[ReplicaEffect]) -> None:
         answered: dict[Session, None] = {}
         for effect in effects:
             match effect:
-                case Answer():
+                case r.Answer():
                     request = self._requests.pop(effect.ticket)
                     request.session.published(
                         request.correlation, effect.base_offset, effect.epoch, effect.appended_at_us
                     )
                     answered[request.session] = None
-                case Sync():
+                case r.Sync():
                     self._request_sync()
-                case Committed():
+                case r.Committed():
                     self._wake_streams()
-                case Refuse():
+                case r.Refuse():
                     request = self._requests.pop(effect.ticket)
                     request.session.fail(request.correlation, effect.error, "publish", self.name)
                 case _:
-                    raise InternalError(f"Unexpected effect {effect!r}.")
+                    self._perform_chain(effect)
         for session in answered:
             session.flush()
+
+    def _perform_chain(self, effect: ReplicaEffect) -> None:  # noqa: C901 - one line per effect
+        """What concerns other brokers, epochs and the shape of the log."""
+        chain = self._chain
+        if chain is None:
+            raise InternalError(f"Unexpected effect {effect!r}.")
+        match effect:
+            case r.Send(to, message):
+                if isinstance(message, Linked) and message.reset:
+                    message = msgspec.structs.replace(message, snapshot=self.log.start_snapshot())
+                chain.tell(to, self.key, message)
+            case r.Report(message):
+                chain.report(self.key, message)
+            case r.StoreEpoch(epoch):
+                chain.store_epoch(self, epoch)
+            case r.Feed():
+                self._start_feed(effect)
+            case r.Unfeed():
+                self._stop_feed()
+            case r.Truncate():
+                self._truncate(effect)
+            case r.Retire(start):
+                chain.retire(self, start)
+            case r.Halt(reason):
+                self.halted = reason
+                logger.critical("partition %s halts: %s", self.name, reason)
+            case _:
+                raise InternalError(f"Unexpected effect {effect!r}.")
 
     def _wake_streams(self) -> None:
         idle, self.idle = self.idle, set()
@@ -193,7 +326,7 @@ class Partition:
         if self.settings.flush == "interval":
             # The topic chose to be told before the disk has it; a timer brings it there.
             self.dirty = True
-            self._perform(self.replica.step(Durable(self.log.end), self._clock.now_us()))
+            self._perform(self.replica.step(r.Durable(self.log.end), self._clock.now_us()))
         elif not self._sync_under_way and not (self._publisher and self._publisher.defer_sync(self)):
             self._start_sync()
 
@@ -220,11 +353,14 @@ class Partition:
 
     def _synced(self, end: int | None, error: StentorError | None) -> None:
         self._sync_under_way = False
+        if self._truncating is not None and error is None:
+            self._cut_log()
+            return
         if error is not None:
             logger.error("partition %s takes no more writes: %s", self.name, error)
-            self._perform(self.replica.step(Fail(error.message), self._clock.now_us()))
+            self._perform(self.replica.step(r.Fail(error.message), self._clock.now_us()))
         elif end is not None:
-            self._perform(self.replica.step(Durable(end), self._clock.now_us()))
+            self._perform(self.replica.step(r.Durable(end), self._clock.now_us()))
         self._release_held()
         if self._stopped is not None and not self._sync_under_way:
             self._stopped()
@@ -262,6 +398,7 @@ class Partition:
     def stop(self, done: Callable[[], None]) -> None:
         """Bring everything to disk and answer it, then call `done`."""
         self._stopped = done
+        self._stop_feed()
         if self._sync_under_way:
             return
         if self.replica.failed or self.log.synced_end >= self.log.end:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stentor.broker.catalogue import Topic
     from stentor.broker.partition import Partition
     from stentor.broker.session import Session
+    from stentor.core.records import Key
 
 
 _DAMAGE_READS_MAX = 64  # one delivery is a read or two; a liar gets no more than this
@@ -144,8 +145,18 @@ def _info(broker: Broker, topic: Topic) -> messages.TopicInfo:
         name=topic.record.name,
         id=topic.record.id,
         settings=topic.record.settings,
-        partitions=[partition.info() for partition in broker.topic_partitions(topic)],
+        partitions=[_partition_info(broker, key) for key in topic.keys],
     )
+
+
+def _partition_info(broker: Broker, key: Key) -> messages.PartitionInfo:
+    """What this broker knows of a partition: everything if it holds it, else where it is."""
+    partition = broker.replicas.partitions.get(key)
+    if partition is not None:
+        return partition.info()
+    held = broker.catalogue.chains.get(key)
+    chain = [] if held is None else [member.broker for member in held.record.chain]
+    return messages.PartitionInfo(partition=key[1], epoch=0 if held is None else held.record.epoch, chain=chain)
 
 
 def _described(broker: Broker, topic: Topic) -> messages.TopicDescribed:

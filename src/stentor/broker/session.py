@@ -20,6 +20,7 @@ from stentor.errors import (
     Closed,
     InternalError,
     LimitExceeded,
+    NotReady,
     OffsetOutOfRange,
     ProtocolError,
     StentorError,
@@ -58,6 +59,7 @@ class Session:
         self.streams: dict[int, Stream] = {}
         self.blocked: set[Stream] = set()  # streams that wait for the socket
         self.watches_routes = False
+        self.peer = ""  # the other broker, if it is one
         self.publishing: dict[str, None] = {}
         self._answers: list[bytes] = []
         self._reading = False  # frames of one read are being handled
@@ -248,6 +250,29 @@ class Session:
         features: list[str] = [feature for feature in frames.FEATURES if feature in hello.features]
         welcome = messages.Welcome(version=version, broker=self.broker.info(), features=features)
         self._answers.append(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))
+        if hello.broker:
+            self._greet_peer(hello)
+
+    def _greet_peer(self, hello: messages.Hello) -> None:
+        if hello.cluster_id != self.broker.cluster_id:
+            raise ProtocolError(
+                f"Broker {hello.broker} belongs to cluster {hello.cluster_id}, this one to {self.broker.cluster_id}.",
+                hint="Check the coordination address of both.",
+            )
+        self.peer = hello.broker
+        self.broker.cluster.peer_arrived(hello.broker)
+
+    def _heard(self, _: int, body: memoryview) -> None:
+        self._check_peer()
+        self.broker.cluster.heard(self.peer, body)
+
+    def _replicate(self, _: int, body: memoryview) -> None:
+        self._check_peer()
+        self.broker.cluster.replicate(self.peer, body, self)
+
+    def _check_peer(self) -> None:
+        if not self.peer:
+            raise ProtocolError("Only brokers may say this.")
 
     # --- publishing -----------------------------------------------------------------------------
 
@@ -261,6 +286,9 @@ class Session:
             return
         if partition.topic not in self.publishing and len(self.publishing) < _TOPICS_REMEMBERED_MAX:
             self.publishing[partition.topic] = None
+        if not self.broker.cluster.confirmed:
+            self.fail(correlation, _unconfirmed(), "publish", partition.name)
+            return
         self._publishes += 1 if len(body) <= SMALL_BYTES else 2
         partition.publish(body, header, Request(self, correlation), flags & 3)
 
@@ -376,6 +404,14 @@ class Session:
         )
 
 
+def _unconfirmed() -> StentorError:
+    """C6: cut off from everyone who could have replaced it, a broker takes nothing."""
+    return NotReady(
+        "This broker hears neither the controller nor a majority of the cluster, so it takes no messages.",
+        hint="Another broker may; clients find it by themselves.",
+    )
+
+
 _HANDLERS: Final[dict[int, Callable[[Session, int, memoryview], None]]] = {
     Kind.PING: Session._ping,  # noqa: SLF001 - the table is part of the class
     Kind.PONG: Session._pong,  # noqa: SLF001
@@ -384,4 +420,6 @@ _HANDLERS: Final[dict[int, Callable[[Session, int, memoryview], None]]] = {
     Kind.OPEN_STREAM: Session._open_stream,  # noqa: SLF001
     Kind.CLOSE_STREAM: Session._close_stream,  # noqa: SLF001
     Kind.GOODBYE: Session._goodbye,  # noqa: SLF001
+    Kind.PEER: Session._heard,  # noqa: SLF001
+    Kind.REPLICATE: Session._replicate,  # noqa: SLF001
 }

@@ -24,7 +24,7 @@ class DiskThreads:
     """A few threads that run blocking work and report to the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, threads: int, name: str) -> None:
-        self._loop = loop
+        self.loop = loop
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"stentor-{name}-{index}", daemon=True) for index in range(threads)
@@ -48,7 +48,7 @@ class DiskThreads:
                 logger.exception("unexpected error in a disk thread")
                 error = InternalError(f"{type(unknown).__name__}: {unknown}")
             try:
-                self._loop.call_soon_threadsafe(done, result, error)
+                self.loop.call_soon_threadsafe(done, result, error)
             except RuntimeError:  # the loop is closed: nobody is waiting any more
                 return
             del work, done, result, error, item

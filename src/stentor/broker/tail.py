@@ -61,6 +61,10 @@ class TailCache:
             index += 1
         return (chunks, next_offset, size) if chunks else None
 
+    def clear(self) -> None:
+        """The log was cut back: what it ends with now is read from disk first."""
+        self._bases, self._ends, self._chunks, self._bytes = [], [], [], 0
+
     @property
     def bytes(self) -> int:
         return self._bytes

@@ -198,7 +198,7 @@ class AsyncClient:
         for partition in info.partitions:
             wish = find_request(at, info.id, partition.partition, _now_us())
             found[partition.partition] = (
-                wish if isinstance(wish, int) else (await self._core.call(wish, timeout)).offset
+                wish if isinstance(wish, int) else (await self._core.call_partition(wish, topic, timeout)).offset
             )
         return found
 

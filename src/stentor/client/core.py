@@ -1,8 +1,9 @@
-"""The client's core: one link that is kept alive, the route table, and who must hear of changes.
+"""The client's core: a home link that is kept alive, links to other brokers, the route table, and who must hear
+of changes.
 
-Lives in one loop. Sync and async clients are faces of it. While the link is down, calls wait for
-it until their own deadline; producers and subscriptions are told when it is back, and send again
-what was not answered.
+Lives in one loop. Sync and async clients are faces of it. While the home link is down, calls wait for
+it until their own deadline, and traffic on other links goes on; producers and subscriptions are told when a link
+is there, and send again what was not answered.
 """
 
 from __future__ import annotations
@@ -15,17 +16,31 @@ import socket
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stentor import limits
-from stentor.client.link import Link
+from stentor.client.links import Links
 from stentor.core.names import check_topic_name
-from stentor.errors import Closed, ConnectionFailed, DeadlineExceeded, ForkDetected, InvalidArgument, StentorError
+from stentor.errors import (
+    Closed,
+    ConnectionFailed,
+    DeadlineExceeded,
+    ForkDetected,
+    InvalidArgument,
+    NotReady,
+    PartitionNotFound,
+    StentorError,
+)
 from stentor.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
+
+    from stentor.client.link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -89,12 +104,16 @@ async def _no_alert(topic: str, text: str) -> None:
 class ClientCore:
     """What all faces of a client share."""
 
-    def __init__(self, addresses: list[str], *, name: str, timeout: float) -> None:
+    def __init__(self, addresses: list[str], *, name: str, timeout: float, zone: str = "") -> None:
         self.addresses = addresses
         self.name = name
         self.timeout = timeout
+        self.zone = zone
         self.loop = asyncio.get_running_loop()
-        self.link: Link | None = None
+        self.link: Link | None = None  # home
+        self.links = Links(name)
+        self.links.on_linked = self._linked
+        self.links.on_lost = self._lost
         self.closed = False
         self.forked = False
         self._thread_id = threading.get_ident()
@@ -117,44 +136,45 @@ class ClientCore:
     async def start(self) -> None:
         """The first connection must succeed within the client's timeout."""
         deadline = self.loop.time() + self.timeout
-        error: StentorError | None = None
         delay = limits.RECONNECT_DELAY_S
         while True:
-            for address in self.addresses:
-                try:
-                    link = await Link.open(address, self.name, max(0.05, deadline - self.loop.time()))
-                    return await self._adopt(link)
-                except StentorError as failure:
-                    error = failure
-                    if not failure.retriable:
-                        raise
-            # A broker that refuses connections is not there; do not keep a person waiting for it.
-            if error is not None and (isinstance(error, ConnectionFailed) or self.loop.time() + delay > deadline):
-                raise error
+            try:
+                link = await self.links.race(self.addresses, max(0.05, deadline - self.loop.time()))
+                return await self._adopt(link)
+            except StentorError as error:
+                # A broker that refuses connections is not there; do not keep a person waiting for it.
+                late = isinstance(error, ConnectionFailed) or self.loop.time() + delay > deadline
+                if late or not error.retriable:
+                    raise
             await asyncio.sleep(delay)
 
-    async def _adopt(self, link: Link) -> None:
-        link.on_lost = self._lost
+    async def _adopt(self, link: Link, timeout: float | None = None) -> None:
         link.on_routes = self._routes_changed
         try:
-            table = await asyncio.wait_for(link.request(messages.WatchRoutes()), self.timeout)
+            table = await asyncio.wait_for(link.request(messages.WatchRoutes()), timeout or self.timeout)
         except TimeoutError as error:
             link.close()
-            raise self.late("connect", self.timeout) from error
+            raise self.late("connect", timeout or self.timeout) from error
         link.check()  # it may have broken while its answer was on the way
         self.link = link
         self.links_made += 1
         if self.links_made > 1:
             logger.warning("Connected again, to the broker at %s.", link.address)
         self._linked_at = self.loop.time()
-        self.routes = {topic.name: topic for topic in table.topics}
+        self.links.learned(table.brokers)
+        self._take_table(table)
         self._ready.set()
-        for listener in list(self.link_listeners):
-            listener(link)
+        self.links.add(link)
         self._tell_routes()
 
+    def _linked(self, link: Link) -> None:
+        for listener in list(self.link_listeners):
+            listener(link)
+
     def _lost(self, link: Link, error: StentorError) -> None:
-        if link is self.link and not self.closed:
+        if self.closed:
+            return
+        if link is self.link:
             self.link = None
             if self.loop.time() - self._linked_at > limits.LINK_PROVEN_S:
                 self._backoff_s = 0.0
@@ -162,18 +182,73 @@ class ClientCore:
             self._last_error = error
             logger.warning("%s Trying to connect again.", error.message)
             self._connecting = self.loop.create_task(self._reconnect())
+        self._tell_routes()  # whoever used this link looks for another way
 
     async def _reconnect(self) -> None:
         """Back off exponentially with full jitter, so that a thousand clients do not come at once."""
         while True:
+            for link in self.links.alive():  # another broker that is linked already can be home at once
+                with suppress(StentorError, TimeoutError):
+                    return await self._adopt(link, limits.LINK_OPEN_S)
             await asyncio.sleep(random.uniform(0, self._backoff_s))  # noqa: S311 - jitter, not a secret
             self._backoff_s = min(max(2 * self._backoff_s, limits.RECONNECT_DELAY_S), limits.RECONNECT_DELAY_S_MAX)
-            for address in self.addresses:
-                try:
-                    link = await Link.open(address, self.name, limits.HANDSHAKE_S)
-                    return await self._adopt(link)
-                except (StentorError, TimeoutError, OSError) as error:
-                    self._last_error = error if isinstance(error, StentorError) else None
+            try:
+                link = await self.links.race(self._homes(), limits.HANDSHAKE_S)
+                return await self._adopt(link)
+            except (StentorError, TimeoutError, OSError) as error:
+                self._last_error = error if isinstance(error, StentorError) else None
+
+    def _homes(self) -> list[str]:
+        """Where a home may be found: the addresses given, and all brokers heard of since."""
+        learned = [info.address for info in self.links.brokers.values() if info.alive]
+        random.shuffle(learned)
+        return list(dict.fromkeys([*self.addresses, *learned]))
+
+    # --- the way to a partition -----------------------------------------------------------------
+
+    def head_link(self, topic: str, topic_id: int, partition: int) -> Link | None:
+        """The link to a partition's head; None while there is none."""
+        route = self.routes.get(topic)
+        if route is None or route.id != topic_id:
+            return self.link  # home knows whether the topic is gone
+        chain = route.partitions[partition].chain
+        return self.links.to(chain[0]) if chain else None
+
+    def member_link(self, topic: str, topic_id: int, partition: int) -> Link | None:
+        """The link to a member to read from: the tail, or whoever of the chain can be reached."""
+        route = self.routes.get(topic)
+        if route is None or route.id != topic_id:
+            return self.link
+        chain = self.reading_order(route.partitions[partition].chain)
+        for broker in chain:
+            if (link := self.links.existing(broker)) is not None:
+                return link
+        for broker in chain:
+            self.links.to(broker)
+        return None
+
+    def reading_order(self, chain: list[str]) -> list[str]:
+        """Whom to read from first: the client's own zone, and the tail before the others."""
+        tail_first = list(reversed(chain))
+        if not self.zone:
+            return tail_first
+        return sorted(tail_first, key=lambda broker: self._zone_of(broker) != self.zone)
+
+    def _zone_of(self, broker: str) -> str:
+        info = self.links.brokers.get(broker)
+        return "" if info is None else info.zone
+
+    def redirected(self, topic: str, partition: int, error: StentorError) -> None:
+        """A broker says who the head is; only a newer epoch is believed (C26)."""
+        route, head, epoch = self.routes.get(topic), error.detail.get("head"), error.detail.get("epoch", 0)
+        if route is None or not head or epoch <= route.partitions[partition].epoch:
+            return
+        partitions = list(route.partitions)
+        rest = [broker for broker in partitions[partition].chain if broker != head]
+        partitions[partition] = messages.PartitionRoute(epoch=epoch, chain=[head, *rest])
+        self.routes[topic] = msgspec.structs.replace(route, partitions=partitions)
+
+    # --- waiting --------------------------------------------------------------------------------
 
     async def ready_link(self) -> Link:
         """The link, waiting for it if need be; the caller sets the deadline."""
@@ -213,6 +288,47 @@ class ClientCore:
 
     # --- calls ----------------------------------------------------------------------------------
 
+    async def call_partition(self, request: Any, topic: str, timeout: float | None = None) -> Any:
+        """Ask a member of the partition that a request names; ask another when that one is gone."""
+        limit = self.timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(limit):
+                while True:
+                    self.check_open()
+                    link = self.member_link(topic, request.topic_id, request.partition)
+                    if link is None:
+                        await self._changes(limits.LINK_WATCH_S)
+                        continue
+                    try:
+                        async with self._asking:
+                            return await link.request(request)
+                    except (ConnectionFailed, NotReady):
+                        await self._changes(limits.LINK_WATCH_S)
+                    except PartitionNotFound:
+                        if len(self.links.brokers) < 2 or topic not in self.routes:
+                            raise
+                        await self._changes(limits.LINK_WATCH_S)
+        except TimeoutError as error:
+            raise self.late(type(request).__name__, limit) from error
+
+    async def _changes(self, seconds: float) -> None:
+        """Wait until something about links or routes changed, for a while at most."""
+        waiting = self.loop.create_future()
+
+        def wake(*_: Any) -> None:
+            if not waiting.done():
+                waiting.set_result(None)
+
+        self.link_listeners.add(wake)
+        self.route_listeners.add(wake)
+        try:
+            await asyncio.wait_for(waiting, seconds)
+        except TimeoutError:
+            pass
+        finally:
+            self.link_listeners.discard(wake)
+            self.route_listeners.discard(wake)
+
     async def call(self, request: Any, timeout: float | None = None) -> Any:
         """Send a request, wait for its answer; repeat what may be repeated when the link breaks."""
         operation = type(request).__name__
@@ -240,12 +356,26 @@ class ClientCore:
 
     # --- routes ---------------------------------------------------------------------------------
 
+    def _take_table(self, table: messages.RouteTable) -> None:
+        """A whole table; what is known to be newer of a partition stays."""
+        self.routes = {topic.name: self._newest(topic) for topic in table.topics}
+
+    def _newest(self, topic: messages.TopicRoute) -> messages.TopicRoute:
+        known = self.routes.get(topic.name)
+        if known is None or known.id != topic.id:
+            return topic
+        partitions = [
+            old if old.epoch > new.epoch else new for old, new in zip(known.partitions, topic.partitions, strict=True)
+        ]
+        return msgspec.structs.replace(topic, partitions=partitions)
+
     def _routes_changed(self, change: messages.RouteChange) -> None:
+        self.links.learned(change.brokers)
         removed = set(change.removed)
         if removed:
             self.routes = {name: topic for name, topic in self.routes.items() if topic.id not in removed}
         for topic in change.topics:
-            self.routes[topic.name] = topic
+            self.routes[topic.name] = self._newest(topic)
         self._tell_routes()
 
     def _tell_routes(self) -> None:
@@ -260,7 +390,7 @@ class ClientCore:
         if route is None:
             await self.call(messages.CreateTopic(name=name, automatic=True), timeout)
             table = await self.call(messages.WatchRoutes(), timeout)
-            self.routes.update({topic.name: topic for topic in table.topics})
+            self._take_table(table)
             route = self.routes[name]
         return route
 
@@ -280,7 +410,6 @@ class ClientCore:
         self.closed = True
         if self._connecting is not None:
             self._connecting.cancel()
-        if self.link is not None:
-            self.link.close()
-            self.link = None
+        self.links.close()
+        self.link = None
         self._ready.set()

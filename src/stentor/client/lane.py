@@ -31,7 +31,16 @@ import msgspec
 from stentor import limits
 from stentor.client.message import Receipt
 from stentor.core.dedupe import ANONYMOUS
-from stentor.errors import InvalidArgument, LimitExceeded, PublishError, SequenceError, StentorError, UnknownOutcome
+from stentor.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    NotHead,
+    PartitionNotFound,
+    PublishError,
+    SequenceError,
+    StentorError,
+    UnknownOutcome,
+)
 from stentor.wire import batch
 
 if TYPE_CHECKING:
@@ -92,6 +101,7 @@ class Lane:
         "bytes",
         "done_bytes",
         "generation",
+        "link",
         "lock",
         "opened_us",
         "partition",
@@ -121,6 +131,7 @@ class Lane:
         self.stalled = False  # refused for now; a timer will send again
         self.refusal: StentorError | None = None  # why, if so
         self.lock = threading.Lock()
+        self.link: Link | None = None  # where the last batch went
 
     # --- sealing: any thread --------------------------------------------------------------------
 
@@ -245,11 +256,30 @@ class Lane:
             self.dispatch()
 
     def dispatch(self) -> None:
-        link = self.producer.core.link
-        if link is None or self.stalled:
+        if self.stalled:
             return
+        producer = self.producer
+        link = producer.core.head_link(producer.topic, producer.topic_id, self.partition)
+        if link is None:
+            return
+        if link is not self.link:
+            self._move(link)
         while self.unsent and self._may_send(self.unsent[0]):
             self._send(link, self.unsent.popleft())
+
+    def _move(self, link: Link) -> None:
+        """Another link leads to the head now: what is unanswered goes over it, in order."""
+        self.link = link
+        with self.lock:
+            self.unsent = deque(self.pending)
+
+    def reroute(self) -> None:
+        """Links or routes changed: use the new way if there is one."""
+        producer = self.producer
+        link = producer.core.head_link(producer.topic, producer.topic_id, self.partition)
+        if link is not None and link is not self.link:
+            self.stalled = False
+            self.dispatch()
 
     def _may_send(self, sent: Sent) -> bool:
         """Never more unanswered than a broker remembers; a new generation only after the old one is through."""
@@ -299,6 +329,10 @@ class Lane:
         if sent.done:
             return
         gap = isinstance(error, SequenceError) and error.detail.get("reason") == "gap"
+        if isinstance(error, NotHead):
+            self.producer.core.redirected(self.producer.topic, self.partition, error)
+        elif isinstance(error, PartitionNotFound):
+            error.retriable = self.producer.is_known()  # that broker has not heard of the topic yet
         if error.retriable or (gap and self.pending and self.pending[0] is not sent):
             self.refusal = self.refusal if gap else error
             if not self.stalled:

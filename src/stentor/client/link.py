@@ -110,6 +110,17 @@ class Link:
         self.connection.send(Kind.PING, 0)
         self._heartbeat = self._loop.call_later(limits.HEARTBEAT_S, self._beat)
 
+    def look(self, *, impatient: bool) -> None:
+        """Called often where there are other brokers: ping one that is quiet, leave one that stays so."""
+        now = self._loop.time()
+        if self.connection.bytes_in != self._seen_bytes:
+            self._seen_bytes, self._heard_at = self.connection.bytes_in, now
+        elif impatient and now - self._heard_at > limits.LINK_SILENCE_S:
+            self._lose(_unreachable(self.address, f"nothing was heard for {limits.LINK_SILENCE_S:g} s"))
+            self.connection.abort()
+        elif impatient and now - self._heard_at >= limits.LINK_WATCH_S:
+            self.connection.send(Kind.PING, 0)
+
     def close(self) -> None:
         """Say goodbye; what is written is still sent."""
         if self._heartbeat is not None:

@@ -99,6 +99,7 @@ class ProducerCore:
         self._waiters: list[Callable[[], None]] = []
         self._flushes: list[asyncio.Future[None]] = []
         core.link_listeners.add(self._relinked)
+        core.route_listeners.add(self._rerouted)
         core.closers.add(self.close)
         self._expiry = core.loop.call_later(_EXPIRE_S, self._expire)
 
@@ -161,8 +162,16 @@ class ProducerCore:
         return not any(lane.pending or lane.rows for lane in self.lanes)
 
     def _relinked(self, link: Link) -> None:  # noqa: ARG002
+        self._rerouted()
+
+    def _rerouted(self) -> None:
         for lane in self.lanes:
-            lane.resend()
+            lane.reroute()
+
+    def is_known(self) -> bool:
+        """Whether a cluster has this very topic: then a broker that does not know it will soon."""
+        route = self.core.routes.get(self.topic)
+        return len(self.core.links.brokers) > 1 and route is not None and route.id == self.topic_id
 
     def resend_later(self, lane: Lane) -> None:
         self.core.loop.call_later(_RESEND_S, lane.resend)
@@ -237,6 +246,7 @@ class ProducerCore:
         self._give_up_due(float("inf"))
         self._expiry.cancel()
         self.core.link_listeners.discard(self._relinked)
+        self.core.route_listeners.discard(self._rerouted)
         self.core.closers.discard(self.close)
 
     def statistics(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from stentor.errors import (
     Closed,
     CorruptData,
     InvalidArgument,
+    NotReady,
     PartitionNotFound,
     StentorError,
 )
@@ -75,6 +76,7 @@ class Reader:
         self.received = 0  # the offset after the last one received
         self.taken = 0  # the offset after the last one the application took
         self.committed = 0  # the partition's commit point, as last heard
+        self.link: Link | None = None  # where the stream comes from
         self.stream_id: int | None = None
         self.finished = False
         self.owed = 0  # bytes taken but not granted again yet
@@ -101,6 +103,8 @@ class Reader:
         error = messages.raised(ended.failure)
         if isinstance(error, Closed):
             return  # the broker stops; the link will break and be made again
+        if self.owner.will_be_back(self, error):
+            return
         self.owner.reader_failed(self, error)
 
     @property
@@ -174,10 +178,8 @@ class SubscriptionCore:
         self.opened = True
         self.core.link_listeners.add(self._relinked)
         self.core.closers.add(self.close)
-        link = self.core.link
-        if link is not None:
-            for reader in self.readers.values():
-                self._open_stream(link, reader)
+        for reader in self.readers.values():
+            self._open_stream(reader)
         self.reader_finished()
         self._routes_changed()  # topics that came while we were looking
 
@@ -210,13 +212,15 @@ class SubscriptionCore:
         wish = find_request(position, reader.topic_id, reader.partition, time.time_ns() // 1000)
         if isinstance(wish, int):
             return wish, 0
-        found = await self.core.call(wish)
+        found = await self.core.call_partition(wish, reader.topic)
         return found.offset, found.committed
 
-    def _open_stream(self, link: Link, reader: Reader) -> None:
-        if reader.finished:
+    def _open_stream(self, reader: Reader) -> None:
+        """Open it at a member of the chain; if none can be reached yet, a new link will tell."""
+        link = self.core.member_link(reader.topic, reader.topic_id, reader.partition)
+        if reader.finished or link is None:
             return
-        reader.owed = 0
+        reader.owed, reader.link = 0, link
         reader.stream_id = link.open_stream(
             messages.OpenStream(
                 topic_id=reader.topic_id,
@@ -231,12 +235,40 @@ class SubscriptionCore:
 
     # --- changes --------------------------------------------------------------------------------
 
-    def _relinked(self, link: Link) -> None:
+    def _relinked(self, link: Link) -> None:  # noqa: ARG002
+        self._reopen()
+
+    def _reopen(self) -> None:
+        """Streams whose link is gone, or whose broker left the chain, come from another member (C25)."""
+        if self.closed:
+            return
         for reader in self.readers.values():
-            self._open_stream(link, reader)
+            if reader.finished or (reader.stream_id is not None and self._is_well(reader)):
+                continue
+            self._close_stream(reader)
+            self._open_stream(reader)
+
+    def _is_well(self, reader: Reader) -> bool:
+        link, route = reader.link, self.core.routes.get(reader.topic)
+        if link is None or not link.alive or link.broker is None:
+            return False
+        if route is None or route.id != reader.topic_id or len(self.core.links.brokers) < 2:
+            return True
+        return link.broker.id in route.partitions[reader.partition].chain
+
+    def will_be_back(self, reader: Reader, error: StentorError) -> bool:
+        """A member that cannot serve now: ask again in a moment, perhaps another one."""
+        route = self.core.routes.get(reader.topic)
+        unknown = isinstance(error, PartitionNotFound) and len(self.core.links.brokers) > 1
+        if not isinstance(error, NotReady) and not (unknown and route is not None and route.id == reader.topic_id):
+            return False
+        self.core.loop.call_later(limits.LINK_WATCH_S, self._reopen)
+        return True
 
     def _routes_changed(self) -> None:
-        """Topics come and go under a pattern."""
+        """Members and topics come and go."""
+        if self.opened:
+            self._reopen()
         if self.closed or self.end is not None or not any(map(is_pattern, self.patterns)):
             return
         self._routes_stale = True
@@ -249,8 +281,8 @@ class SubscriptionCore:
             self._routes_stale = False
             for reader in await self._add_readers("earliest"):
                 self.note(Event("topic_found", reader.topic, reader.partition))
-                if self.core.link is not None and not self.closed:
-                    self._open_stream(self.core.link, reader)
+                if not self.closed:
+                    self._open_stream(reader)
 
     def reader_failed(self, reader: Reader, error: StentorError) -> None:
         gone = isinstance(error, PartitionNotFound) or error.code == "topic_not_found"
@@ -277,7 +309,7 @@ class SubscriptionCore:
         """The application took this much; tell the broker, a quarter of the window at a time."""
         reader.owed += size
         reader.waiting -= size
-        link = self.core.link
+        link = reader.link
         if reader.stream_id is not None and link is not None and reader.owed >= self.credit // 4:
             link.grant(reader.stream_id, reader.owed)
             reader.owed = 0
@@ -299,11 +331,10 @@ class SubscriptionCore:
         reader.received = reader.taken = reader.start = now
         self.note(Event("skipped", reader.topic, reader.partition, first, now))
         self.skipped += now - first
-        if self.core.link is not None:
-            self._open_stream(self.core.link, reader)
+        self._open_stream(reader)
 
     def _close_stream(self, reader: Reader) -> None:
-        link = self.core.link
+        link = reader.link
         if link is not None and reader.stream_id is not None:
             link.close_stream(reader.stream_id)
         reader.stream_id = None
@@ -319,7 +350,7 @@ class SubscriptionCore:
             topic_id=reader.topic_id, partition=reader.partition, offset=reader.taken, end=delivery_end
         )
         try:
-            await self.core.call(request)
+            await self.core.call_partition(request, reader.topic)
         except CorruptData as confirmed:
             return confirmed
         except StentorError:

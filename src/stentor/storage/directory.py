@@ -30,13 +30,16 @@ from stentor.errors import DirectoryInUse, DirectoryUnusable, FormatTooNew, Stor
 from stentor.storage.files import TEMPORARY_SUFFIX, FileHandle, atomic_write, storage_error, sync_directory
 from stentor.storage.journal import ReplicaJournal
 from stentor.storage.retention import remove_log
+from stentor.storage.state import mark_path
 
 FORMAT_VERSION: Final = 1
 FORMAT_FILE: Final = "FORMAT"
 LOCK_FILE: Final = "LOCK"
 JOURNAL_FILE: Final = "replicas"
 COORDINATION_FILE: Final = "coordination"
+BROKER_FILE: Final = "broker"
 PARTITIONS_FOLDER: Final = "partitions"
+ASIDE_FOLDER: Final = "aside"
 
 _FORMAT_TEXT: Final = "stentor data directory, format {version}\n"
 _FORMAT_PATTERN = re.compile(r"stentor data directory, format (\d{1,9})\s*")
@@ -197,6 +200,22 @@ class DataDirectory:
     def remove(self, found: PartitionDirectory) -> None:
         """Remove the log of a partition that nobody has open, an orphan for instance."""
         remove_log(found.path)
+
+    def put_aside(self, topic_id: int, partition: int) -> Path | None:
+        """Move a log that is replaced by a new copy out of the way: nobody deletes what might be rescued (K2)."""
+        path = self.partition_directory(topic_id, partition)
+        if not path.exists():
+            return None
+        folder = self.path / ASIDE_FOLDER
+        folder.mkdir(exist_ok=True)
+        target = next(
+            candidate for number in range(1_000_000) if not (candidate := folder / f"{path.name}.{number}").exists()
+        )
+        path.rename(target)
+        mark_path(path).unlink(missing_ok=True)
+        sync_directory(path.parent)
+        sync_directory(folder)
+        return target
 
     def journal(self, *, expected: bool = True) -> ReplicaJournal:
         """Open the journal of this broker: a new incarnation begins.

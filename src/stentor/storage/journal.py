@@ -88,6 +88,12 @@ class ReplicaJournal:
         """Which start of this broker this is; grows at every one (C3)."""
         return self._incarnation
 
+    def pass_incarnation(self, registered: int) -> None:
+        """Begin a life after one that others remember and this disk does not (C3)."""
+        with self._lock:
+            self._incarnation = max(self._incarnation, registered + 1)
+            self._changes += 1
+
     def get(self, topic_id: int, partition: int) -> ReplicaState | None:
         """What is recorded of a partition."""
         return self._replicas.get((topic_id, partition))

@@ -36,11 +36,11 @@ from stentor.storage.model import (
 )
 from stentor.storage.reader import INDEX_CACHE, LogReader
 from stentor.storage.recovery import Recovery, Replay, Restore, load_snapshot
-from stentor.storage.retention import expired_segments, remove_files, remove_log, retire_segment
+from stentor.storage.retention import expired_segments, remove_files, remove_log, retire_segment, segments_below
 from stentor.storage.scan import Extent, Scan, scan_segment
 from stentor.storage.segment import INDEX_SUFFIX, Segment
 from stentor.storage.state import LogState, read_mark
-from stentor.storage.syncer import LogSyncer
+from stentor.storage.syncer import LogSyncer, write_snapshot
 from stentor.storage.writer import LogWriter, give_back
 from stentor.wire.header import BatchHeader
 
@@ -232,13 +232,31 @@ class PartitionLog:
 
     # --- shortening -----------------------------------------------------------------------------
 
+    def start_snapshot(self) -> bytes | None:
+        """The state derived from everything below `start`."""
+        first = self._state.segments[0]
+        return first.snapshot or _snapshot_of(first)
+
+    def keep_start_snapshot(self, snapshot: bytes) -> None:
+        """Keep the state derived from what came before this copy of the log began."""
+        write_snapshot(self._state.segments[0], snapshot)
+
     def retain(self, now_us: int, *, committed: int) -> int:
         """Let segments go that are too old or too many; returns the new start."""
+        state = self._state
+        return self._retire(lambda: expired_segments(state.segments, state.settings, now_us, committed))
+
+    def retire_below(self, start: int, *, committed: int) -> int:
+        """Let segments go that are wholly below an offset, as the head has; returns the new start."""
+        state = self._state
+        return self._retire(lambda: segments_below(state.segments, start, committed))
+
+    def _retire(self, choose: Callable[[], Sequence[Segment]]) -> int:
         state = self._state
         with self._reader.examining:
             if state.closed:
                 return self.start
-            expired = expired_segments(state.segments, state.settings, now_us, committed)
+            expired = choose()
             with state.lock:
                 state.segments = state.segments[len(expired) :]
             for segment in expired:

@@ -37,6 +37,14 @@ def expired_segments(
     return segments[:-1]
 
 
+def segments_below(segments: Sequence[Segment], start: int, committed: int) -> Sequence[Segment]:
+    """The oldest segments that hold nothing at or above an offset."""
+    for place, segment in enumerate(segments[:-1]):
+        if not segment.sealed or segment.end > min(start, committed):
+            return segments[:place]
+    return segments[:-1]
+
+
 def _too_old(segment: Segment, settings: LogSettings, now_us: int) -> bool:
     age_s = settings.retention_age_s
     return age_s is not None and segment.appended_at_us_max < now_us - int(age_s * 1_000_000)

@@ -39,9 +39,11 @@ class Kind(enum.IntEnum):
     REQUEST = 7  # client: a control request (wire.messages.Request)
     RESPONSE = 8  # broker: its answer (wire.messages.Response)
     ROUTES = 9  # broker: the route table changed
+    PEER = 10  # broker to broker: control messages (wire.peer)
 
     PUBLISH = 16  # client: one batch; flags hold the ack level
     PUBLISHED = 17  # broker: where it went
+    REPLICATE = 18  # broker to broker: batches on their way down a chain
     OPEN_STREAM = 24  # client: push me a partition's messages from here
     DELIVER = 25  # broker: whole batches of a stream
     CREDIT = 26  # client: push so many more bytes
@@ -51,7 +53,7 @@ class Kind(enum.IntEnum):
 
 
 KINDS: Final = frozenset(int(kind) for kind in Kind)
-DATA_KINDS: Final = frozenset({int(Kind.PUBLISH), int(Kind.DELIVER)})
+DATA_KINDS: Final = frozenset({int(Kind.PUBLISH), int(Kind.DELIVER), int(Kind.REPLICATE)})
 
 
 class Ack(enum.IntEnum):

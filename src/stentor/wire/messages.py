@@ -41,6 +41,9 @@ class Hello(Struct, frozen=True):
     name: Label = ""
     library: Label = ""
     features: Annotated[list[Label], msgspec.Meta(max_length=64)] = []
+    broker: Label = ""  # set by brokers: who dials
+    cluster_id: Label = ""
+    purpose: Label = ""  # "control" or "data"
 
 
 class Welcome(Struct, frozen=True):
@@ -62,6 +65,7 @@ class BrokerInfo(Struct, frozen=True):
     address: str
     http_address: str = ""
     zone: str = ""
+    alive: bool = True
 
 
 class Failure(Struct, frozen=True):
@@ -85,6 +89,11 @@ class TopicSettings(Struct, frozen=True):
     partitions: Partitions = 1
     flush: Literal["always", "interval"] = "always"
     flush_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)] = limits.FLUSH_INTERVAL_MS
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=limits.REPLICAS_MAX)] = (
+        0  # 0: three, or as many as there are brokers
+    )
+    min_replicas: Annotated[int, msgspec.Meta(ge=0, le=limits.REPLICAS_MAX)] = 0  # 0: a majority of them
+    placement: Literal["spread", "active-passive", "multi-primary"] = "spread"
     retention_age_s: Annotated[int, msgspec.Meta(ge=1)] | None = None
     retention_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     segment_bytes: Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)] = (
@@ -234,6 +243,8 @@ class RouteChange(Struct, frozen=True):
     version: int
     topics: list[TopicRoute] = []
     removed: list[int] = []
+    brokers: list[BrokerInfo] = []  # new or changed
+    gone: list[str] = []  # brokers that left
 
 
 class WatchRoutes(Tagged, frozen=True):

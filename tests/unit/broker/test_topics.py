@@ -25,7 +25,9 @@ def test_a_topic_is_made_as_asked_and_described(client):
 def test_what_is_not_asked_for_comes_from_the_brokers_settings():
     with broker(default_partitions=4, flush="interval", retention_age_s=9) as local, local.client() as client:
         settings = client.create_topic("a", retention_bytes=5).settings
-        assert settings == TopicSettings(partitions=4, flush="interval", retention_age_s=9, retention_bytes=5)
+        assert settings == TopicSettings(
+            partitions=4, flush="interval", replicas=1, retention_age_s=9, retention_bytes=5
+        )
         client.publish("b", b"x")
         assert client.describe_topic("b").settings.partitions == 4
 
@@ -79,7 +81,7 @@ def test_topics_are_listed_by_name_and_by_pattern(client):
 def test_settings_can_be_changed_and_the_others_stay(client):
     client.create_topic("a", retention_age_s=60)
     changed = client.alter_topic("a", flush="interval", retention_bytes=100)
-    assert changed.settings == TopicSettings(flush="interval", retention_age_s=60, retention_bytes=100)
+    assert changed.settings == TopicSettings(flush="interval", replicas=1, retention_age_s=60, retention_bytes=100)
     assert client.alter_topic("a", retention_age_s=None).settings.retention_age_s is None
     assert client.alter_topic("a").settings == client.describe_topic("a").settings
 

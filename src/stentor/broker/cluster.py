@@ -1,0 +1,510 @@
+"""This broker's part in the cluster: performs what the cluster machine says, on the store and the peers.
+
+    store ── watch ──► catalogue ──► routes to clients, records to replicas
+    peers ── heartbeats, reports ──► cluster machine ──► takeover, proposals ──► store ──► push to all
+
+A broker on its own is a cluster of one with an embedded store: it takes the controller's key, names itself anew in
+its chains, and goes on. Nothing here is on the way of a message: with the store gone, chains go on (C27).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from stentor import limits
+from stentor._version import __version__
+from stentor.broker.catalogue import CONTROLLER, News, Topic, broker_key, chain_key, encode
+from stentor.broker.peers import Peers
+from stentor.broker.topics import deleted_error
+from stentor.core import cluster as effects
+from stentor.core.cluster import ClusterMember
+from stentor.core.controller import BrokerRecord, Held, Propose
+from stentor.core.membership import ControllerKey, Heartbeat
+from stentor.core.peers import Adopt, Complaint, JoinerReady
+from stentor.core.replica import Offered, Received
+from stentor.errors import CoordinationUnavailable, InternalError, StentorError
+from stentor.ports import Changed
+from stentor.wire import messages, peer
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from stentor.broker.broker import Broker
+    from stentor.broker.session import Session
+    from stentor.core.peers import PartitionMessage
+    from stentor.core.records import Key
+
+logger = logging.getLogger(__name__)
+
+_IDENTITY = "identity/cluster"
+
+
+class Cluster:
+    """The cluster as this broker takes part in it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._loop = broker.loop
+        self.peers = Peers(broker)
+        self.peers.on_connected = self._peer_connected
+        self.peers.on_refused = self._peer_refused
+        self.member: ClusterMember | None = None
+        self.confirmed = True  # C6: somebody who could replace this broker would have told it
+        self.active = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lease = 0
+        self._changed_topics: dict[int, Topic | None] = {}
+        self._brokers_changed = False
+        self._announcing = False
+        self._views: dict[str, str] = {}
+        self._closed = False
+
+    def _now_us(self) -> int:
+        return int(self._broker.clock.monotonic() * 1_000_000)
+
+    # --- start ----------------------------------------------------------------------------------
+
+    async def identify(self) -> str:
+        """The cluster's id: made by whoever comes first."""
+        store = self._broker.store
+        while True:
+            found = await store.get(_IDENTITY)
+            if found is not None:
+                return found.value.decode()
+            await store.swap(expect={_IDENTITY: 0}, put={_IDENTITY: uuid.uuid4().hex.encode()})
+
+    async def learn(self) -> int:
+        """Read everything; returns the revision from which to watch."""
+        found = await self._broker.store.range("")
+        self._broker.catalogue.replace(found.entries, News())
+        return found.revision
+
+    def remembered_incarnation(self) -> int:
+        """Which life of this broker the others know of (C3)."""
+        record = self._broker.catalogue.brokers.get(self._broker.broker_id)
+        return 0 if record is None else record.incarnation
+
+    async def join(self, revision: int) -> None:
+        """Register, listen to the store, and take part."""
+        broker = self._broker
+        self.member = ClusterMember(
+            broker.broker_id, broker.incarnation, self._now_us(), lambda: secrets.randbits(62) + 1
+        )
+        await self._register()
+        self._spawn(self._watch(revision))
+        found = await broker.store.range("")
+        news = News(brokers=True, chains=dict(broker.catalogue.chains))
+        broker.catalogue.replace(found.entries, news)
+        self._take_news(news)
+        if not broker.replicas.single:
+            self._spawn(self._keep_alive())
+        self._tick()
+
+    async def _register(self) -> None:
+        broker = self._broker
+        key = broker_key(broker.broker_id)
+        while True:
+            held = await broker.store.get(key)
+            draining = False
+            if held is not None and (known := broker.catalogue.brokers.get(broker.broker_id)) is not None:
+                draining = known.draining
+            record = BrokerRecord(
+                broker.broker_id,
+                broker.incarnation,
+                address=broker.address,
+                http_address=broker.http_address,
+                zone=broker.config.zone,
+                draining=draining,
+                version=__version__,
+            )
+            revision = 0 if held is None else held.revision
+            if (await broker.store.swap(expect={key: revision}, put={key: encode(record)})).succeeded:
+                return
+
+    async def _keep_alive(self) -> None:
+        """The liveness key: a slow second observer, for when too few brokers are left to be one (E1)."""
+        store, key = self._broker.store, f"live/{self._broker.broker_id}"
+        while True:
+            try:
+                if not self._lease:
+                    self._lease = await store.lease(limits.LEASE_S)
+                    await store.swap(expect={}, put={key: str(self._broker.incarnation).encode()}, lease=self._lease)
+                await store.keep_alive(self._lease)
+            except StentorError as error:
+                logger.debug("the liveness key: %s", error)
+                self._lease = 0
+            await asyncio.sleep(limits.LEASE_S / 3)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._closed:
+            logger.error("the cluster's work failed: %r", error, exc_info=error)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        if self._closed:
+            return
+        now_us = self._now_us()
+        if self.peers.names or not self._is_settled():
+            self._do(self.machine.tick(now_us))
+            self._watch_views(now_us)
+        self._broker.replicas.tick()
+        self._loop.call_later(limits.PEER_HEARTBEAT_S, self._tick)
+
+    def _is_settled(self) -> bool:
+        """A broker on its own has nothing to do once it is its own controller."""
+        return self.machine.controller is not None
+
+    def _watch_views(self, now_us: int) -> None:
+        membership = self.machine.membership
+        self.confirmed = membership.is_confirmed(now_us)
+        for name in self.peers.names:
+            view = membership.view(name, now_us)
+            if view != self._views.get(name):
+                logger.log(logging.INFO if view == "heard" else logging.WARNING, "broker %s: %s", name, view)
+                self._views[name] = view
+                self._brokers_changed = True
+                self._announce_soon()
+            if view == "silent":
+                self.peers.restart(name)
+
+    @property
+    def machine(self) -> ClusterMember:
+        if self.member is None:
+            raise InternalError("The cluster was not joined yet.")
+        return self.member
+
+    def alive(self) -> dict[str, int]:
+        """Brokers that are there, with their incarnations."""
+        membership, now_us = self.machine.membership, self._now_us()
+        return {
+            record.id: membership.incarnation_of(record.id) or record.incarnation
+            for record in self._broker.catalogue.brokers.values()
+            if membership.view(record.id, now_us) == "heard"
+        }
+
+    # --- peers ----------------------------------------------------------------------------------
+
+    def _peer_connected(self, name: str) -> None:
+        if self.peers.is_connected(name):
+            self._broker.replicas.peer_connected(name)
+            if name == self.machine.controller_broker:
+                self.report_replicas()
+
+    def peer_arrived(self, name: str) -> None:
+        """Another broker dialled this one."""
+        self._broker.replicas.peer_connected(name)
+
+    def _peer_refused(self, name: str) -> None:
+        self._do(self.machine.refused(name, self._now_us()))
+
+    def heard(self, sender: str, body: memoryview) -> None:
+        """Control messages of another broker."""
+        for message in peer.decode(body):
+            now_us = self._now_us()
+            match message:
+                case Heartbeat():
+                    self._do(self.machine.heard(message, now_us))
+                case peer.ForPartition(topic_id, partition, about):
+                    self._heard_about((topic_id, partition), sender, about)
+                case peer.Pushed(records):
+                    self._heard_records({(t, p): Held(record, revision) for t, p, record, revision in records})
+                case peer.Reports(broker, incarnation, reports):
+                    found = {(topic_id, partition): report for topic_id, partition, report in reports}
+                    self._do(self.machine.heard_reports(broker, incarnation, found, now_us))
+                case peer.TopicsChanged():
+                    self._spawn(self._look_again())
+
+    def _heard_about(self, key: Key, sender: str, message: PartitionMessage) -> None:
+        if isinstance(message, JoinerReady | Complaint):
+            self._do(self.machine.heard_member(key, message, self._now_us()))
+        elif isinstance(message, Adopt):
+            self._heard_records({key: Held(message.record, message.revision)})
+        elif (partition := self._broker.replicas.partitions.get(key)) is not None:
+            partition.step(Received(sender, message))
+
+    def replicate(self, sender: str, body: memoryview, session: Session) -> None:
+        """Batches on their way down a chain."""
+        topic_id, index, epoch, attempt, previous, base, durable = peer.REPLICATE.unpack_from(body)
+        partition = self._broker.replicas.partitions.get((topic_id, index))
+        if partition is not None:
+            offered = Offered(sender, epoch, attempt, previous, base, durable)
+            partition.offered(offered, body[peer.REPLICATE.size :], session)
+
+    def tell(self, to: str, key: Key, message: PartitionMessage) -> None:
+        self.peers.tell(to, key, message)
+
+    def report(self, key: Key, message: PartitionMessage) -> None:
+        """Tell the controller something about a partition."""
+        controller = self.machine.controller_broker
+        if controller == self._broker.broker_id:
+            self._do(self.machine.heard_member(key, message, self._now_us()))
+        elif controller:
+            self.peers.send(controller, peer.ForPartition(*key, message))
+
+    def report_replicas(self) -> None:
+        """Tell the controller everything this broker holds."""
+        controller = self.machine.controller_broker
+        reports = self._broker.replicas.reports()
+        if controller == self._broker.broker_id:
+            found = {(topic_id, partition): report for topic_id, partition, report in reports}
+            self._do(self.machine.heard_reports(controller, self._broker.incarnation, found, self._now_us()))
+        elif controller:
+            self.peers.send(controller, peer.Reports(self._broker.broker_id, self._broker.incarnation, reports))
+
+    # --- effects --------------------------------------------------------------------------------
+
+    def _do(self, wanted: list[effects.ClusterEffect]) -> None:
+        for effect in wanted:
+            match effect:
+                case effects.Beat(heartbeat):
+                    self.peers.send_all(heartbeat)
+                case effects.TakeOver(revision):
+                    self._spawn(self._take_over(revision))
+                case effects.LoadAll():
+                    self._spawn(self._load())
+                case effects.Push(records):
+                    self._push(dict(records))
+                case effects.ReportReplicas():
+                    self.report_replicas()
+                case Propose():
+                    self._spawn(self._propose(effect))
+
+    async def _take_over(self, revision: int) -> None:
+        key = ControllerKey(self._broker.broker_id, self._broker.incarnation)
+        try:
+            swap = await self._broker.store.swap(expect={CONTROLLER: revision}, put={CONTROLLER: encode(key)})
+        except StentorError as error:
+            logger.info("the controller's key could not be taken: %s", error)
+            self.machine.takeover_failed(self._now_us())
+            await self._look_again()
+            return
+        if swap.succeeded:
+            logger.info("broker %s is the controller", self._broker.broker_id)
+            self._do(self.machine.took_over(key, swap.revision, self._now_us()))
+        else:
+            self.machine.takeover_failed(self._now_us())
+            await self._look_again()
+
+    async def _load(self) -> None:
+        """The controller rereads everything (C16)."""
+        while not self._closed:
+            try:
+                await self._look_again()
+                break
+            except CoordinationUnavailable:
+                await asyncio.sleep(limits.PEER_HEARTBEAT_S)
+        catalogue = self._broker.catalogue
+        plans = {topic.record.id: topic.plan for topic in catalogue.topics.values()}
+        self._do(self.machine.loaded(catalogue.brokers, plans, catalogue.chains, self._now_us()))
+        self.report_replicas()
+
+    async def _propose(self, propose: Propose) -> None:
+        expect = {chain_key(change.key): change.revision for change in propose.changes}
+        expect[CONTROLLER] = self.machine.membership.controller_revision
+        put = {chain_key(change.key): encode(change.record) for change in propose.changes}
+        revision = None
+        try:
+            swap = await self._broker.store.swap(expect=expect, put=put)
+            revision = swap.revision if swap.succeeded else None
+        except StentorError as error:
+            logger.warning("chains could not be changed: %s", error)
+            await asyncio.sleep(limits.PEER_HEARTBEAT_S)
+        for change in propose.changes if revision is not None else ():
+            names = "→".join(member.broker for member in change.record.chain)
+            joining = f", joining {change.record.joining.broker}" if change.record.joining is not None else ""
+            logger.info("%x/%d: epoch %d, chain %s%s", *change.key, change.record.epoch, names, joining)
+        self._do(self.machine.proposed(propose, revision, self._now_us()))
+
+    def _push(self, records: dict[Key, Held]) -> None:
+        """Everyone hears of new records at once; the watch is for who missed it."""
+        if records:
+            rows = [(*key, held.record, held.revision) for key, held in records.items()]
+            self.peers.send_all(peer.Pushed(rows))
+            self._heard_records(records)
+
+    # --- the store ------------------------------------------------------------------------------
+
+    async def _watch(self, revision: int) -> None:
+        async for event in self._broker.store.watch("", revision):
+            news = News()
+            if isinstance(event, Changed):
+                for entry in event.put:
+                    self._broker.catalogue.put(entry, news)
+                    self._note_liveness(entry.key, alive=True)
+                for key in event.deleted:
+                    self._broker.catalogue.delete(key, news)
+                    self._note_liveness(key, alive=False)
+            else:
+                self._broker.catalogue.replace(event.entries, news)
+            self._take_news(news)
+
+    def _note_liveness(self, key: str, *, alive: bool) -> None:
+        kind, _, name = key.partition("/")
+        if kind == "live":
+            self.machine.membership.liveness(name, alive=alive)
+
+    async def _look_again(self) -> None:
+        found = await self._broker.store.range("")
+        news = News()
+        self._broker.catalogue.replace(found.entries, news)
+        self._take_news(news)
+
+    def _heard_records(self, records: dict[Key, Held]) -> None:
+        news = News()
+        for key, held in records.items():
+            self._broker.catalogue.put_chain(key, held, news)
+        self._take_news(news)
+
+    def _take_news(self, news: News) -> None:
+        """What the store says goes to whom it concerns."""
+        broker = self._broker
+        if news.controller is not None:
+            self._do(self.machine.controller_is(*news.controller))
+        if news.brokers:
+            self._take_brokers()
+        for topic_id, topic in news.topics.items():
+            self._take_topic(topic_id, topic)
+        for key, held in news.chains.items():
+            self.machine.heard_record(key, held)
+            topic = broker.catalogue.by_id.get(key[0])
+            if held is not None and topic is not None:
+                broker.replicas.configure(topic, key, held)
+                self._changed_topics[key[0]] = topic
+        if news.chains or news.topics or news.brokers:
+            self._announce_soon()
+
+    def _take_brokers(self) -> None:
+        broker = self._broker
+        addresses = {b.id: b.address for b in broker.catalogue.brokers.values() if b.id != broker.broker_id}
+        self.peers.set(addresses)
+        self._brokers_changed = True
+        self._do(self.machine.registered(broker.catalogue.brokers, self._now_us()))
+
+    def _take_topic(self, topic_id: int, topic: Topic | None) -> None:
+        broker = self._broker
+        controller = self.machine.controller
+        if controller is not None:
+            controller.topic(topic_id, None if topic is None else topic.plan)
+        self._changed_topics[topic_id] = topic
+        if topic is None:
+            self._spawn(broker.drop_topic(topic_id))
+            return
+        broker.apply_settings(topic)
+        for key in topic.keys:
+            if (held := broker.catalogue.chains.get(key)) is not None:
+                broker.replicas.configure(topic, key, held)
+
+    # --- topics changed here --------------------------------------------------------------------
+
+    async def topic_made(self, topic: Topic, held: dict[Key, Held]) -> None:
+        """This broker made a topic: everyone hears of it now."""
+        news = News()
+        broker = self._broker
+        broker.catalogue.topics[topic.record.name] = broker.catalogue.by_id[topic.record.id] = topic
+        news.topics[topic.record.id] = topic
+        for key, one in held.items():
+            broker.catalogue.put_chain(key, one, news)
+        controller = self.machine.controller
+        if controller is not None:
+            controller.topic(topic.record.id, topic.plan)
+        self._take_news(news)
+        self.peers.send_all(peer.TopicsChanged(topic.revision))
+        await broker.wait_until_active(topic)
+
+    def topic_changed(self, topic: Topic) -> None:
+        news = News()
+        catalogue = self._broker.catalogue
+        catalogue.topics[topic.record.name] = catalogue.by_id[topic.record.id] = topic
+        news.topics[topic.record.id] = topic
+        self._take_news(news)
+        self.peers.send_all(peer.TopicsChanged(topic.revision))
+
+    async def topic_deleted(self, topic: Topic) -> None:
+        news = News()
+        catalogue = self._broker.catalogue
+        catalogue.topics.pop(topic.record.name, None)
+        catalogue.by_id.pop(topic.record.id, None)
+        self._changed_topics[topic.record.id] = None
+        for key in topic.keys:
+            catalogue.chains.pop(key, None)
+            news.chains[key] = None
+        if self.machine.controller is not None:
+            self.machine.controller.topic(topic.record.id, None)
+        self._take_news(news)
+        self._announce()
+        for key in topic.keys:
+            await self._broker.replicas.drop(key, deleted_error(topic.record.name))
+        self.peers.send_all(peer.TopicsChanged(0))
+
+    # --- routes for clients ---------------------------------------------------------------------
+
+    def _announce_soon(self) -> None:
+        if not self._announcing:
+            self._announcing = True
+            self._loop.call_soon(self._announce)
+
+    def _announce(self) -> None:
+        self._announcing = False
+        changed, self._changed_topics = self._changed_topics, {}
+        brokers, self._brokers_changed = self._brokers_changed, False
+        catalogue = self._broker.catalogue
+        if not changed and not brokers:
+            return
+        self._broker.announce(
+            messages.RouteChange(
+                version=self._broker.next_route_version(),
+                topics=[catalogue.route(topic) for topic in changed.values() if topic is not None],
+                removed=[topic_id for topic_id, topic in changed.items() if topic is None],
+                brokers=self.broker_infos() if brokers else [],
+            )
+        )
+
+    def broker_infos(self) -> list[messages.BrokerInfo]:
+        """All brokers, as clients see them."""
+        broker, membership, now_us = self._broker, self.machine.membership, self._now_us()
+        return [
+            broker.info()
+            if record.id == broker.broker_id
+            else messages.BrokerInfo(
+                id=record.id,
+                cluster_id=broker.cluster_id,
+                version=record.version,
+                address=record.address,
+                http_address=record.http_address,
+                zone=record.zone,
+                alive=membership.view(record.id, now_us) == "heard",
+            )
+            for record in broker.catalogue.brokers.values()
+        ]
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        self._closed = True
+        self.peers.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def statistics(self) -> dict[str, Any]:
+        if self.member is None:
+            return {}
+        found: dict[str, Any] = {
+            **self.member.membership.statistics(self._now_us()),
+            "confirmed": self.confirmed,
+            "takeovers": self.member.takeovers,
+        }
+        if self.member.controller is not None:
+            found["chains"] = self.member.controller.statistics()
+        return found

@@ -1,0 +1,228 @@
+"""The connections to the other brokers: dialled by us, twice each, for as long as they are registered.
+
+Everything this broker tells another goes over the connections it dialled itself; what others say comes in on
+theirs (`session.py`). A connection that breaks is dialled again at once: a refusal means that no process is
+there, which is the fast way to know that a broker is dead (C15).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING
+
+from stentor import limits
+from stentor._version import __version__
+from stentor.errors import StentorError
+from stentor.transport.connection import Connection
+from stentor.wire import frames, messages, peer
+from stentor.wire.frames import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stentor.broker.broker import Broker
+    from stentor.broker.feed import Feed
+    from stentor.core.peers import PartitionMessage
+    from stentor.core.records import Key
+
+logger = logging.getLogger(__name__)
+
+
+class PeerLink:
+    """One dialled connection to one other broker, for one purpose; dialled again whenever it breaks."""
+
+    def __init__(self, broker: Broker, name: str, address: str, purpose: str) -> None:
+        self.name = name
+        self.address = address
+        self.purpose = purpose
+        self.feeds: set[Feed] = set()
+        self.greeted = False
+        self.on_greeted: Callable[[PeerLink], None] = lambda _: None
+        self.on_refused: Callable[[PeerLink], None] = lambda _: None
+        self._broker = broker
+        self._loop = broker.loop
+        self._connection: Connection | None = None
+        self._outbox: list[peer.PeerMessage] = []
+        self._scheduled = False
+        self._closed = False
+        self._lost = asyncio.Event()
+        self._task = self._loop.create_task(self._keep())
+
+    @property
+    def writable(self) -> bool:
+        return self.greeted and self._connection is not None and self._connection.writable
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def send(self, message: peer.PeerMessage) -> None:
+        """Leaves at the end of this turn of the loop; lost if there is no connection."""
+        if not self.greeted:
+            return
+        self._outbox.append(message)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        outbox, self._outbox = self._outbox, []
+        if outbox and self._connection is not None and self.greeted:
+            self._connection.send(Kind.PEER, 0, peer.encode(outbox))
+
+    def write(self, buffers: Sequence[bytes]) -> None:
+        """Batches; what was said before them leaves before them."""
+        if self._connection is not None and self.greeted:
+            self._flush()
+            self._connection.write(buffers)
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        while not self._closed:
+            try:
+                await self._dial()
+            except ConnectionRefusedError:
+                self.on_refused(self)
+            except (OSError, TimeoutError, StentorError) as error:
+                logger.debug("no connection to broker %s: %s", self.name, error)
+            else:
+                await self._lost.wait()
+                continue  # dial again at once: the answer tells whether it is dead
+            await asyncio.sleep(limits.PEER_HEARTBEAT_S * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+
+    async def _dial(self) -> None:
+        self._lost.clear()
+        connection = Connection(self)
+        host, _, port = self.address.rpartition(":")
+        async with asyncio.timeout(limits.PEER_DIAL_S):
+            await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+        hello = messages.Hello(
+            version_min=frames.PROTOCOL_VERSION_MIN,
+            version_max=frames.PROTOCOL_VERSION,
+            name=f"broker {self._broker.broker_id}",
+            library=f"stentor {__version__}",
+            features=list(frames.FEATURES),
+            broker=self._broker.broker_id,
+            cluster_id=self._broker.cluster_id,
+            purpose=self.purpose,
+        )
+        self._connection = connection
+        connection.send(Kind.HELLO, 0, messages.encode(hello))
+
+    def restart(self) -> None:
+        """The other side was silent: the connection may be dead without knowing it."""
+        if self._connection is not None and self.greeted:
+            self._connection.abort()
+
+    def close(self) -> None:
+        self._closed = True
+        self._task.cancel()
+        if self._connection is not None:
+            self._connection.abort()
+
+    # --- what the connection reports ------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None: ...
+
+    def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:  # noqa: ARG002
+        if kind == Kind.WELCOME:
+            welcome: messages.Welcome = messages.decode(body, messages.Welcome)
+            if welcome.broker.id != self.name:
+                logger.warning("%s is broker %s, not %s", self.address, welcome.broker.id, self.name)
+                self.restart()
+                return
+            self.greeted = True
+            self.on_greeted(self)
+        elif kind == Kind.ERROR:
+            failure: messages.Failure = messages.decode(body, messages.Failure)
+            logger.warning("broker %s refused this broker: %s", self.name, failure.message)
+
+    def read_finished(self) -> None: ...
+
+    def writable_changed(self, writable: bool) -> None:
+        if writable:
+            for feed in list(self.feeds):
+                feed.wake()
+
+    def refused(self, error: StentorError) -> None:
+        logger.warning("broker %s sent something wrong: %s", self.name, error)
+        if self._connection is not None:
+            self._connection.abort()
+
+    def disconnected(self, error: Exception | None) -> None:  # noqa: ARG002
+        self.greeted = False
+        self._outbox.clear()
+        self._connection = None
+        self._lost.set()
+
+
+class Peers:
+    """All other brokers."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._links: dict[str, dict[str, PeerLink]] = {}
+        self.on_connected: Callable[[str], None] = lambda _: None
+        self.on_refused: Callable[[str], None] = lambda _: None
+
+    def set(self, addresses: dict[str, str]) -> None:
+        """Who there is, by name and address."""
+        for name in [name for name in self._links if name not in addresses]:
+            self._drop(name)
+        for name, address in addresses.items():
+            known = self._links.get(name)
+            if known is not None and known[peer.CONTROL].address != address:
+                self._drop(name)
+            if name not in self._links and address:
+                self._links[name] = {
+                    purpose: self._open(name, address, purpose) for purpose in (peer.CONTROL, peer.DATA)
+                }
+
+    def _open(self, name: str, address: str, purpose: str) -> PeerLink:
+        link = PeerLink(self._broker, name, address, purpose)
+        link.on_greeted = lambda link: self.on_connected(link.name)
+        if purpose == peer.CONTROL:
+            link.on_refused = lambda link: self.on_refused(link.name)
+        return link
+
+    def _drop(self, name: str) -> None:
+        for link in self._links.pop(name).values():
+            link.close()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._links)
+
+    def send(self, to: str, message: peer.PeerMessage) -> None:
+        links = self._links.get(to)
+        if links is not None:
+            links[peer.CONTROL].send(message)
+
+    def send_all(self, message: peer.PeerMessage) -> None:
+        for links in self._links.values():
+            links[peer.CONTROL].send(message)
+
+    def tell(self, to: str, key: Key, message: PartitionMessage) -> None:
+        """A message about a partition; what goes down a chain stays in order with its batches."""
+        links = self._links.get(to)
+        if links is not None:
+            purpose = peer.DATA if isinstance(message, peer.DOWNWARDS) else peer.CONTROL
+            links[purpose].send(peer.ForPartition(key[0], key[1], message))
+
+    def data_link(self, to: str) -> PeerLink | None:
+        links = self._links.get(to)
+        return None if links is None else links[peer.DATA]
+
+    def restart(self, name: str) -> None:
+        for link in self._links.get(name, {}).values():
+            link.restart()
+
+    def is_connected(self, name: str) -> bool:
+        links = self._links.get(name)
+        return links is not None and all(link.greeted for link in links.values())
+
+    def close(self) -> None:
+        for name in list(self._links):
+            self._drop(name)

@@ -1,0 +1,342 @@
+"""The replicas that this broker holds: opened, created, adopted, cut, put aside.
+
+What a partition cannot do alone is here: logs are opened in threads, epochs are stored in one journal for all
+partitions (one write for all that wait), and messages to other brokers go through the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stentor.broker.partition import Partition
+from stentor.core.chain import Replica
+from stentor.core.dedupe import Dedupe
+from stentor.core.records import Key, Member
+from stentor.core.replica import Configure, EpochStored, Fail, PeerConnected, Started, Tick, Truncate
+from stentor.errors import StentorError
+from stentor.storage.log import PartitionLog
+from stentor.storage.model import LogSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stentor.broker.broker import Broker
+    from stentor.broker.catalogue import Topic
+    from stentor.broker.peers import PeerLink
+    from stentor.core.controller import Held
+    from stentor.core.peers import PartitionMessage, ReplicaReport
+    from stentor.storage.directory import DataDirectory
+    from stentor.storage.journal import ReplicaJournal
+    from stentor.wire.messages import TopicSettings
+
+logger = logging.getLogger(__name__)
+
+_RECOVERY_THREADS = 4
+
+
+class Replicas:
+    """All partitions of this broker."""
+
+    def __init__(self, broker: Broker, directory: DataDirectory, journal: ReplicaJournal) -> None:
+        self.partitions: dict[Key, Partition] = {}
+        self._broker = broker
+        self._directory = directory
+        self._journal = journal
+        self._epochs_waiting: list[tuple[Partition, int]] = []
+        self._storing = False
+        self._creating: dict[Key, Held] = {}  # being made; with the newest record heard meanwhile
+        self.single = False  # a broker on its own takes its logs as they are
+
+    # --- opening --------------------------------------------------------------------------------
+
+    async def open_all(self, topics: Iterable[Topic], named: dict[Key, Member]) -> None:
+        """Recover every log on this disk, several at a time: what a restart waits for."""
+        wanted = []
+        for topic in topics:
+            for key in topic.keys:
+                known = self._journal.get(*key)
+                log_id = known.log_id if known is not None else None
+                if log_id is None and self.single and key in named:
+                    log_id = named[key].log_id
+                if log_id is not None:
+                    wanted.append((topic, key, log_id))
+        loop = self._broker.loop
+        with ThreadPoolExecutor(_RECOVERY_THREADS, "stentor-recovery") as pool:
+            opening = [loop.run_in_executor(pool, self._open, topic, key, log_id) for topic, key, log_id in wanted]
+            for partition in await asyncio.gather(*opening):
+                self._add(partition)
+
+    async def create(self, topic: Topic, key: Key, log_id: int) -> Partition:
+        """Begin a new log; what was in its place is put aside."""
+        partition = await self._broker.loop.run_in_executor(None, self._create, topic, key, log_id)
+        self._add(partition)
+        return partition
+
+    def _create(self, topic: Topic, key: Key, log_id: int) -> Partition:
+        known = self._journal.get(*key)
+        if known is not None and known.log_id != log_id:
+            aside = self._directory.put_aside(*key)
+            logger.warning("%s/%d: the old copy of the log was put aside: %s", topic.record.name, key[1], aside)
+        return self._open(topic, key, log_id)
+
+    def _add(self, partition: Partition) -> None:
+        self.partitions[partition.key] = partition
+        self.start_flush_timer(partition)
+
+    def _open(self, topic: Topic, key: Key, log_id: int) -> Partition:
+        record = topic.record
+        known = self._journal.get(*key)
+        current = known if known is not None and known.log_id == log_id else None
+        dedupe = Dedupe()
+        log = PartitionLog.open(
+            self._directory.partition_directory(*key),
+            topic_id=key[0],
+            partition=key[1],
+            log_id=log_id,
+            settings=self.log_settings(record.settings),
+            floor=None if current is None else current.floor,
+            restore=dedupe.restore,
+            replay=dedupe.record_batch,
+            unclean=self._broker.config.unclean,
+        )
+        _report_recovery(record.name, key[1], log)
+        replicated = topic.plan.factor > 1
+        replica = Replica(
+            me=Member(self._broker.broker_id, log_id, self._journal.incarnation),
+            epoch=0 if known is None else known.epoch,
+            start=log.start,
+            end=log.end,
+            committed=0 if current is None else min(current.committed, log.end),
+            dedupe=dedupe,
+            table=log.epochs(),
+            failed=self._unusable(log, replicated=replicated),
+            damaged=replicated and bool(log.damaged),
+        )
+        broker = self._broker
+        return Partition(
+            topic=record.name,
+            topic_id=key[0],
+            index=key[1],
+            settings=record.settings,
+            log=log,
+            replica=replica,
+            clock=broker.clock,
+            syncs=broker.syncs,
+            reads=broker.reads,
+            chain=self,
+        )
+
+    def _unusable(self, log: PartitionLog, *, replicated: bool) -> str:
+        """Why this copy may not take part; a single broker serves what is left of a damaged one (K2)."""
+        if log.failed:
+            return log.failed
+        if replicated and log.damaged:
+            return f"offsets {log.damaged[0][0]} to {log.damaged[0][1]} are damaged on this disk"
+        return ""
+
+    def log_settings(self, settings: TopicSettings) -> LogSettings:
+        return LogSettings(
+            segment_bytes=settings.segment_bytes,
+            retention_age_s=settings.retention_age_s,
+            retention_bytes=settings.retention_bytes,
+            disk_reserve_bytes=self._broker.config.disk_reserve_bytes,
+        )
+
+    def start_flush_timer(self, partition: Partition) -> None:
+        """Topics with flush=interval are brought to disk by a timer, one per partition."""
+        broker = self._broker
+
+        def flush() -> None:
+            partition.has_flush_timer = not (
+                partition.deleted or broker.stopping or partition.settings.flush != "interval"
+            )
+            if partition.has_flush_timer:
+                partition.flush_interval()
+                broker.loop.call_later(partition.settings.flush_interval_ms / 1000, flush)
+
+        if not partition.has_flush_timer:
+            flush()
+
+    # --- records --------------------------------------------------------------------------------
+
+    def configure(self, topic: Topic, key: Key, held: Held) -> None:
+        """The store has this record of a partition; it may name this broker."""
+        named = self._named(held)
+        partition = self.partitions.get(key)
+        if key in self._creating:
+            self._creating[key] = held
+        elif named is not None and (partition is None or partition.replica.me.log_id != named.log_id):
+            self._creating[key] = held
+            self._broker.loop.create_task(self._create_named(topic, key, named))
+        elif partition is not None:
+            partition.step(Configure(held.record, held.revision))
+
+    def _named(self, held: Held) -> Member | None:
+        """This broker's member in the record, if it is of this life."""
+        me, life = self._broker.broker_id, self._journal.incarnation
+        record = held.record
+        members: tuple[Member, ...] = record.chain if record.joining is None else (*record.chain, record.joining)
+        return next((m for m in members if m.broker == me and m.incarnation == life), None)
+
+    async def _create_named(self, topic: Topic, key: Key, named: Member) -> None:
+        old = self.partitions.pop(key, None)
+        if old is not None:
+            old.end_streams(StentorError("This copy of the partition is replaced.", hint="Subscribe again."))
+            await self.settle(old)
+            old.log.close()
+        try:
+            await self.create(topic, key, named.log_id)
+        except StentorError as error:
+            logger.warning("partition %s/%d cannot be opened: %s", topic.record.name, key[1], error)
+            self._creating.pop(key)
+            return
+        held = self._creating.pop(key)
+        self.configure(topic, key, held)
+        self._broker.cluster.report_replicas()
+
+    async def settle(self, partition: Partition) -> None:
+        """Bring what it has to disk."""
+        settled = asyncio.Event()
+        partition.stop(settled.set)
+        await settled.wait()
+
+    def peer_connected(self, broker: str) -> None:
+        for partition in list(self.partitions.values()):
+            if broker in partition.replica.chain or partition.replica.place.successor is not None:
+                partition.step(PeerConnected(broker))
+
+    def tick(self) -> None:
+        for partition in list(self.partitions.values()):
+            replica = partition.replica
+            if not replica.linked or replica.place.successor is not None:
+                partition.step(Tick())
+
+    def reports(self) -> list[tuple[int, int, ReplicaReport]]:
+        return [(*key, partition.replica.report()) for key, partition in self.partitions.items()]
+
+    async def drop(self, key: Key, error: StentorError) -> None:
+        """The topic was deleted: its log goes."""
+        partition = self.partitions.pop(key, None)
+        if partition is None:
+            return
+        partition.end_streams(error)
+        await self.settle(partition)
+        self._journal.remove(*key)
+        await asyncio.to_thread(partition.log.delete)
+
+    # --- what a partition needs (ChainWork) -----------------------------------------------------
+
+    def tell(self, to: str, key: Key, message: PartitionMessage) -> None:
+        self._broker.cluster.tell(to, key, message)
+
+    def report(self, key: Key, message: PartitionMessage) -> None:
+        self._broker.cluster.report(key, message)
+
+    def data_link(self, to: str) -> PeerLink | None:
+        return self._broker.cluster.peers.data_link(to)
+
+    def store_epoch(self, partition: Partition, epoch: int) -> None:
+        """C2: on disk before anything is done in it; one write for all that wait."""
+        self._epochs_waiting.append((partition, epoch))
+        if not self._storing:
+            self._storing = True
+            self._broker.loop.call_soon(self._store_epochs)
+
+    def _store_epochs(self) -> None:
+        waiting, self._epochs_waiting = self._epochs_waiting, []
+        for partition, epoch in waiting:
+            self._journal.update(*partition.key, log_id=partition.replica.me.log_id, epoch=epoch)
+        self._broker.epochs.submit(self._journal.store, partial(self._epochs_stored, waiting))
+
+    def _epochs_stored(self, waiting: list[tuple[Partition, int]], _: Any, error: StentorError | None) -> None:
+        self._storing = False
+        for partition, epoch in waiting:
+            if self.partitions.get(partition.key) is not partition:
+                continue
+            if error is None:
+                partition.step(EpochStored(epoch))
+            else:
+                logger.error("the journal could not be written: %s", error)
+                partition.step(Fail(f"the journal could not be written: {error.message}"))
+        if self._epochs_waiting:
+            self._storing = True
+            self._store_epochs()
+
+    def cut_log(self, partition: Partition, effect: Truncate) -> PartitionLog:
+        """In a thread: the log ends here, or begins anew here; the state derived from it follows (C9, C19)."""
+        log, dedupe = partition.log, partition.replica.dedupe
+        if not effect.reset:
+            floor = self._journal.get(*partition.key)
+            if floor is not None and floor.synced_end > effect.end:
+                self._journal.rewind(*partition.key, synced_end=effect.end)
+                self._journal.store()
+            log.truncate(effect.end, committed=min(partition.committed, effect.end))
+            log.replay(dedupe.restore, dedupe.record_batch)
+            return log
+        identity = log.identity
+        log.delete()
+        self._journal.remove(*partition.key)
+        self._journal.update(*partition.key, log_id=identity.log_id, epoch=partition.replica.epoch)
+        self._journal.store()
+        fresh = PartitionLog.open(
+            log.directory,
+            topic_id=identity.topic_id,
+            partition=identity.partition,
+            log_id=identity.log_id,
+            settings=log.settings,
+            start=effect.end,
+        )
+        if effect.snapshot is not None:
+            fresh.keep_start_snapshot(effect.snapshot)
+        dedupe.restore(effect.snapshot)
+        return fresh
+
+    def retire(self, partition: Partition, start: int) -> None:
+        """The head let go of what is below; so does this member (C23)."""
+
+        def retired(found: Any, error: StentorError | None) -> None:
+            if error is None and self.partitions.get(partition.key) is partition:
+                partition.replica.start = max(partition.replica.start, found)
+
+        work = partial(partition.log.retire_below, start, committed=partition.committed)
+        self._broker.reads.submit(work, retired)
+
+    # --- books ----------------------------------------------------------------------------------
+
+    def note_floors(self) -> None:
+        for key, partition in self.partitions.items():
+            if partition.is_cutting:
+                continue
+            synced_end = partition.log.synced_end
+            self._journal.update(
+                *key,
+                log_id=partition.log.identity.log_id,
+                epoch=partition.replica.epoch,
+                synced_end=synced_end,
+                committed=min(partition.committed, synced_end),
+            )
+
+    def retain(self) -> None:
+        """In a thread: the head of each chain lets old segments go; its members follow."""
+        broker = self._broker
+        for partition in list(self.partitions.values()):
+            settings = partition.settings
+            limited = settings.retention_age_s or settings.retention_bytes is not None
+            if partition.deleted or not limited or not partition.replica.place.is_head:
+                continue
+            before = partition.log.start
+            start = partition.log.retain(broker.clock.now_us(), committed=partition.committed)
+            if start != before:
+                broker.loop.call_soon_threadsafe(partition.step, Started(start))
+
+
+def _report_recovery(topic: str, index: int, log: PartitionLog) -> None:
+    report = log.recovery
+    for truncation in report.truncated:
+        logger.warning("%s/%d: a torn write at the end was cut off: %s", topic, index, truncation)
+    for damage in log.damaged:
+        logger.error("%s/%d: offsets %d to %d are damaged and refused", topic, index, *damage)

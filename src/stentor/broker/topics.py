@@ -1,0 +1,176 @@
+"""Topics are made, changed and deleted here: by any broker, with one swap of the coordination store.
+
+A topic is made together with the chains of its partitions, so whoever sees it can use it. Changing chains
+afterwards is the controller's work alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stentor import limits
+from stentor.broker.catalogue import Topic, TopicRecord, chain_key, deleted_key, encode, topic_key
+from stentor.core.controller import Held
+from stentor.core.names import check_topic_name
+from stentor.core.placement import Candidate, Load, place
+from stentor.core.records import ChainRecord, Key, Member
+from stentor.errors import InvalidArgument, LimitExceeded, NotReady, StentorError, TopicExists, TopicNotFound
+from stentor.wire.messages import merge_settings
+
+if TYPE_CHECKING:
+    from stentor.broker.broker import Broker
+    from stentor.wire.messages import TopicSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Topics:
+    """Changes of topics."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def create(self, name: str, settings: TopicSettings) -> Topic:
+        """Make a topic: logs of this broker first, so that a full disk leaves nothing behind, then the store."""
+        broker = self._broker
+        topic = self._plan(name, settings)
+        chains = self._place(topic)
+        mine = {
+            key: member.log_id
+            for key, record in chains.items()
+            for member in record.chain
+            if member.broker == broker.broker_id
+        }
+        try:
+            for key, log_id in mine.items():
+                await broker.replicas.create(topic, key, log_id)
+            await self._add(topic, chains)
+        except BaseException:
+            await self._discard(list(mine))
+            raise
+        logger.info("topic %s made with %d partitions", name, settings.partitions)
+        return topic
+
+    def _plan(self, name: str, settings: TopicSettings) -> Topic:
+        check_topic_name(name)
+        catalogue = self._broker.catalogue
+        if name in catalogue.topics:
+            raise TopicExists(f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name)
+        partitions = catalogue.partitions()
+        if len(catalogue.topics) >= limits.TOPICS_MAX or partitions + settings.partitions > (
+            limits.PARTITIONS_PER_BROKER_MAX
+        ):
+            raise LimitExceeded(
+                f"There are {len(catalogue.topics)} topics with {partitions} partitions; the limits are"
+                f" {limits.TOPICS_MAX} and {limits.PARTITIONS_PER_BROKER_MAX}.",
+                hint="Delete topics, or use keys inside one topic.",
+            )
+        brokers = len(catalogue.brokers)
+        replicas = settings.replicas or min(limits.REPLICAS, brokers)
+        if replicas > brokers:
+            raise InvalidArgument(
+                f"Topic {name} wants {replicas} replicas; the cluster has {brokers} brokers.",
+                hint="Ask for fewer replicas, or start more brokers first.",
+                object=name,
+            )
+        settings = msgspec.structs.replace(settings, replicas=replicas)
+        record = TopicRecord(name, secrets.randbits(62) + 1, settings, self._broker.clock.now_us())
+        return Topic(record, 0)
+
+    def _place(self, topic: Topic) -> dict[Key, ChainRecord]:
+        """Chains for all partitions, from who is there now."""
+        broker, plan = self._broker, topic.plan
+        alive = broker.cluster.alive()
+        candidates = [
+            Candidate(record.id, record.zone)
+            for record in broker.catalogue.brokers.values()
+            if record.id in alive and not record.draining
+        ]
+        load = Load.of([m.broker for m in held.record.chain] for held in broker.catalogue.chains.values())
+        chains = {}
+        for key in topic.keys:
+            names = place(key[1], plan.factor, candidates, load, mode=plan.mode, active=broker.cluster.active)
+            if len(names) < plan.min_replicas:
+                raise NotReady(
+                    f"Topic {topic.record.name} needs {plan.min_replicas} brokers; {len(names)} answer.",
+                    hint="Try again when more brokers are up.",
+                )
+            load.add(names)
+            members = tuple(Member(name, secrets.randbits(62) + 1, alive[name]) for name in names)
+            chains[key] = ChainRecord(
+                1, members, proposal=secrets.randbits(62), factor=plan.factor, min_replicas=plan.min_replicas
+            )
+        return chains
+
+    async def _add(self, topic: Topic, chains: dict[Key, ChainRecord]) -> None:
+        """Chains first where one swap cannot hold all; the topic's own key last: it makes them count."""
+        broker, name = self._broker, topic.record.name
+        records = list(chains.items())
+        size = limits.STORE_CHANGES_MAX - 1
+        parts = [records[start : start + size] for start in range(0, len(records), size)]
+        held: dict[Key, Held] = {}
+        for number, part in enumerate(parts):
+            put = {chain_key(key): encode(record) for key, record in part}
+            expect = dict.fromkeys(put, 0)
+            if number == len(parts) - 1:
+                put[topic_key(name)], expect[topic_key(name)] = encode(topic.record), 0
+            swap = await broker.store.swap(expect=expect, put=put)
+            if not swap.succeeded:
+                raise TopicExists(f"Topic {name} exists already.", object=name)
+            held.update((key, Held(record, swap.revision)) for key, record in part)
+            topic.revision = swap.revision
+        await broker.cluster.topic_made(topic, held)
+
+    async def _discard(self, keys: list[Key]) -> None:
+        """The topic was not made after all, for lack of room perhaps: nothing of it stays."""
+        error = StentorError("The topic could not be made.")
+        for key in keys:
+            await self._broker.replicas.drop(key, error)
+            await self._broker.remove_directory(key)
+
+    async def alter(self, name: str, changes: dict[str, Any]) -> Topic:
+        broker = self._broker
+        topic = broker.catalogue.get(name)
+        settings = topic.record.settings
+        if changes.get("partitions", settings.partitions) != settings.partitions:
+            raise InvalidArgument(
+                f"Topic {name} has {settings.partitions} partitions, and that cannot be changed.",
+                hint="Keys would move between partitions and lose their order; make a new topic instead.",
+                object=name,
+            )
+        merged = merge_settings(settings, changes)
+        if merged.replicas > len(broker.catalogue.brokers):
+            raise InvalidArgument(
+                f"{merged.replicas} replicas need as many brokers; the cluster has {len(broker.catalogue.brokers)}.",
+                object=name,
+            )
+        record = msgspec.structs.replace(topic.record, settings=merged)
+        key = topic_key(name)
+        swap = await broker.store.swap(expect={key: topic.revision}, put={key: encode(record)})
+        if not swap.succeeded:
+            raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+        altered = Topic(record, swap.revision)
+        broker.cluster.topic_changed(altered)
+        return altered
+
+    async def delete(self, name: str) -> None:
+        broker = self._broker
+        topic = broker.catalogue.get(name)
+        key, topic_id = topic_key(name), topic.record.id
+        swap = await broker.store.swap(expect={key: topic.revision}, put={deleted_key(topic_id): b""}, delete=(key,))
+        if not swap.succeeded:
+            raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+        chains = [chain_key(partition) for partition in topic.keys]
+        for start in range(0, len(chains), limits.STORE_CHANGES_MAX):
+            await broker.store.swap(expect={}, put={}, delete=tuple(chains[start : start + limits.STORE_CHANGES_MAX]))
+        await broker.cluster.topic_deleted(topic)
+        logger.info("topic %s deleted", name)
+
+
+def deleted_error(name: str) -> TopicNotFound:
+    """What readers of a deleted topic are told."""
+    return TopicNotFound(f"Topic {name} was deleted.", object=name)

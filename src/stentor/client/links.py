@@ -1,0 +1,154 @@
+"""A client's links to the brokers of a cluster: made when somebody needs them, watched, made again.
+
+One of them is the *home* link, over which the client asks its questions and hears of new routes; any broker
+serves as home. Publishes go to the link of a partition's head, streams come from one of its members. With a
+single broker all of them are one and the same link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING
+
+from stentor import limits
+from stentor.client.link import Link
+from stentor.errors import ConnectionFailed, StentorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from stentor.wire.messages import BrokerInfo
+
+logger = logging.getLogger(__name__)
+
+
+class Links:
+    """Links by the broker's id."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[str, Link] = {}
+        self._connecting: dict[str, asyncio.Task[None]] = {}
+        self.brokers: dict[str, BrokerInfo] = {}
+        self.on_linked: Callable[[Link], None] = lambda _: None
+        self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
+        self._watch: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # --- finding --------------------------------------------------------------------------------
+
+    def to(self, broker: str) -> Link | None:
+        """The link to a broker; None while it is being made, which begins now if it has not."""
+        link = self._links.get(broker)
+        if link is not None:
+            return link
+        if broker in self.brokers and broker not in self._connecting and not self._closed:
+            self._connecting[broker] = self._loop.create_task(self._connect(broker))
+        return None
+
+    def existing(self, broker: str) -> Link | None:
+        """The link to a broker if there is one."""
+        return self._links.get(broker)
+
+    def alive(self) -> list[Link]:
+        return list(self._links.values())
+
+    def learned(self, brokers: Iterable[BrokerInfo]) -> None:
+        """The route table names these brokers."""
+        for info in brokers:
+            self.brokers[info.id] = info
+
+    # --- making ---------------------------------------------------------------------------------
+
+    async def _connect(self, broker: str) -> None:
+        """Try until it works, or the broker is not needed any more; back off with full jitter."""
+        delay = limits.RECONNECT_DELAY_S
+        try:
+            while not self._closed and broker in self.brokers:
+                try:
+                    link = await Link.open(self.brokers[broker].address, self._name, limits.LINK_OPEN_S)
+                except (StentorError, TimeoutError, OSError):
+                    await asyncio.sleep(random.uniform(0, delay))  # noqa: S311 - jitter, not a secret
+                    delay = min(2 * delay, limits.RECONNECT_DELAY_S_MAX)
+                    continue
+                self._connecting.pop(broker, None)
+                self.add(link)
+                return
+        finally:
+            self._connecting.pop(broker, None)
+
+    def add(self, link: Link) -> None:
+        """A link that was made, here or for the home."""
+        assert link.broker is not None
+        known = self._links.get(link.broker.id)
+        if known is link:
+            return
+        link.on_lost = self._lost
+        self._links[link.broker.id] = link
+        if self._watch is None:
+            self._watch = self._loop.call_later(limits.LINK_WATCH_S, self._look)
+        if known is not None:
+            known.close()
+        self.on_linked(link)
+
+    def _lost(self, link: Link, error: StentorError) -> None:
+        if link.broker is not None and self._links.get(link.broker.id) is link:
+            del self._links[link.broker.id]
+        if not self._closed:
+            self.on_lost(link, error)
+
+    def _look(self) -> None:
+        """Where there are others to go to, a silent broker is left quickly; it may be paused or cut off."""
+        several = sum(info.alive for info in self.brokers.values()) > 1 or len(self.brokers) > 1
+        for link in self.alive():
+            link.look(impatient=several)
+        self._watch = None if self._closed else self._loop.call_later(limits.LINK_WATCH_S, self._look)
+
+    async def race(self, addresses: list[str], timeout: float) -> Link:
+        """The first of several brokers that answers; a dead one does not hold up the others."""
+        error: StentorError | None = None
+        for start in range(0, len(addresses), limits.LINK_RACE_MAX):
+            part = addresses[start : start + limits.LINK_RACE_MAX]
+            if len(part) == 1:
+                try:
+                    return await Link.open(part[0], self._name, timeout)
+                except StentorError as failure:
+                    error = failure
+                    continue
+            link, error = await self._race(part, min(timeout, limits.LINK_OPEN_S), error)
+            if link is not None:
+                return link
+        raise error or ConnectionFailed("There is no address to connect to.")
+
+    async def _race(
+        self, addresses: list[str], timeout: float, error: StentorError | None
+    ) -> tuple[Link | None, StentorError | None]:
+        tasks = [self._loop.create_task(Link.open(address, self._name, timeout)) for address in addresses]
+        winner: Link | None = None
+        try:
+            for finished in asyncio.as_completed(tasks):
+                try:
+                    winner = await finished
+                    break
+                except StentorError as failure:
+                    error = failure
+        finally:
+            for task in tasks:
+                task.cancel()
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(outcome, Link) and outcome is not winner:
+                    outcome.close()
+        return winner, error
+
+    def close(self) -> None:
+        self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        for task in list(self._connecting.values()):
+            task.cancel()
+        for link in self.alive():
+            link.close()
+        self._links.clear()

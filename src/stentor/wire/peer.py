@@ -1,0 +1,84 @@
+"""What brokers say to each other: control messages in PEER frames, batches in REPLICATE frames.
+
+A broker dials every other one twice. The control connection carries heartbeats, reports and everything that goes
+up a chain; it is never held back. The data connection carries everything that goes down a chain, in order:
+records, where logs part, batches, `durable_k`. A receiver that is far ahead of its disk holds it back.
+
+A PEER frame holds a list of messages, so that what happens in one turn of the loop leaves in one write.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+
+from stentor.core.membership import Heartbeat
+from stentor.core.peers import Adopt, Down, Linked, PartitionMessage, ReplicaReport
+from stentor.core.records import ChainRecord
+from stentor.errors import ProtocolError
+
+CONTROL: Final = "control"
+DATA: Final = "data"
+
+DOWNWARDS: Final = (Adopt, Linked, Down)
+"""These must stay in order with the batches, so they take the data connection."""
+
+REPLICATE: Final = struct.Struct("<QIIIIQQ")
+"""Topic id, partition, epoch, attempt, epoch before the first batch, its base offset, durable; batches follow."""
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
+    """Told apart by its type."""
+
+
+class ForPartition(_Message, frozen=True):
+    """A message about one partition."""
+
+    topic_id: int
+    partition: int
+    message: PartitionMessage
+
+
+class Pushed(_Message, frozen=True):
+    """Records that were swapped into the store: topic id, partition, record, revision."""
+
+    records: list[tuple[int, int, ChainRecord, int]]
+
+
+class Reports(_Message, frozen=True):
+    """Everything a broker holds: topic id, partition, report."""
+
+    broker: str
+    incarnation: int
+    reports: list[tuple[int, int, ReplicaReport]]
+
+
+class TopicsChanged(_Message, frozen=True):
+    """The store has news about topics: look there, the watch may be slow."""
+
+    revision: int
+
+
+PeerMessage = Heartbeat | ForPartition | Pushed | Reports | TopicsChanged
+
+_encoder = msgspec.msgpack.Encoder()
+# Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
+_decoder = msgspec.msgpack.Decoder(list[PeerMessage])
+
+
+def encode(messages: list[PeerMessage]) -> bytes:
+    """The body of a PEER frame."""
+    return _encoder.encode(messages)
+
+
+def decode(body: bytes | memoryview) -> list[PeerMessage]:
+    """Decode and validate; anything malformed is a ProtocolError."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
+        raise ProtocolError(
+            f"A broker's message could not be understood: {error}.",
+            hint="Brokers of a cluster must be of versions that know each other.",
+        ) from error
