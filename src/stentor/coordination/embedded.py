@@ -81,7 +81,7 @@ class EmbeddedStore:
         saved: bytes | None,
         save: Callable[[bytes], None],
         *,
-        timeout_s: float = limits.COORDINATION_TIMEOUT_S,
+        timeout_s: float = limits.DEFAULT_TIMEOUT_S,  # a slow disk is no reason to give up on it soon
     ) -> None:
         state = _State(_VERSION, 0, {}) if saved is None else _load(saved)
         self._revision = state.revision

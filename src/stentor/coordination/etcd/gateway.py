@@ -46,11 +46,16 @@ _REASON_CHARACTERS_MAX: Final = 200
 logger = logging.getLogger(__name__)
 
 
+def _brief(reason: str) -> str:
+    """What the other side said, as part of a sentence of ours."""
+    return " ".join(reason[:_REASON_CHARACTERS_MAX].split())
+
+
 class Broken(Exception):  # noqa: N818 - never leaves this package
     """No usable answer from an endpoint."""
 
     def __init__(self, reason: str, *, sent: bool) -> None:
-        super().__init__(reason)
+        super().__init__(_brief(reason))
         self.sent = sent  # the request may have been carried out
 
 
@@ -58,7 +63,7 @@ class Refusal(Exception):  # noqa: N818 - never leaves this package
     """etcd's no; the request was not carried out."""
 
     def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
+        super().__init__(_brief(reason))
         self.code = code
 
 
@@ -360,7 +365,7 @@ def _problem(status: int, content: bytes) -> Broken | Refusal:
         problem = messages.decode(content, messages.Problem)
     except ValueError:
         problem = messages.Problem()
-    reason = (problem.message or problem.error)[:_REASON_CHARACTERS_MAX]
+    reason = problem.message or problem.error
     if not problem.code or not reason:
         return Broken(f"it answers HTTP {status}, but not as etcd's v3 gateway does", sent=True)
     if any(words in reason for words in _NOT_TAKEN):
