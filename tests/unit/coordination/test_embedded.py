@@ -3,11 +3,21 @@
 import asyncio
 import threading
 
+import msgspec
 import pytest
+from crc32c import crc32c
 
 from stentor import limits
 from stentor.coordination import EmbeddedStore
-from stentor.errors import CoordinationUnavailable, DiskFull, LeaseExpired, LimitExceeded, UnknownSwap
+from stentor.errors import (
+    CoordinationUnavailable,
+    CorruptData,
+    DiskFull,
+    FormatTooNew,
+    LeaseExpired,
+    LimitExceeded,
+    UnknownSwap,
+)
 from stentor.ports import Resync
 
 
@@ -37,6 +47,50 @@ def disk():
     disk = Disk()
     yield disk
     disk.moving.set()
+
+
+def test_what_was_swapped_is_there_after_a_restart(disk, tell):
+    async def story():
+        store = disk.open()
+        await store.swap(expect={}, put={"x/1": b"a", "x/2": b"b", "y": b"c"})
+        last = await store.swap(expect={}, put={}, delete=("x/1",))
+        again = disk.open()
+        assert [entry.key for entry in await again.range("x/")] == ["x/2"]
+        assert (await again.swap(expect={}, put={"z": b""})).revision == last.revision + 1, "revisions go on"
+
+    tell(disk, story())
+
+
+def test_a_swap_that_could_not_be_saved_did_not_happen(disk, tell):
+    async def story():
+        store = disk.open()
+        kept = await store.swap(expect={}, put={"a": b"1"})
+        disk.full = True
+        with pytest.raises(DiskFull):
+            await store.swap(expect={"a": kept.revision}, put={"a": b"2"})
+        assert (await store.get("a")).value == b"1"
+        disk.full = False
+        assert (await store.swap(expect={"a": kept.revision}, put={"a": b"3"})).succeeded
+
+    tell(disk, story())
+
+
+def test_a_file_that_fails_its_checksum_or_is_too_new_is_refused(disk, tell):
+    async def story():
+        await disk.open().swap(expect={}, put={"a": b"1"})
+
+    tell(disk, story())
+    for at in range(len(disk.saved)):
+        broken = bytearray(disk.saved)
+        broken[at] ^= 1
+        with pytest.raises(CorruptData, match="coordination"):
+            EmbeddedStore(bytes(broken), disk.save)
+    for cut in (b"", disk.saved[:3], disk.saved[:-1]):
+        with pytest.raises(CorruptData):
+            EmbeddedStore(cut, disk.save)
+    newer = msgspec.msgpack.encode([99, 1, {}, "what we do not know"])
+    with pytest.raises(FormatTooNew):
+        EmbeddedStore(crc32c(newer).to_bytes(4, "little") + newer, disk.save)
 
 
 def test_leased_keys_do_not_survive_a_restart_but_their_revisions_do(disk, tell):
