@@ -146,8 +146,8 @@ LINK_OPEN_S: Final = 1.5
 LINK_RACE_MAX: Final = 3
 """How many brokers a client tries at one time when it looks for a home."""
 
-LINK_WATCH_S: Final = 0.25
-LINK_SILENCE_S: Final = 1.2
+LINK_WATCH_S: Final = 0.2
+LINK_SILENCE_S: Final = 0.9
 """Where there are other brokers, a client leaves one that did not answer pings for this long."""
 
 LINK_PROVEN_S: Final = 0.5

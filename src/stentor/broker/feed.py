@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stentor import limits
 from stentor.wire import frames, peer
 from stentor.wire.frames import Kind
-from stentor.wire.header import extents, unpack
+from stentor.wire.header import unpack
 
 if TYPE_CHECKING:
     from stentor.broker.partition import Partition
@@ -65,9 +65,6 @@ class Feed:
         partition = self.partition
         replica = partition.replica
         base = unpack(chunks[0]).base_offset
-        if base < self.position:  # a cached chunk that begins earlier
-            skipped = next(place for place, _, first, _ in extents(chunks[0]) if first == self.position)
-            chunks[0], base, size = chunks[0][skipped:], self.position, size - skipped
         prefix = frames.HEADER.pack(peer.REPLICATE.size + size, Kind.REPLICATE, 0, 0, 0) + peer.REPLICATE.pack(
             partition.topic_id,
             partition.index,

@@ -10,6 +10,12 @@ from bisect import bisect_left
 from itertools import accumulate
 
 from stentor import limits
+from stentor.wire.header import extents
+
+
+def _from_offset(chunk: bytes, offset: int) -> bytes:
+    """A chunk from the batch that holds an offset on."""
+    return chunk[next((place for place, _, _, end in extents(chunk) if end > offset), 0) :]
 
 
 class TailCache:
@@ -53,6 +59,8 @@ class TailCache:
         size, next_offset = 0, position
         while index < len(ends) and ends[index] <= committed:
             chunk = self._chunks[index]
+            if self._bases[index] < position:
+                chunk = _from_offset(chunk, position)
             if chunks and size + len(chunk) > max_bytes:
                 break
             chunks.append(chunk)
