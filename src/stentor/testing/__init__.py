@@ -1,4 +1,4 @@
-"""Public helpers for tests: a real broker in the test's own process, and a real etcd beside it.
+"""Public helpers for tests: a real broker in the test's own process, a real cluster in processes beside it.
 
     from stentor.testing import broker
 
@@ -9,7 +9,8 @@ Or, with the pytest plugin that comes with the package, the fixtures `stentor_br
 `stentor_client`.
 """
 
+from stentor.testing.cluster import LocalCluster, cluster
 from stentor.testing.etcd import LocalEtcd
 from stentor.testing.local import LocalBroker, broker
 
-__all__ = ["LocalBroker", "LocalEtcd", "broker"]
+__all__ = ["LocalBroker", "LocalCluster", "LocalEtcd", "broker", "cluster"]

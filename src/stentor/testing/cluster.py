@@ -1,0 +1,255 @@
+"""A real cluster on this machine: an etcd, brokers in processes of their own, and the means to break them.
+
+from stentor.testing import cluster
+
+with cluster(brokers=3) as c, c.client() as client:
+    client.publish("orders", "hello")
+    c.kill(c.head("orders"))
+    client.publish("orders", "still here")
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from stentor.client.sync_client import Client
+from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument
+from stentor.testing.etcd import LocalEtcd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_START_S: Final = 30.0
+_STOP_S: Final = 20.0
+_LOG_LINES: Final = 8
+
+
+class BrokerProcess:
+    """One `stentor serve`."""
+
+    def __init__(self, name: str, directory: Path, arguments: list[str], prefix: list[str]) -> None:
+        self.name = name
+        self.directory = directory
+        self.log_file = directory.with_suffix(".log")
+        self.port = 0
+        self.http_port = 0
+        self.host = "127.0.0.1"
+        self._arguments = arguments
+        self._prefix = prefix
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise InvalidArgument(f"Broker {self.name} is not running.")
+        return self._process.pid
+
+    def launch(self) -> None:
+        """Start it on the ports it had before, so that everyone finds it again."""
+        if self.running:
+            return
+        command = [*self._prefix, sys.executable, "-m", "stentor", "serve", *self._arguments]
+        command += ["--data", str(self.directory), "--host", self.host]
+        command += ["--port", str(self.port), "--http-port", str(self.http_port)]
+        with self.log_file.open("a", encoding="utf-8") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def wait_ready(self) -> None:
+        """Until it says that it is ready."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if "stentor ready" not in line:
+            raise InternalError(f"Broker {self.name} did not start: {self.last_words()}")
+        words = line.split()
+        self.port = int(words[3].rpartition(":")[2])
+        if words[4].startswith("http://"):
+            self.http_port = int(words[4].rpartition(":")[2])
+
+    def last_words(self) -> str:
+        lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        return " / ".join(lines[-_LOG_LINES:])
+
+    def signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def wait(self, timeout: float) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._process = None
+
+
+class LocalCluster:
+    """Brokers b0, b1, … and their etcd, in processes of this machine."""
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        etcd: int = 1,
+        data: str | Path | None = None,
+        settings: dict[str, Any] | None = None,
+    ) -> None:
+        self._temporary = data is None
+        self.directory = Path(tempfile.mkdtemp(prefix="stentor-cluster-") if data is None else data)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.etcd = LocalEtcd(members=etcd, data=self.directory / "etcd")
+        self._count = brokers
+        self._settings = settings or {}
+        self.brokers: dict[str, BrokerProcess] = {}
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start etcd and all brokers, and wait until they are ready."""
+        try:
+            self.etcd.start()
+            for index in range(self._count):
+                self._make(f"b{index}")
+            for broker in self.brokers.values():
+                broker.launch()
+            for broker in self.brokers.values():
+                broker.wait_ready()
+        except BaseException:
+            self.cleanup()
+            raise
+        return self
+
+    def _make(self, name: str) -> BrokerProcess:
+        arguments = ["--coordination", self.etcd.url, "--broker-id", name]
+        for setting, value in self._settings.items():
+            flag = setting.replace("_", "-")
+            if isinstance(value, bool):
+                arguments.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                arguments += [f"--{flag}", str(value)]
+        process = BrokerProcess(name, self.directory / name, arguments, [])
+        self.brokers[name] = process
+        return process
+
+    def stop(self) -> None:
+        """Stop everything gracefully; the data stays."""
+        for broker in self.brokers.values():
+            if broker.running:
+                broker.signal(signal.SIGCONT)
+                broker.signal(signal.SIGTERM)
+        for broker in self.brokers.values():
+            broker.wait(_STOP_S)
+        self.etcd.stop()
+
+    def cleanup(self) -> None:
+        """Stop everything and remove what is temporary."""
+        for broker in self.brokers.values():
+            if broker.running:
+                broker.signal(signal.SIGKILL)
+            broker.wait(_STOP_S)
+        self.etcd.cleanup()
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+    # --- what tests need ------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """All brokers; clients need only one of them that answers."""
+        return "stentor://" + ",".join(broker.address for broker in self.brokers.values())
+
+    def client(self, **options: Any) -> Client:
+        return Client(self.url, **options)
+
+    def chain(self, topic: str, partition: int = 0) -> list[str]:
+        """The chain of a partition, head first."""
+        with self.client(name="stentor.testing") as client:
+            return list(client.describe_topic(topic).partitions[partition].chain)
+
+    def head(self, topic: str, partition: int = 0) -> str:
+        return self.chain(topic, partition)[0]
+
+    def tail(self, topic: str, partition: int = 0) -> str:
+        return self.chain(topic, partition)[-1]
+
+    def controller(self) -> str:
+        """Who changes chains now."""
+        with self.client(name="stentor.testing") as client:
+            return str(client.statistics()["cluster"]["controller"])
+
+    def wait_for(self, holds: Callable[[], bool], timeout: float = 30.0, what: str = "the cluster") -> None:
+        """Wait for a condition, with a deadline."""
+        deadline = time.monotonic() + timeout
+        while not holds():
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"Waited {timeout:g} s for {what}.")
+            time.sleep(0.05)
+
+    def wait_for_chain(self, topic: str, length: int, partition: int = 0, timeout: float = 30.0) -> None:
+        """Wait until a partition has so many members again."""
+        self.wait_for(lambda: len(self.chain(topic, partition)) == length, timeout, f"{length} replicas of {topic}")
+
+    # --- breaking -------------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """End it at once (SIGKILL)."""
+        self.brokers[name].signal(signal.SIGKILL)
+        self.brokers[name].wait(_STOP_S)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP: alive for the kernel, silent for everyone else."""
+        self.brokers[name].signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        self.brokers[name].signal(signal.SIGCONT)
+
+    def terminate(self, name: str) -> None:
+        """A graceful stop, as in a rolling restart."""
+        self.brokers[name].signal(signal.SIGTERM)
+        self.brokers[name].wait(_STOP_S)
+
+    def restart(self, name: str) -> None:
+        """Start a broker that is not running, on its old ports and data."""
+        self.brokers[name].launch()
+        self.brokers[name].wait_ready()
+
+    def add(self) -> str:
+        """One more broker."""
+        broker = self._make(f"b{len(self.brokers)}")
+        broker.launch()
+        broker.wait_ready()
+        return broker.name
+
+
+@contextmanager
+def cluster(brokers: int = 3, **options: Any) -> Iterator[LocalCluster]:
+    """A real cluster with its data in a temporary directory; see LocalCluster for what it can do."""
+    with LocalCluster(brokers, **options) as local:
+        yield local
