@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor.broker.broker import Broker
-from stentor.broker.catalogue import ChainRecord, Member, TopicRecord
+from stentor.broker.catalogue import TopicRecord, chain_key, encode, topic_key
 from stentor.broker.config import load_config
 from stentor.coordination import EmbeddedStore
+from stentor.core.records import ChainRecord, Member
 from stentor.storage.directory import DataDirectory
 from stentor.storage.files import atomic_write
 from stentor.wire import batch, frames, messages
@@ -96,15 +97,15 @@ async def _prepare(path: Path) -> None:
     """A data directory that knows one topic, whose ids are ours and whose next epoch is 7."""
     DataDirectory(path).close()
     store = EmbeddedStore(None, partial(atomic_write, path / "coordination"))
-    topic = TopicRecord(TOPIC, TOPIC_ID, TopicSettings(), PUBLISHED_AT_US)
-    chain = ChainRecord(6, [Member("broker-1", log_id=1, incarnation=0)])
+    topic = TopicRecord(TOPIC, TOPIC_ID, TopicSettings(replicas=1), PUBLISHED_AT_US)
+    chain = ChainRecord(6, (Member("broker-1", log_id=1, incarnation=0),))
     await store.swap(
         expect={},
         put={
             "identity/broker": b"broker-1",
             "identity/cluster": CLUSTER_ID.encode(),
-            f"topics/{TOPIC}": msgspec.msgpack.encode(topic),
-            f"chains/{TOPIC_ID:016x}/0": msgspec.msgpack.encode(chain),
+            topic_key(TOPIC): encode(topic),
+            chain_key((TOPIC_ID, 0)): encode(chain),
         },
     )
 

@@ -14,8 +14,9 @@ from crc32c import crc32c
 
 from stentor import errors
 from stentor.broker import requests
+from stentor.core.peers import PartitionMessage
 from stentor.testing import broker
-from stentor.wire import arrow_body, batch, frames, header, messages, rows
+from stentor.wire import arrow_body, batch, frames, header, messages, peer, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -85,6 +86,7 @@ def test_the_table_of_kinds_is_complete():
         ("DELIVER", frames.DELIVERY),
         ("CREDIT", frames.CREDIT),
         ("STREAM_STATE", frames.STREAM_STATE),
+        ("REPLICATE", peer.REPLICATE),
     ],
 )
 def test_a_fixed_body_is_as_its_table_says(heading, packed):
@@ -140,6 +142,15 @@ def test_the_table_of_requests_names_each_with_its_answer():
 
 def request_rows():
     return table(section("Requests"), "request")
+
+
+def test_every_message_between_brokers_is_named():
+    said = {row[0].strip("`") for row in table(section("PEER"), "type")}
+    assert said == {kind.__name__ for kind in peer.PeerMessage.__args__}
+    about = {name for row in table(section("PEER"), "about a partition") for name in re.findall(r"`(\w+)`", row[0])}
+    assert about == {kind.__name__ for kind in PartitionMessage.__args__} - {"ReplicaReport"}  # inside Reports
+    down = {row[0].strip("`") for row in table(section("PEER"), "about a partition") if row[1] == "down"}
+    assert down == {kind.__name__ for kind in peer.DOWNWARDS}
 
 
 # --- batches ------------------------------------------------------------------------------------
