@@ -4,101 +4,51 @@ What it does is what the real broker does around the same machines: perform effe
 controller. What survives a crash is in `Disk`, everything else is made anew at a start.
 """
 
-from dataclasses import dataclass, field
-
 import msgspec
-from tests.simulation.world import Watcher
+from tests.simulation.disk import Batch, Disk, Log
+from tests.simulation.member import MemberSide
+from tests.simulation.store import Watcher
+from tests.simulation.world import SECOND
 
 from stentor import limits
-from stentor.core import cluster as c
 from stentor.core import replica as r
 from stentor.core.chain import Replica
 from stentor.core.cluster import ClusterMember
-from stentor.core.controller import BrokerRecord, Held, Propose, TopicPlan
 from stentor.core.dedupe import Dedupe
-from stentor.core.membership import ControllerKey
-from stentor.core.peers import Adopt, Linked, ReplicaReport
-from stentor.core.records import EpochTable, Member
+from stentor.core.peers import Linked
+from stentor.core.records import Member
 
-TICK_US = int(limits.PEER_HEARTBEAT_S * 1_000_000)
-FLOOR_US = 1_000_000
-CONTROLLER = ("controller",)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch by its header; `body_checksum` stands for its content."""
-
-    base_offset: int
-    end_offset: int
-    epoch: int
-    producer_id: int
-    generation: int
-    sequence: int
-    body_checksum: int
-    appended_at_us: int
+TICK_US = int(limits.PEER_HEARTBEAT_S * SECOND)
+FLOOR_US = SECOND
+RUN_BATCHES = 3
 
 
-@dataclass
-class Log:
-    """One copy of a partition's log."""
-
-    log_id: int
-    start: int = 0
-    batches: list = field(default_factory=list)
-    synced: int = 0  # how many batches are on disk
-    snapshot: bytes | None = None  # of the state derived from what is below `start`
-    epoch: int = 0  # stored: the highest adopted
-    floor: int = 0  # stored: the commit floor
-    failed: str = ""
-
-    @property
-    def end(self):
-        return self.batches[-1].end_offset if self.batches else self.start
-
-    @property
-    def synced_end(self):
-        return self.batches[self.synced - 1].end_offset if self.synced else self.start
-
-    def cut(self, end):
-        while self.batches and self.batches[-1].end_offset > end:
-            self.batches.pop()
-        self.synced = len(self.batches)
-
-    def table(self):
-        return EpochTable((b.epoch, b.base_offset) for b in self.batches).entries()
-
-
-@dataclass
-class Disk:
-    """What a crash leaves."""
-
-    incarnation: int = 0
-    logs: dict = field(default_factory=dict)  # key -> Log
-
-
-class Broker:
+class Broker(MemberSide):
     """One broker of the simulated cluster."""
 
-    replica_type = Replica
-    member_type = ClusterMember
-
-    def __init__(self, world, network, store, name, topics):
-        self.world, self.network, self.store = world, network, store
+    def __init__(self, cluster, name):
+        self.world, self.network, self.store = cluster.world, cluster.network, cluster.store
+        self.checker = cluster.checker
         self.name = name
-        self.topics = topics  # topic id -> TopicPlan
         self.disk = Disk()
         self.up = False
         self.paused_until = 0
+        self.full_until = 0  # the disk has no room
         self.drift = 1.0
+        self.wall_offset = 0
         self.life = 0  # which start; work of an earlier one is ignored
-        self.halted = []
-        network.brokers[name] = self
+        self.replicas, self.feeds, self.waiting = {}, {}, {}
+        self.network.brokers[name] = self
 
     # --- life -----------------------------------------------------------------------------------
 
     def clock(self):
+        """Counts on, but never quite right."""
         return int(self.world.now * self.drift)
+
+    def wall(self):
+        """May jump."""
+        return int(self.world.now * self.drift) + self.wall_offset
 
     def start(self):
         if self.up:
@@ -106,32 +56,35 @@ class Broker:
         self.up = True
         self.life += 1
         self.disk.incarnation += 1
-        self.replicas, self.feeds, self.waiting, self.offers = {}, {}, {}, {}
-        self.brokers, self.tickets = {}, 0
-        self.cluster = self.member_type(self.name, self.disk.incarnation, self.clock(), self.world.new_id)
+        self.replicas, self.feeds, self.waiting = {}, {}, {}
+        self.known = {}  # key -> the newest revision heard of
+        self.seen = {}  # the store's key -> the newest revision heard of
+        self.brokers, self.topics, self.tickets = {}, {}, 0
+        self.cluster = ClusterMember(self.name, self.disk.incarnation, self.clock(), self.world.new_id)
         for key, log in self.disk.logs.items():
             log.synced = len(log.batches)  # recovery syncs what it found (K3a)
+            self.checker.synced(self.name, key, log.batches)
+            log.syncs = []
             self.open_replica(key, log)
-        self.watcher = self.store.watchers[self.name] = Watcher(self.store, self.watched)
+        self.watcher = self.store.watchers[self.name] = Watcher(self.store, self.name, self.watched)
         self.register()
-        self.store.read(self.guard(self.loaded_store))
-        self.world.at(self.world.rng.randint(0, TICK_US), self.guard(self.tick))
-        self.world.at(FLOOR_US, self.guard(self.store_floors))
+        self.store.read(self.name, self.guard(self.loaded_store))
+        self.world.at(self.world.between(0, TICK_US), self.guard(self.tick))
+        self.world.at(FLOOR_US, self.guard(self.every_second))
         self.world.note("start", self.name, self.disk.incarnation)
 
     def crash(self):
         if not self.up:
             return
         self.world.note("crash", self.name)
-        self.world.touched[self.name] = self
         self.up = False
         self.life += 1
         self.watcher.closed = True
         self.network.drop(self.name)
-        for log in self.disk.logs.values():
+        for key, log in self.disk.logs.items():
+            self.world.touched[self.name, key] = None
             if self.world.chance(self.world.rates.torn):
-                keep = self.world.rng.randint(log.synced, len(log.batches))
-                del log.batches[keep:]
+                del log.batches[self.world.between(log.synced, len(log.batches)) :]
 
     def pause(self, duration_us):
         self.paused_until = max(self.paused_until, self.world.now + duration_us)
@@ -155,36 +108,32 @@ class Broker:
             return
         work(*arguments)
 
-    def register(self):
-        record = BrokerRecord(self.name, self.disk.incarnation)
-        held = self.store.entries.get(("brokers", self.name), (None, 0))[1]
-        self.store.swap({("brokers", self.name): held}, {("brokers", self.name): record}, self.guard(self.registered))
-
-    def registered(self, revision):
-        if not isinstance(revision, int):
-            self.world.at(20_000, self.guard(self.register))
-
-    def store_floors(self):
-        for key, replica in self.replicas.items():
+    def every_second(self):
+        self.store.renew(self.name)
+        for key, replica in list(self.replicas.items()):
             log = self.disk.logs[key]
             log.floor = max(log.floor, min(replica.committed, log.synced_end))
-        self.world.at(FLOOR_US, self.guard(self.store_floors))
+            log.checked = max(log.checked, log.synced_end) if log.whole else log.checked
+            self.world.touched[self.name, key] = None
+            if self.world.chance(self.world.rates.retention):
+                self.retain(key, replica, log)
+        self.world.at(FLOOR_US, self.guard(self.every_second))
 
     # --- replicas -------------------------------------------------------------------------------
 
     def open_replica(self, key, log):
         dedupe = Dedupe()
-        derive(dedupe, log)
-        self.replicas[key] = self.replica_type(
+        log.derive(dedupe)
+        self.replicas[key] = Replica(
             me=Member(self.name, log.log_id, self.disk.incarnation),
             epoch=log.epoch,
             start=log.start,
             end=log.end,
-            committed=log.floor,
+            committed=min(log.floor, log.end),
             dedupe=dedupe,
             table=log.table(),
             failed=log.failed,
-            damaged=log.end < log.floor or bool(log.failed),
+            damaged=log.end < max(log.floor, log.checked) or bool(log.failed),
         )
 
     def ensure_log(self, key, record):
@@ -201,10 +150,11 @@ class Broker:
 
     def step(self, key, event):
         replica = self.replicas.get(key)
-        self.world.touched[self.name] = self
+        self.world.touched[self.name, key] = None
         if replica is not None:
-            self.perform(key, replica, replica.step(event, self.clock()))
-            self.pump(key)
+            self.perform(key, replica, replica.step(event, self.wall()))
+            if key in self.feeds:
+                self.pump(key)
 
     def perform(self, key, replica, effects):
         for effect in effects:
@@ -212,23 +162,68 @@ class Broker:
                 self.crash()
             if not self.up or self.replicas.get(key) is not replica:
                 return
+            self.world.detail(self.name, key, effect)
             PERFORM[type(effect)](self, key, replica, effect)
 
     def soon(self, least_us, work, *arguments):
         """Work of the disk: done after a while, unless this life ends before."""
-        self.world.at(self.world.rng.randint(least_us, self.world.rates.sync_us), self.guard(work), *arguments)
+        self.world.at(
+            self.world.between(least_us, max(least_us, self.world.rates.sync_us)), self.guard(work), *arguments
+        )
 
     def do_sync(self, key, replica, _):
-        self.soon(self.world.rates.sync_us // 4, self.sync, key, replica, len(self.disk.logs[key].batches))
+        log = self.disk.logs[key]
+        sync = [len(log.batches)]
+        log.syncs.append(sync)
+        self.soon(self.world.rates.sync_us // 4, self.synced, key, replica, sync)
+
+    def synced(self, key, replica, sync):
+        log = self.disk.logs[key]
+        if self.replicas.get(key) is not replica or log.failed:
+            return
+        log.syncs = [other for other in log.syncs if other is not sync]
+        if self.world.chance(self.world.rates.sync_error) and self.checker.may_lose(self.name, key):
+            self.world.note("sync error", self.name, key)
+            log.failed = "a sync failed"
+            # What an unsuccessful sync leaves is not known: only the last successful one counts (K3).
+            del log.batches[log.synced :]
+            self.step(key, r.Fail("a sync failed"))
+            self.report_replicas()
+            return
+        self.checker.synced(self.name, key, log.batches[log.synced : sync[0]])
+        log.synced = max(log.synced, sync[0])
+        self.step(key, r.Durable(log.synced_end))
 
     def do_store_epoch(self, key, replica, effect):
         self.soon(100, self.store_epoch, key, replica, effect.epoch)
 
+    def store_epoch(self, key, replica, epoch):
+        if self.replicas.get(key) is replica:
+            log = self.disk.logs[key]
+            log.epoch = max(log.epoch, epoch)
+            self.step(key, r.EpochStored(epoch))
+
     def do_truncate(self, key, replica, effect):
         self.soon(100, self.truncate, key, replica, effect)
 
+    def truncate(self, key, replica, effect):
+        if self.replicas.get(key) is not replica:
+            return
+        log = self.disk.logs[key]
+        if effect.reset:
+            log.begin(effect.end, effect.snapshot)
+        else:
+            log.cut(effect.end)
+        assert log.end == effect.end, "cut inside a batch"
+        self.derive_again(replica, log)
+        self.step(key, r.Cut(effect.end))
+
+    def derive_again(self, replica, log):
+        log.derive(replica.dedupe)
+
     def do_send(self, key, _, effect):
         message = effect.message
+        self.checker.sent(self, key, message)
         if isinstance(message, Linked) and message.reset:
             message = msgspec.structs.replace(message, snapshot=self.disk.logs[key].snapshot)
         self.tell(effect.to, "partition", key, self.name, message)
@@ -242,106 +237,85 @@ class Broker:
     def do_unfeed(self, key, *_):
         self.feeds.pop(key, None)
 
-    def do_answer(self, _, __, effect):
+    def do_answer(self, key, replica, effect):
         found = self.waiting.pop(effect.ticket, None)
         if found is not None:
-            found[1](effect)
+            publish, answer = found
+            if isinstance(effect, r.Answer):
+                self.checker.answered(self, key, replica, publish, effect)
+            answer(effect)
 
     def do_halt(self, key, _, effect):
-        self.halted.append(effect.reason)
         self.disk.logs[key].failed = effect.reason
+        self.checker.halted(self, key, effect.reason)
 
     def do_committed(self, key, _, effect):
         self.world.note("committed", self.name, key, effect.end)
 
-    def sync(self, key, replica, batches):
-        if self.replicas.get(key) is not replica:
-            return
-        log = self.disk.logs[key]
-        if self.world.chance(self.world.rates.sync_error):
-            log.failed = "a sync failed"
-            # What an unsuccessful sync leaves is not known: only the last successful one counts (K3).
-            del log.batches[log.synced :]
-            self.step(key, r.Fail("a sync failed"))
-            self.report_replicas()
-            return
-        log.synced = max(log.synced, min(batches, len(log.batches)))
-        self.step(key, r.Durable(log.synced_end))
+    # --- retention (C23) ------------------------------------------------------------------------
 
-    def store_epoch(self, key, replica, epoch):
-        if self.replicas.get(key) is replica:
-            log = self.disk.logs[key]
-            log.epoch = max(log.epoch, epoch)
-            self.step(key, r.EpochStored(epoch))
-
-    def truncate(self, key, replica, effect):
-        if self.replicas.get(key) is not replica:
+    def retain(self, key, replica, log):
+        """The head lets the beginning of its log go; some of what is committed, or all of it."""
+        if not (replica.place.is_head and replica.active and log.whole):
             return
+        committed = sum(batch.end_offset <= replica.committed for batch in log.batches[: log.synced])
+        count = committed if self.world.chance(0.2) else self.world.between(0, committed)
+        if count:
+            log.retire(count)
+            self.checker.retired(key, log.start)
+            self.world.note("retain", self.name, key, log.start)
+            self.step(key, r.Started(log.start))
+
+    def do_retire(self, key, replica, effect):
+        """Segments go as a whole: a few batches below may stay."""
         log = self.disk.logs[key]
-        if effect.reset:
-            log.batches, log.synced, log.start, log.snapshot = [], 0, effect.end, effect.snapshot
-        else:
-            log.cut(effect.end)
-        assert log.end == effect.end, "cut inside a batch"
-        derive(replica.dedupe, log)
-        self.step(key, r.Cut(effect.end))
+        count = sum(batch.end_offset <= effect.start for batch in log.batches[: log.synced])
+        count = max(0, count - self.world.between(0, 2))
+        if count and replica._cutting is None:
+            log.retire(count)
+            self.step(key, r.Started(log.start))
 
     # --- publishing and feeding -----------------------------------------------------------------
 
-    def publish(self, key, ack, producer, answer):
-        """A client's batch: producer = (id, generation, sequence, checksum, count)."""
+    def is_full(self):
+        return self.world.now < self.full_until or self.world.chance(self.world.rates.disk_full)
+
+    def publish(self, key, publish, answer):
+        """A client's batch."""
         replica = self.replicas.get(key)
-        if replica is None:
-            answer(None)
-            return
-        if not self.cluster.membership.is_confirmed(self.clock()):
+        if replica is None or not self.cluster.membership.is_confirmed(self.clock()):
             answer(None)
             return
         self.tickets += 1
-        producer_id, generation, sequence, checksum, size = producer
-        event = r.Publish(self.tickets, ack, size, producer_id, generation, sequence, checksum)
-        self.waiting[self.tickets] = (key, answer)
-        (effect,) = replica.step(event, self.clock())
+        event = r.Publish(self.tickets, *publish)
+        self.waiting[self.tickets] = (event, answer)
+        (effect,) = replica.step(event, self.wall())
         if not isinstance(effect, r.Append):
             self.perform(key, replica, [effect])
             return
-        if self.world.chance(self.world.rates.disk_full):
+        if self.is_full():
             del self.waiting[self.tickets]
             answer(None)
             return
-        batch = Batch(
-            effect.base_offset,
-            effect.base_offset + size,
-            effect.epoch,
-            producer_id,
-            generation,
-            sequence,
-            checksum,
-            effect.appended_at_us,
-        )
-        self.disk.logs[key].batches.append(batch)
+        base, end = effect.base_offset, effect.base_offset + event.count
+        named = (event.producer_id, event.generation, event.sequence, event.checksum)
+        self.disk.logs[key].batches.append(Batch(base, end, effect.epoch, *named, effect.appended_at_us))
         self.step(key, r.Appended(event, effect))
 
     def pump(self, key):
         """Send the successor what it does not have yet."""
-        feed, replica = self.feeds.get(key), self.replicas.get(key)
-        if feed is None or replica is None:
-            return
+        feed, replica = self.feeds[key], self.replicas[key]
         effect, position = feed
-        batches = self.disk.logs[key].batches
-        index = len(batches)
-        while index and batches[index - 1].base_offset >= position:
-            index -= 1
-        while index < len(batches):
-            run = batches[index : index + 3]
-            offered = r.Offered(
-                self.name,
-                effect.epoch,
-                effect.attempt,
-                replica.table.epoch_before(run[0].base_offset),
-                run[0].base_offset,
-                replica.durable_here(),
-            )
+        log = self.disk.logs[key]
+        if log.end <= position:
+            return
+        index = log.position(position)
+        while index < len(log.batches):
+            run = log.batches[index : index + RUN_BATCHES]
+            base = run[0].base_offset
+            previous, durable = replica.table.epoch_before(base), replica.durable_here()
+            offered = r.Offered(self.name, effect.epoch, effect.attempt, previous, base, durable)
+            self.checker.sent(self, key, offered)
             self.tell(effect.to, "offered", key, offered, run)
             index += len(run)
             feed[1] = run[-1].end_offset
@@ -350,58 +324,20 @@ class Broker:
         replica = self.replicas.get(key)
         if replica is None:
             return
-        effects = replica.step(offered, self.clock())
-        if effects == [r.Take()]:
-            if self.world.chance(self.world.rates.disk_full):
-                self.step(key, r.NotTaken())
-                return
+        effects = replica.step(offered, self.wall())
+        if effects != [r.Take()]:
+            self.world.touched[self.name, key] = None
+            self.perform(key, replica, effects)
+        elif self.is_full():
+            self.step(key, r.NotTaken())
+        else:
             self.disk.logs[key].batches.extend(run)
             self.step(key, r.Taken(run))
-        else:
-            self.perform(key, replica, effects)
 
-    # --- the cluster ----------------------------------------------------------------------------
-
-    def tell(self, to, what, *arguments):
-        if to == self.name:
-            self.world.at(0, self.guard(self.hear), what, *arguments)
-        elif to:
-            self.network.send(self.name, to, self.network.brokers[to].hear, what, *arguments)
-
-    def hear(self, what, *arguments):
-        if self.up:
-            HEAR[what](self, *arguments)
-
-    def hear_heartbeat(self, heartbeat):
-        self.do(self.cluster.heard(heartbeat, self.clock()))
-
-    def hear_partition(self, key, sender, message):
-        if isinstance(message, Adopt):
-            self.know(key, Held(message.record, message.revision))
-        else:
-            self.step(key, r.Received(sender, message))
-
-    def hear_member(self, key, message):
-        self.do(self.cluster.heard_member(key, message, self.clock()))
-
-    def hear_reports(self, sender, incarnation, reports):
-        self.do(self.cluster.heard_reports(sender, incarnation, reports, self.clock()))
-
-    def hear_push(self, records):
-        for key, held in records:
-            self.know(key, held)
-
-    def know(self, key, held):
-        self.ensure_log(key, held.record)
-        self.step(key, r.Configure(held.record, held.revision))
-
-    def report_replicas(self, _=None):
-        reports = {key: replica.report() for key, replica in self.replicas.items()}
-        assert all(isinstance(report, ReplicaReport) for report in reports.values())
-        self.tell(self.cluster.controller_broker, "reports", self.name, self.disk.incarnation, reports)
+    # --- time -----------------------------------------------------------------------------------
 
     def tick(self):
-        for other in sorted(self.network.brokers):
+        for other in self.network.brokers:
             if other != self.name:
                 outcome = self.network.try_connect(self.name, other)
                 if outcome == "connected":
@@ -422,76 +358,6 @@ class Broker:
         if other == self.cluster.controller_broker:
             self.report_replicas()
 
-    def do(self, effects):
-        for effect in effects:
-            if self.up:
-                DO[type(effect)](self, effect)
-
-    def to_all(self, *what):
-        for other in sorted(self.network.brokers):
-            if other != self.name:
-                self.tell(other, *what)
-
-    def beat(self, effect):
-        self.to_all("heartbeat", effect.heartbeat)
-
-    def push(self, effect):
-        self.tell(self.name, "push", effect.records)
-        self.to_all("push", effect.records)
-
-    def take_over(self, effect):
-        key = ControllerKey(self.name, self.disk.incarnation)
-        self.store.swap({CONTROLLER: effect.revision}, {CONTROLLER: key}, self.guard(self.took_over))
-
-    def load_all(self, _):
-        self.store.read(self.guard(self.loaded_store))
-
-    def took_over(self, revision):
-        if isinstance(revision, int):
-            self.do(self.cluster.took_over(ControllerKey(self.name, self.disk.incarnation), revision, self.clock()))
-        else:
-            self.cluster.takeover_failed(self.clock())
-            self.store.read(self.guard(self.loaded_store))
-
-    def propose(self, propose):
-        expect = {("chains", change.key): change.revision for change in propose.changes}
-        expect[CONTROLLER] = self.cluster.membership.controller_revision
-        put = {("chains", change.key): change.record for change in propose.changes}
-
-        def done(revision):
-            self.do(self.cluster.proposed(propose, revision if isinstance(revision, int) else None, self.clock()))
-
-        self.store.swap(expect, put, self.guard(done))
-
-    def watched(self, entries):
-        self.when_awake(self.take_entries, entries)
-
-    def take_entries(self, entries):
-        for key, (value, revision) in entries.items():
-            if key == CONTROLLER:
-                self.do(self.cluster.controller_is(value, revision))
-            elif key[0] == "brokers":
-                self.brokers[value.id] = value
-                self.do(self.cluster.registered(self.brokers, self.clock()))
-            elif key[0] == "chains":
-                self.cluster.heard_record(key[1], Held(value, revision))
-                self.know(key[1], Held(value, revision))
-
-    def loaded_store(self, entries, _):
-        self.take_entries(entries)
-        if self.up and self.cluster.controller is not None:
-            records = {k[1]: Held(*v) for k, v in entries.items() if k[0] == "chains"}
-            self.do(self.cluster.loaded(self.brokers, self.topics, records, self.clock()))
-
-
-def derive(dedupe, log):
-    """State derived from the log's prefix (C19)."""
-    dedupe.restore(log.snapshot)
-    for b in log.batches:
-        dedupe.record(
-            b.producer_id, b.generation, b.sequence, b.body_checksum, b.base_offset, b.end_offset, b.appended_at_us
-        )
-
 
 PERFORM = {
     r.Sync: Broker.do_sync,
@@ -505,24 +371,5 @@ PERFORM = {
     r.Refuse: Broker.do_answer,
     r.Halt: Broker.do_halt,
     r.Committed: Broker.do_committed,
+    r.Retire: Broker.do_retire,
 }
-
-HEAR = {
-    "heartbeat": Broker.hear_heartbeat,
-    "partition": Broker.hear_partition,
-    "offered": Broker.take,
-    "member": Broker.hear_member,
-    "reports": Broker.hear_reports,
-    "push": Broker.hear_push,
-}
-
-DO = {
-    c.Beat: Broker.beat,
-    c.TakeOver: Broker.take_over,
-    c.LoadAll: Broker.load_all,
-    c.Push: Broker.push,
-    c.ReportReplicas: Broker.report_replicas,
-    Propose: Broker.propose,
-}
-
-__all__ = ["Batch", "Broker", "Disk", "Log", "TopicPlan"]

@@ -1,251 +1,112 @@
-"""A simulated cluster with producers, faults of every kind, and then healing."""
+"""A simulated cluster with clients, faults of every kind, and then healing."""
 
+import msgspec
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checker, require
-from tests.simulation.world import Network, Rates, Store, World
+from tests.simulation.clients import Producer, Reader
+from tests.simulation.faults import Faults, plan_for
+from tests.simulation.network import Network
+from tests.simulation.store import Store
+from tests.simulation.world import SECOND, Rates, World
 
-from stentor.core.controller import BrokerRecord, TopicPlan
+from stentor.core.acks import ALL
+from stentor.core.controller import BrokerRecord
 from stentor.core.placement import Candidate, Load, place
 from stentor.core.records import ChainRecord, Member
-from stentor.core.replica import Answer
 
-SECOND = 1_000_000
-ALL = 3
-FAULTS = [
-    "crash",
-    "crash",
-    "start",
-    "start",
-    "start",
-    "pause",
-    "cut",
-    "one_way",
-    "heal",
-    "heal",
-    "store",
-    "head",
-    "tail",
-    "wipe",
-]
-
-
-class Producer:
-    """An idempotent producer: a few batches under way, resent in order until they are answered."""
-
-    def __init__(self, cluster, producer_id, key, ack):
-        self.cluster, self.world = cluster, cluster.world
-        self.id, self.key, self.ack = producer_id, key, ack
-        self.generation = 0
-        self.next = 0  # the next sequence
-        self.under_way = {}  # sequence -> (checksum, size)
-        self.acknowledged = {}  # (producer, generation, sequence) -> offset
-        self.target = None
-        self.stopped = False
-        self.gaps = 0
-        self.world.at(self.world.rng.randint(0, 50_000), self.turn)
-
-    def turn(self):
-        rng = self.world.rng
-        if not self.stopped and len(self.under_way) < 4:
-            self.under_way[self.next] = (rng.getrandbits(32), rng.randint(1, 5))
-            self.next += 1
-        if self.under_way:
-            self.send_all()
-        if not self.stopped or self.under_way:
-            self.world.at(rng.randint(5_000, 60_000), self.turn)
-
-    def send_all(self):
-        if self.target is None or self.world.chance(0.1):
-            self.target = self.find_head()
-        broker = self.cluster.brokers.get(self.target)
-        if broker is None or not broker.up or self.target in self.cluster.unreachable:
-            self.target = None
-            return
-        generation = self.generation
-        for sequence, (checksum, size) in sorted(self.under_way.items()):
-            producer = (self.id, generation, sequence, checksum, size)
-            self.world.at(
-                self.world.delay(),
-                broker.guard(broker.publish),
-                self.key,
-                self.ack,
-                producer,
-                lambda effect, sequence=sequence: self.world.at(
-                    self.world.delay(), self.answered, broker, generation, sequence, effect
-                ),
-            )
-
-    def find_head(self):
-        known = self.cluster.store.entries.get(("chains", self.key))
-        if self.world.chance(0.3):
-            return self.world.rng.choice(sorted(self.cluster.brokers))
-        return None if known is None else known[0].chain[0].broker
-
-    def answered(self, broker, generation, sequence, effect):
-        if generation != self.generation or sequence not in self.under_way:
-            return
-        if isinstance(effect, Answer):
-            self.under_way.pop(sequence)
-            if self.ack == ALL:
-                self.cluster.checker.acknowledged(broker, self.key, effect.epoch)
-                self.acknowledged[self.id, generation, sequence] = effect.base_offset
-                self.cluster.acknowledgements += 1
-            return
-        self.target = None
-        error = getattr(effect, "error", None)
-        reason = error.detail.get("reason") if error is not None else None
-        if reason in ("gap", "unknown_producer", "old_generation", "forgotten"):
-            self.lost_something(error, reason)
-
-    def lost_something(self, error, reason):
-        """An acknowledgement below `all` was provisional: what it covered may be gone. Go on under a new generation."""
-        oldest = min(self.under_way)
-        expected = error.detail.get("expected", 0)
-        if reason in ("gap", "unknown_producer") and expected >= oldest:
-            return  # overtaken on the way
-        require(self.ack != ALL, "a producer that waits for `all` lost a batch", self.id, reason, expected, oldest)
-        waiting = [self.under_way[sequence] for sequence in sorted(self.under_way)]
-        self.generation += 1
-        self.under_way = dict(enumerate(waiting))
-        self.next = len(waiting)
+SECONDS = 12  # of faults
 
 
 class Cluster:
-    """Brokers, store, producers and a checker, from one seed."""
+    """Brokers, store, clients and a checker, from one seed."""
 
-    broker_type = Broker
-
-    def __init__(self, seed, *, rates=None, brokers=None, factor=3, partitions=1, broker_type=None):
-        self.world = world = World(seed, rates)
+    def __init__(self, seed, *, full_trace=False, show=None):
+        self.world = world = World(seed, full_trace=full_trace, show=show)
+        self.rates = Rates.draw(world.rng)
         self.network, self.store = Network(world), Store(world)
-        names = [f"b{i}" for i in range(brokers or world.rng.choice([3, 3, 4, 5]))]
-        self.unreachable = set()
-        self.topics = {1: TopicPlan(factor, factor // 2 + 1 if factor > 2 else 1)}
-        kind = broker_type or self.broker_type
-        self.brokers = {name: kind(world, self.network, self.store, name, self.topics) for name in names}
-        for broker in self.brokers.values():
-            broker.lost_disk = False
-            broker.drift = 1 + world.rng.uniform(-0.01, 0.01)
-        self.keys = [(1, index) for index in range(partitions)]
-        self.create(factor)
         self.checker = Checker(self)
-        world.after_step = self.checker
         self.acknowledgements = 0
-        for broker in self.brokers.values():
-            broker.start()
-        self.producers = [
-            Producer(self, number + 1, key, ack)
-            for key in self.keys
-            for number, ack in enumerate([ALL, ALL, world.rng.choice([1, 2, 3])])
-        ]
+        self.excused = set()  # partitions whose last copies the faults took
+        self.layout()
+        self.store.check_change = self.checker.check_change
+        self.faults = Faults(self)
 
-    def create(self, factor):
-        """What creating the topic leaves in the store."""
-        candidates = [Candidate(name) for name in self.brokers]
-        load = Load.of([])
-        minimum = self.topics[1].min_replicas
-        for name in self.brokers:
-            self.store.entries["brokers", name] = (BrokerRecord(name, 0), self.store.revision)
+    def layout(self):
+        """How many brokers and topics, and of which kind."""
+        rng = self.world.rng
+        names = [f"b{i}" for i in range(rng.choice([3, 3, 4, 5]))]
+        later = [f"b{len(names) + i}" for i in range(rng.choice([0, 0, 0, 1, 2]))]
+        factors = rng.choice([[3], [3], [3], [3, 1], [2], [3, 2], [5, 3], [3, 3]])
+        partitions = 1 if len(factors) > 1 else rng.choice([1, 1, 2])
+        self.build(names, later, {topic: plan_for(factor) for topic, factor in enumerate(factors, 1)}, partitions)
+
+    def build(self, names, later, topics, partitions):
+        rng = self.world.rng
+        self.brokers = {name: Broker(self, name) for name in [*names, *later]}
+        for broker in self.brokers.values():
+            broker.drift = 1 + rng.uniform(-0.03, 0.03)
+        self.keys = [(topic, index) for topic in topics for index in range(partitions)]
+        self.create(names, topics)
+        for name in names:
+            self.brokers[name].start()
+        levels = [ALL, rng.choice([1, 2, 3])] if len(self.keys) > 1 else [ALL, ALL, rng.choice([1, 2, 3])]
+        self.producers = [Producer(self, number, key, ack) for key in self.keys for number, ack in enumerate(levels, 1)]
+        self.readers = [Reader(self, key) for key in self.keys]
+
+    def create(self, names, topics):
+        """What creating the topics leaves in the store."""
+        candidates, load = [Candidate(name) for name in names], Load.of([])
+        self.store.put({("brokers", name): BrokerRecord(name, 0) for name in names})
+        self.store.put({("topics", topic): plan for topic, plan in topics.items()})
         for key in self.keys:
-            chain = place(key[1], factor, candidates, load)
+            plan = topics[key[0]]
+            chain = place(key[1], plan.factor, candidates, load)
             load.add(chain)
             members = tuple(Member(name, self.world.new_id(), 1) for name in chain)
-            record = ChainRecord(1, members, factor=factor, min_replicas=minimum)
-            self.store.revision += 1
-            self.store.entries["chains", key] = (record, self.store.revision)
+            record = ChainRecord(1, members, factor=plan.factor, min_replicas=plan.min_replicas)
+            self.store.put({("chains", key): record})
 
-    # --- faults ---------------------------------------------------------------------------------
-
-    def fault(self):
-        """One thing goes wrong, or gets better."""
-        rng = self.world.rng
-        broker = rng.choice(sorted(self.brokers))
-        kind = rng.choice(FAULTS)
-        self.world.note("fault", kind, broker)
-        getattr(self, f"fault_{kind}")(broker, rng)
-
-    def fault_crash(self, broker, _):
-        self.brokers[broker].crash()
-
-    def fault_start(self, broker, _):
-        self.brokers[broker].start()
-
-    def fault_pause(self, broker, rng):
-        self.brokers[broker].pause(rng.choice([200_000, 1 * SECOND, 3 * SECOND]))
-
-    def fault_cut(self, broker, rng):
-        others = [o for o in self.brokers if o != broker and rng.random() < 0.7]
-        self.network.cuts |= {(broker, o) for o in others} | {(o, broker) for o in others}
-
-    def fault_one_way(self, broker, rng):
-        self.network.cuts.add((broker, rng.choice([o for o in self.brokers if o != broker])))
-
-    def fault_heal(self, *_):
-        self.network.cuts.clear()
-
-    def fault_store(self, _, rng):
-        self.store.available = not self.store.available
-        self.world.at(rng.choice([1, 3]) * SECOND, self.store_back)
-
-    def fault_head(self, _, rng):
-        self.brokers[self.store.entries["chains", rng.choice(self.keys)][0].chain[0].broker].crash()
-
-    def fault_tail(self, _, rng):
-        self.brokers[self.store.entries["chains", rng.choice(self.keys)][0].chain[-1].broker].crash()
-
-    def fault_wipe(self, broker, _):
-        self.wipe(self.brokers[broker])
-
-    def store_back(self):
-        self.store.available = True
-
-    def wipe(self, broker):
-        """A disk is lost, but never the last whole copy, and never two at a time."""
-        if broker.up or any(other.lost_disk for other in self.brokers.values()):
-            return
-        for key in self.keys:
-            record = self.store.entries["chains", key][0]
-            holders = [m for m in record.chain if m.broker != broker.name]
-            if len(holders) < 2 or any(self.brokers[m.broker].disk.logs.get(key) is None for m in holders):
-                return
-        broker.lost_disk = True
-        broker.disk.logs.clear()
-        self.world.note("wipe", broker.name)
-
-    def disks_whole(self):
-        """A lost disk counts as replaced once nobody relies on it any more."""
-        for broker in self.brokers.values():
-            if broker.lost_disk and all(
-                (log := broker.disk.logs.get(key)) is not None and log.log_id == member.log_id
-                for key in self.keys
-                for member in self.store.entries["chains", key][0].chain
-                if member.broker == broker.name
-            ):
-                broker.lost_disk = False
+    def record(self, key):
+        return self.store.entries["chains", key][0]
 
     # --- a run ----------------------------------------------------------------------------------
 
-    def run(self, seconds=20):
+    def run(self, seconds=SECONDS):
         """Faults for a while; then none, and everything must come together."""
-        world = self.world
-        end = world.now + seconds * SECOND
-        while world.now < end:
-            world.run(world.now + world.rng.randint(50_000, 1_500_000))
-            self.disks_whole()
-            self.fault()
+        self.go(SECOND)
+        self.world.rates = self.rates
+        end = self.world.now + seconds * SECOND
+        while self.world.now < end:
+            self.go(self.world.between(20_000, 900_000))
+            self.faults.one()
+        return self.converge()
+
+    def go(self, duration_us, enough=None):
+        return self.world.run(self.world.now + duration_us, self.checker, enough)
+
+    def converge(self):
         self.heal()
-        require(world.run(world.now + 60 * SECOND, self.settled), "the cluster does not come together", self.state())
+        require(self.go(60 * SECOND, self.settled), "the cluster does not come together", self.state())
         for producer in self.producers:
             producer.stopped = True
-        require(
-            world.run(world.now + 60 * SECOND, lambda: not any(p.under_way for p in self.producers)),
-            "publishes are not answered although everything is well",
-            self.state(),
-        )
+        answered = self.go(60 * SECOND, self.answered)
+        require(answered, "publishes are not answered although everything is well", self.state())
+        self.go(SECOND)
         for key in self.keys:
-            merged = {k: v for p in self.producers if p.key == key for k, v in p.acknowledged.items()}
-            self.checker.finish(key, merged)
-        return world.trace
+            if key not in self.excused:
+                merged = {k: v for p in self.producers if p.key == key for k, v in p.acknowledged.items()}
+                self.checker.finish(key, merged)
+                self.read_everywhere(key)
+        return self.world.trace
+
+    def read_everywhere(self, key):
+        """One reader goes to every member in turn, from the beginning."""
+        reader = Reader(self, key)
+        for member in self.record(key).chain:
+            reader.position = 0
+            reader.read(self.brokers[member.broker], count=len(self.checker.values[key]))
+            end, committed = reader.position, self.checker.committed[key]
+            require(end == committed, "a member does not show all that is committed", key, member, end, committed)
 
     def heal(self):
         world = self.world
@@ -253,42 +114,55 @@ class Cluster:
         world.note("heal")
         self.network.cuts.clear()
         self.network.connected.clear()
+        self.store.cut.clear()
         self.store.available = True
-        for broker in self.brokers.values():
-            broker.paused_until = 0
+        for name, broker in self.brokers.items():
+            broker.paused_until = broker.full_until = 0
             broker.start()
-            # A watch of the store notices by itself what it missed.
-            self.store.read(broker.guard(broker.loaded_store))
+            held = self.store.value("brokers", name)
+            if held is not None and held.draining:
+                self.store.put({("brokers", name): msgspec.structs.replace(held, draining=False)})
+        self.excused = {key for key in self.keys if self.is_beyond_repair(key)}
+
+    def is_beyond_repair(self, key):
+        """Every copy that may lead was taken by a fault: that is for an operator (C13)."""
+        record = self.record(key)
+        logs = [self.checker.log_of(key, member) for member in (*record.chain, *record.eligible)]
+        return not any(log is not None and log.whole for log in logs)
+
+    def answered(self):
+        return not any(p.under_way for p in self.producers if p.key not in self.excused)
 
     def settled(self):
-        """All chains have all their members, at work, and everything is committed everywhere."""
-        if self.world.steps % 20:
+        """All chains have all their members, at work, as planned."""
+        return not self.world.steps % 20 and all(map(self.is_settled, self.keys))
+
+    def is_settled(self, key):
+        record, plan = self.record(key), self.store.value("topics", key[0])
+        if key in self.excused:
+            return True
+        if len(record.chain) != min(plan.factor, len(self.brokers)) or record.joining is not None:
             return False
-        for key in self.keys:
-            record = self.store.entries["chains", key][0]
-            if len(record.chain) != record.factor or record.joining is not None:
+        if (record.factor, record.min_replicas) != (plan.factor, plan.min_replicas):
+            return False
+        for member in record.chain:
+            broker = self.brokers[member.broker]
+            replica = broker.replicas.get(key) if broker.up else None
+            if replica is None or replica.epoch != record.epoch or not replica.active:
                 return False
-            for member in record.chain:
-                broker = self.brokers[member.broker]
-                replica = broker.replicas.get(key) if broker.up else None
-                if replica is None or replica.epoch != record.epoch or not replica.active:
-                    return False
         return True
 
     def state(self):
-        lines = [f"cuts {self.network.cuts} store {self.store.available}"]
-        lines.extend(str(self.store.entries["chains", key]) for key in self.keys)
-        lines.append(str(self.store.entries.get(("controller",))))
+        """Everything, for a person who looks for the reason."""
+        lines = [f"cuts {self.network.cuts} store {self.store.available} excused {self.excused}"]
+        lines.extend(f"{key} {entry}" for key, entry in self.store.entries.items())
         for broker in self.brokers.values():
-            lines.append(f"{broker.name} up={broker.up} inc={broker.disk.incarnation} halted={broker.halted}")
+            lines.append(f"{broker.name} up={broker.up} incarnation={broker.disk.incarnation}")
             if broker.up:
-                now = broker.clock()
-                lines.append(
-                    f"   {broker.cluster.membership.statistics(now)} controller={broker.cluster.controller is not None}"
-                )
-                lines.extend(
-                    f"   {key} {replica.me} {replica.statistics()} cutting={replica._cutting}"
-                    f" adopting={replica._adopting is not None} feed={broker.feeds.get(key)}"
-                    for key, replica in broker.replicas.items()
-                )
+                lines.append(f"   {broker.cluster.membership.statistics(broker.clock())}")
+            lines.extend(
+                f"   {key} {replica.me} {replica.statistics()} start={replica.start} cutting={replica._cutting}"
+                f" adopting={replica._adopting is not None} damaged={replica.damaged} feed={broker.feeds.get(key)}"
+                for key, replica in broker.replicas.items()
+            )
         return "\n".join(lines)

@@ -1,0 +1,183 @@
+"""A simulated broker's share in the cluster: heartbeats, the controller, the store."""
+
+from tests.simulation.store import CONTROLLER
+
+from stentor.core import cluster as c
+from stentor.core import replica as r
+from stentor.core.controller import BrokerRecord, Held, Propose
+from stentor.core.membership import ControllerKey
+from stentor.core.peers import Adopt
+
+
+class MemberSide:
+    """What a broker says to others and hears from them."""
+
+    def me(self):
+        return ControllerKey(self.name, self.disk.incarnation)
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def tell(self, to, what, *arguments):
+        if to == self.name:
+            self.world.at(0, self.guard(self.hear), what, *arguments)
+        elif to:
+            self.network.send(self.name, to, what, *arguments)
+
+    def hear(self, what, *arguments):
+        if self.up:
+            HEAR[what](self, *arguments)
+
+    def hear_heartbeat(self, heartbeat):
+        self.do(self.cluster.heard(heartbeat, self.clock()))
+
+    def hear_partition(self, key, sender, message):
+        if isinstance(message, Adopt):
+            self.know(key, Held(message.record, message.revision))
+        else:
+            self.step(key, r.Received(sender, message))
+
+    def hear_offered(self, key, offered, run):
+        self.take(key, offered, run)
+
+    def hear_member(self, key, message):
+        self.do(self.cluster.heard_member(key, message, self.clock()))
+
+    def hear_reports(self, sender, incarnation, reports):
+        self.do(self.cluster.heard_reports(sender, incarnation, reports, self.clock()))
+
+    def hear_push(self, records):
+        for key, held in records:
+            self.know(key, held)
+
+    def know(self, key, held):
+        if held.revision > self.known.get(key, 0):  # an older record must not take a newer log away
+            self.known[key] = held.revision
+            self.ensure_log(key, held.record)
+        self.step(key, r.Configure(held.record, held.revision))
+
+    # --- effects --------------------------------------------------------------------------------
+
+    def do(self, effects):
+        for effect in effects:
+            if self.up:
+                DO[type(effect)](self, effect)
+
+    def to_all(self, *what):
+        for other in self.network.brokers:
+            if other != self.name:
+                self.tell(other, *what)
+
+    def beat(self, effect):
+        self.to_all("heartbeat", effect.heartbeat)
+
+    def push(self, effect):
+        self.tell(self.name, "push", effect.records)
+        self.to_all("push", effect.records)
+
+    def report_replicas(self, _=None):
+        reports = {key: replica.report() for key, replica in self.replicas.items()}
+        self.tell(self.cluster.controller_broker, "reports", self.name, self.disk.incarnation, reports)
+
+    def take_over(self, effect):
+        self.store.swap(self.me(), {CONTROLLER: effect.revision}, {CONTROLLER: self.me()}, self.guard(self.took_over))
+
+    def load_all(self, _):
+        self.store.read(self.name, self.guard(self.loaded_store))
+
+    def took_over(self, revision):
+        if isinstance(revision, int):
+            self.do(self.cluster.took_over(self.me(), revision, self.clock()))
+        else:
+            self.cluster.takeover_failed(self.clock())
+            self.load_all(None)
+
+    def propose(self, propose):
+        expect = {("chains", change.key): change.revision for change in propose.changes}
+        expect |= self.controller_compared()
+        put = {("chains", change.key): change.record for change in propose.changes}
+        self.store.swap(self.me(), expect, put, self.guard(lambda outcome: self.proposed(propose, outcome)))
+
+    def controller_compared(self):
+        """C16: a controller that was replaced changes nothing any more."""
+        return {CONTROLLER: self.cluster.membership.controller_revision}
+
+    def proposed(self, propose, outcome):
+        """C17: only a known success counts; all else is read from the store."""
+        self.do(self.cluster.proposed(propose, outcome if isinstance(outcome, int) else None, self.clock()))
+
+    # --- the store ------------------------------------------------------------------------------
+
+    def register(self):
+        before, revision = self.store.entries.get(("brokers", self.name), (None, 0))
+        record = BrokerRecord(self.name, self.disk.incarnation, draining=before is not None and before.draining)
+        put = {("brokers", self.name): record}
+        self.store.swap(self.me(), {("brokers", self.name): revision}, put, self.guard(self.registered))
+
+    def registered(self, revision):
+        if isinstance(revision, int):
+            self.store.renew(self.name)
+        else:
+            self.world.at(20_000, self.guard(self.register))
+
+    def watched(self, entries):
+        self.world.detail("watch", self.name, entries)
+        self.when_awake(self.take_entries, entries)
+
+    def take_entries(self, entries):
+        for key, (value, revision) in entries.items():
+            if self.up and revision >= self.seen.get(key, 0):
+                if key[0] != "chains":  # the machines must refuse old records by themselves
+                    self.seen[key] = revision
+                ENTRIES[key[0]](self, key, value, revision)
+
+    def entry_controller(self, _, value, revision):
+        self.do(self.cluster.controller_is(value, revision))
+
+    def entry_broker(self, _, value, __):
+        self.brokers[value.id] = value
+        self.do(self.cluster.registered(self.brokers, self.clock()))
+
+    def entry_topic(self, key, value, _):
+        self.topics[key[1]] = value
+        if self.cluster.controller is not None:
+            self.cluster.controller.topic(key[1], value)
+
+    def entry_chain(self, key, value, revision):
+        self.cluster.heard_record(key[1], Held(value, revision))
+        self.know(key[1], Held(value, revision))
+
+    def entry_alive(self, key, value, _):
+        self.cluster.membership.liveness(key[1], alive=value)
+
+    def loaded_store(self, entries):
+        self.take_entries(entries)
+        if self.up and self.cluster.controller is not None:
+            records = {k[1]: Held(*v) for k, v in entries.items() if k[0] == "chains"}
+            self.do(self.cluster.loaded(self.brokers, self.topics, records, self.clock()))
+
+
+HEAR = {
+    "heartbeat": MemberSide.hear_heartbeat,
+    "partition": MemberSide.hear_partition,
+    "offered": MemberSide.hear_offered,
+    "member": MemberSide.hear_member,
+    "reports": MemberSide.hear_reports,
+    "push": MemberSide.hear_push,
+}
+
+DO = {
+    c.Beat: MemberSide.beat,
+    c.TakeOver: MemberSide.take_over,
+    c.LoadAll: MemberSide.load_all,
+    c.Push: MemberSide.push,
+    c.ReportReplicas: MemberSide.report_replicas,
+    Propose: lambda self, effect: self.propose(effect),
+}
+
+ENTRIES = {
+    "controller": MemberSide.entry_controller,
+    "brokers": MemberSide.entry_broker,
+    "topics": MemberSide.entry_topic,
+    "chains": MemberSide.entry_chain,
+    "alive": MemberSide.entry_alive,
+}
