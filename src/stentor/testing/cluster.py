@@ -6,11 +6,15 @@ with cluster(brokers=3) as c, c.client() as client:
     client.publish("orders", "hello")
     c.kill(c.head("orders"))
     client.publish("orders", "still here")
+
+With `network=True` (as root) every broker has a network namespace of its own, and links between brokers, clients and
+etcd can be cut: `cut`, `isolate`, `partition`, `ring`, `heal`.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -24,9 +28,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from stentor.client.sync_client import Client
 from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument
 from stentor.testing.etcd import LocalEtcd
+from stentor.testing.network import ETCD, Network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _START_S: Final = 30.0
 _STOP_S: Final = 20.0
@@ -69,12 +74,15 @@ class BrokerProcess:
         command += ["--data", str(self.directory), "--host", self.host]
         command += ["--port", str(self.port), "--http-port", str(self.http_port)]
         with self.log_file.open("a", encoding="utf-8") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)  # noqa: S603
 
     def wait_ready(self) -> None:
         """Until it says that it is ready."""
         assert self._process is not None
         assert self._process.stdout is not None
+        said, _, _ = select.select([self._process.stdout], [], [], _START_S)
+        if not said:
+            raise DeadlineExceeded(f"Broker {self.name} was not ready within {_START_S:g} s: {self.last_words()}")
         line = self._process.stdout.readline()
         if "stentor ready" not in line:
             raise InternalError(f"Broker {self.name} did not start: {self.last_words()}")
@@ -113,6 +121,8 @@ class LocalCluster:
         *,
         etcd: int = 1,
         data: str | Path | None = None,
+        network: bool = False,
+        zones: Sequence[str] = (),
         settings: dict[str, Any] | None = None,
     ) -> None:
         self._temporary = data is None
@@ -120,7 +130,9 @@ class LocalCluster:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.etcd = LocalEtcd(members=etcd, data=self.directory / "etcd")
         self._count = brokers
+        self._zones = zones
         self._settings = settings or {}
+        self._network = Network() if network else None
         self.brokers: dict[str, BrokerProcess] = {}
 
     # --- life -----------------------------------------------------------------------------------
@@ -128,9 +140,12 @@ class LocalCluster:
     def start(self) -> Self:
         """Start etcd and all brokers, and wait until they are ready."""
         try:
+            if self._network is not None and not self._network.started:
+                self._network.start()
+                self.etcd.move(self._network.address(ETCD))
             self.etcd.start()
-            for index in range(self._count):
-                self._make(f"b{index}")
+            for index in range(len(self.brokers), self._count):
+                self._make(index)
             for broker in self.brokers.values():
                 broker.launch()
             for broker in self.brokers.values():
@@ -140,8 +155,11 @@ class LocalCluster:
             raise
         return self
 
-    def _make(self, name: str) -> BrokerProcess:
+    def _make(self, index: int) -> BrokerProcess:
+        name = f"b{index}"
         arguments = ["--coordination", self.etcd.url, "--broker-id", name]
+        if self._zones:
+            arguments += ["--zone", self._zones[index % len(self._zones)]]
         for setting, value in self._settings.items():
             flag = setting.replace("_", "-")
             if isinstance(value, bool):
@@ -149,6 +167,10 @@ class LocalCluster:
             else:
                 arguments += [f"--{flag}", str(value)]
         process = BrokerProcess(name, self.directory / name, arguments, [])
+        if self._network is not None:
+            self._network.add(name)
+            process = BrokerProcess(name, self.directory / name, arguments, self._network.prefix(name))
+            process.host = self._network.address(name)
         self.brokers[name] = process
         return process
 
@@ -169,6 +191,8 @@ class LocalCluster:
                 broker.signal(signal.SIGKILL)
             broker.wait(_STOP_S)
         self.etcd.cleanup()
+        if self._network is not None:
+            self._network.remove()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -242,10 +266,42 @@ class LocalCluster:
 
     def add(self) -> str:
         """One more broker."""
-        broker = self._make(f"b{len(self.brokers)}")
+        broker = self._make(len(self.brokers))
         broker.launch()
         broker.wait_ready()
         return broker.name
+
+    # --- cutting the network --------------------------------------------------------------------
+
+    @property
+    def network(self) -> Network:
+        """The network between brokers, `clients` and `etcd`, of a cluster made with `network=True`."""
+        if self._network is None:
+            raise InvalidArgument(
+                "This cluster shares the network of its machine, which cannot be cut.",
+                hint="Make it with network=True.",
+            )
+        return self._network
+
+    def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Let nothing through between two of them; `one_way`: nothing that `a` sends to `b`."""
+        self.network.cut(a, b, one_way=one_way)
+
+    def isolate(self, name: str, *, from_etcd: bool = True, from_clients: bool = True) -> None:
+        """Cut a broker from all others, from clients and from etcd."""
+        self.network.isolate(name, from_etcd=from_etcd, from_clients=from_clients)
+
+    def partition(self, groups: Iterable[Iterable[str]]) -> None:
+        """Cut groups of brokers, `clients` and `etcd` from each other; whoever is in none reaches all."""
+        self.network.partition(groups)
+
+    def ring(self) -> None:
+        """Each broker reaches only its two neighbours; clients and etcd reach all."""
+        self.network.ring()
+
+    def heal(self) -> None:
+        """End all cuts."""
+        self.network.heal()
 
 
 @contextmanager

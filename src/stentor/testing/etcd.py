@@ -62,10 +62,10 @@ def _is_script(file: Path) -> bool:
 class _Member:
     """One etcd process, and where it lives."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, host: str) -> None:
         self.name = name
         self.directory = directory
-        self.client_port, self.peer_port = _free_ports(2)
+        self.client_port, self.peer_port = _free_ports(2, host)
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -90,6 +90,7 @@ class LocalEtcd:
         members: int = 1,
         *,
         data: str | Path | None = None,
+        host: str = _HOST,
         tls: TlsFiles | None = None,
         arguments: tuple[str, ...] = (),
     ) -> None:
@@ -98,13 +99,21 @@ class LocalEtcd:
         self._program, self._from_wheel = find_etcd()
         self._temporary = data is None
         self.data_directory = Path(tempfile.mkdtemp(prefix="stentor-etcd-") if data is None else data)
+        self._host = host
         self._tls = tls
         self._arguments = arguments
         self._started = False
         self._members = self._make_members(members)
 
     def _make_members(self, count: int) -> list[_Member]:
-        return [_Member(f"etcd-{index}", self.data_directory / f"etcd-{index}") for index in range(count)]
+        names = [f"etcd-{index}" for index in range(count)]
+        return [_Member(name, self.data_directory / name, self._host) for name in names]
+
+    def move(self, host: str) -> None:
+        """Listen on another address of this machine; before the first start only."""
+        assert not self._started, "an etcd remembers where its members are"
+        self._host = host
+        self._members = self._make_members(len(self._members))
 
     @property
     def url(self) -> str:
@@ -114,7 +123,7 @@ class LocalEtcd:
     @property
     def endpoints(self) -> list[str]:
         """host:port of each member."""
-        return [f"{_HOST}:{member.client_port}" for member in self._members]
+        return [f"{self._host}:{member.client_port}" for member in self._members]
 
     def pid(self, index: int = 0) -> int:
         """The process of a member that runs."""
@@ -148,8 +157,8 @@ class LocalEtcd:
     def _launch(self, member: _Member) -> None:
         member.directory.mkdir(parents=True, exist_ok=True)
         scheme = "http" if self._tls is None else "https"
-        client, peer = f"{scheme}://{_HOST}:{member.client_port}", f"http://{_HOST}:{member.peer_port}"
-        cluster = ",".join(f"{each.name}=http://{_HOST}:{each.peer_port}" for each in self._members)
+        client, peer = f"{scheme}://{self._host}:{member.client_port}", f"http://{self._host}:{member.peer_port}"
+        cluster = ",".join(f"{each.name}=http://{self._host}:{each.peer_port}" for each in self._members)
         command = [
             str(self._program),
             *("--name", member.name, "--data-dir", str(member.directory / "data")),
@@ -200,12 +209,12 @@ class LocalEtcd:
         """What a member says over HTTP; nothing if it says nothing."""
         port = self._members[index].client_port
         if self._tls is None:
-            connection = http.client.HTTPConnection(_HOST, port, timeout=_ASK_S)
+            connection = http.client.HTTPConnection(self._host, port, timeout=_ASK_S)
         else:
             from stentor.coordination.etcd import EtcdSettings
 
             context = EtcdSettings((), tls=self._tls).ssl_context()
-            connection = http.client.HTTPSConnection(_HOST, port, timeout=_ASK_S, context=context)
+            connection = http.client.HTTPSConnection(self._host, port, timeout=_ASK_S, context=context)
         try:
             connection.request(method, path, body="{}" if method == "POST" else None)
             answer = json.loads(connection.getresponse().read())
@@ -272,8 +281,8 @@ class LocalEtcd:
             process.send_signal(number)
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server((_HOST, 0)) for _ in range(count)]
+def _free_ports(count: int, host: str) -> list[int]:
+    sockets = [socket.create_server((host, 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()
