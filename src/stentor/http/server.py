@@ -20,11 +20,24 @@ if TYPE_CHECKING:
     from stentor.wire.messages import BrokerInfo
 
 
+class ClusterStatus(Protocol):
+    """What HTTP needs to know of a broker's part in its cluster."""
+
+    @property
+    def confirmed(self) -> bool: ...
+    @property
+    def active(self) -> str: ...
+
+
 class Status(Protocol):
     """What HTTP needs to know of a broker."""
 
     @property
     def ready(self) -> bool: ...
+    @property
+    def stopping(self) -> bool: ...
+    @property
+    def cluster(self) -> ClusterStatus: ...
     def info(self) -> BrokerInfo: ...
     def statistics(self) -> dict[str, Any]: ...
 
@@ -56,6 +69,7 @@ class HttpServer:
             "/": self._page,
             "/health/live": self._live,
             "/health/ready": self._ready,
+            "/health/active": self._active,
             "/metrics": self._metrics,
             "/statistics": self._statistics,
         }
@@ -69,8 +83,10 @@ class HttpServer:
         return web.json_response({"live": True})
 
     async def _ready(self, _: web.Request) -> web.StreamResponse:
-        ready = self._status.ready
-        return web.json_response({"ready": ready}, status=200 if ready else 503)
+        return _health("ready", _why_not_ready(self._status))
+
+    async def _active(self, _: web.Request) -> web.StreamResponse:
+        return _health("active", _why_not_ready(self._status) or _why_not_active(self._status))
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
         body, content_type = render(self._status.statistics())
@@ -81,6 +97,31 @@ class HttpServer:
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
         return web.Response(text=_page(self._status), content_type="text/html")
+
+
+def _health(what: str, reason: str) -> web.Response:
+    if reason:
+        return web.json_response({what: False, "reason": reason}, status=503)
+    return web.json_response({what: True})
+
+
+def _why_not_ready(status: Status) -> str:
+    """Why clients should go elsewhere; empty while they need not."""
+    if status.stopping:
+        return "This broker is stopping."
+    if not status.ready:
+        return "This broker is starting."
+    if not status.cluster.confirmed:
+        return "This broker hears neither the controller nor a majority of the brokers."
+    return ""
+
+
+def _why_not_active(status: Status) -> str:
+    """Why this broker only stands by; empty while it serves data, as every broker does unless one is named for it."""
+    active = status.cluster.active
+    if active and active != status.info().id:
+        return f"This broker stands by for {active}, which is the active one."
+    return ""
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> Exception:

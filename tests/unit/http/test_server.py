@@ -1,0 +1,89 @@
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+
+from stentor.http.server import HttpServer
+from stentor.testing import broker
+
+
+def a_status(*, ready=True, stopping=False, confirmed=True, active=""):
+    return SimpleNamespace(
+        ready=ready,
+        stopping=stopping,
+        cluster=SimpleNamespace(confirmed=confirmed, active=active),
+        info=lambda: SimpleNamespace(id="b0"),
+    )
+
+
+def ask(status, path, method="GET"):
+    """What a broker in that state answers: (status code, body)."""
+
+    async def serve():
+        server = HttpServer(status)
+        await server.start("127.0.0.1", 0)
+        try:
+            return await asyncio.to_thread(fetch, f"http://127.0.0.1:{server.port}{path}", method)
+        finally:
+            await server.stop()
+
+    return asyncio.run(serve())
+
+
+def fetch(url, method="GET"):
+    request = urllib.request.Request(url, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read()
+
+
+PATHS = ["/health/live", "/health/ready", "/health/active"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_broker_at_work_is_well_in_every_sense(path, method):
+    code, body = ask(a_status(), path, method)
+    assert code == 200
+    assert body == b"" if method == "HEAD" else json.loads(body) == {path.rpartition("/")[2]: True}
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({"ready": False}, "This broker is starting."),
+        ({"ready": False, "stopping": True}, "This broker is stopping."),
+        ({"confirmed": False}, "This broker hears neither the controller nor a majority of the brokers."),
+    ],
+)
+@pytest.mark.parametrize("what", ["ready", "active"])
+def test_a_broker_that_clients_should_avoid_says_why(state, reason, what):
+    code, body = ask(a_status(**state), f"/health/{what}")
+    assert (code, json.loads(body)) == (503, {what: False, "reason": reason})
+    assert ask(a_status(**state), f"/health/{what}", "HEAD") == (503, b"")
+    assert ask(a_status(**state), "/health/live")[0] == 200
+
+
+def test_a_broker_that_stands_by_is_ready_but_not_active():
+    assert ask(a_status(active="b1"), "/health/ready")[0] == 200
+    code, body = ask(a_status(active="b1"), "/health/active")
+    assert code == 503
+    assert "stands by for b1" in json.loads(body)["reason"]
+    assert ask(a_status(active="b0"), "/health/active")[0] == 200
+
+
+def test_a_real_broker_answers_all_of_them():
+    with broker(http=True) as local:
+        assert [fetch(local.http_url + path)[0] for path in PATHS] == [200, 200, 200]
+        local.inner.cluster.confirmed = False
+        assert [fetch(local.http_url + path)[0] for path in PATHS] == [200, 503, 503]
+
+
+def test_what_is_not_served_is_not_found():
+    assert ask(a_status(), "/health/nothing")[0] == 404
