@@ -182,6 +182,9 @@ REPLICA_STALL_S: Final = 5.0
 JOIN_LAG_MESSAGES: Final = 20_000
 """A joiner this near to the end is waited for at every commit, until it is a member (C11)."""
 
+SUPERSEDED_S: Final = 60.0
+"""How long a broker keeps its copy of a partition that others hold in full: it may be named again."""
+
 MOVES_MAX: Final = 4
 """Replicas that move to a better place at one time: moving costs disk and network that clients want too."""
 

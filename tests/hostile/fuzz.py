@@ -39,7 +39,7 @@ from stentor.broker.session import Session
 from stentor.client.decode import decode_messages, record_batches
 from stentor.errors import NotReady, PartitionNotFound, StentorError
 from stentor.storage.model import LogSlice, LogStatistics
-from stentor.wire import arrow_body, batch, frames, messages
+from stentor.wire import arrow_body, batch, frames, messages, peer
 from stentor.wire.frames import Kind
 from stentor.wire.header import HEADER_BYTES, check_header, seal, stamp, unpack
 
@@ -416,12 +416,32 @@ class MemoryLog:
 
 
 class Threads:
+    loop: Any = None
+
     def submit(self, work: Any, done: Any) -> None:
         done(work(), None)
 
 
+class StubCluster:
+    """A cluster of one."""
+
+    confirmed = True
+
+    def peer_arrived(self, name: str) -> None: ...
+    def heard(self, sender: str, body: memoryview) -> None:
+        peer.decode(body)
+
+    def replicate(self, sender: str, body: memoryview, session: Session) -> None:
+        peer.REPLICATE.unpack_from(body)
+
+
 class StubBroker:
     """What a session needs of a broker: one partition, whose log keeps nothing."""
+
+    cluster = StubCluster()
+    cluster_id = "c"
+
+    def check_serves(self, partition: Partition) -> None: ...
 
     def __init__(self) -> None:
         self.loop: Any = TurnLoop()
@@ -628,7 +648,17 @@ def supervise(seed: int, first: int, count: int) -> int:
     with tempfile.NamedTemporaryFile() as progress:
         progress.write(bytes(8))
         progress.flush()
-        child = [sys.executable, "-m", "tests.hostile.fuzz", "--seed", str(seed), "--first", str(first), "--cases", str(count)]
+        child = [
+            sys.executable,
+            "-m",
+            "tests.hostile.fuzz",
+            "--seed",
+            str(seed),
+            "--first",
+            str(first),
+            "--cases",
+            str(count),
+        ]
         done = subprocess.run([*child, "--child", progress.name], stdout=subprocess.PIPE, check=False, text=True)
         (number,) = struct.unpack("<Q", Path(progress.name).read_bytes())
     if done.returncode < 0:

@@ -21,6 +21,7 @@ from stentor._version import __version__
 from stentor.broker.catalogue import Catalogue, Topic, deleted_key
 from stentor.broker.cluster import Cluster
 from stentor.broker.lone import LonePublisher
+from stentor.broker.operators import Operators
 from stentor.broker.replicas import Replicas
 from stentor.broker.requests import serve
 from stentor.broker.session import Session
@@ -85,6 +86,7 @@ class Broker:
         self.catalogue = Catalogue()
         self.cluster = Cluster(self)
         self.topics = Topics(self)
+        self.operators = Operators(self)
         self.admin = asyncio.Lock()  # topics change one at a time
 
     # --- start ----------------------------------------------------------------------------------
@@ -252,6 +254,18 @@ class Broker:
             revision=held.revision,
         )
 
+    def check_serves(self, partition: Partition) -> None:
+        """Of an active-passive topic only the active broker serves readers; the others name it (D14)."""
+        if partition.settings.placement == "active-passive" and not partition.replica.place.is_head:
+            chain = partition.replica.chain
+            raise NotHead(
+                f"{partition.name} is served by {chain[0] if chain else 'nobody'} alone; this broker stands by.",
+                hint="Clients go there by themselves.",
+                head=chain[0] if chain else "",
+                epoch=partition.replica.epoch,
+                revision=partition.replica.revision,
+            )
+
     async def wait_until_active(self, topic: Topic) -> None:
         """Give the chains of a new topic a moment, so that the first publish finds them at work."""
 
@@ -307,7 +321,9 @@ class Broker:
                 self._journal.remove(found.topic_id, found.partition)
         if topic_ids and self.replicas.single:
             # In a cluster the marks stay: another broker may come back with its copies.
-            await self.store.swap(expect={}, put={}, delete=tuple(map(deleted_key, topic_ids)))
+            marks = [deleted_key(topic_id) for topic_id in topic_ids]
+            for first in range(0, len(marks), limits.STORE_CHANGES_MAX):
+                await self.store.swap(expect={}, put={}, delete=tuple(marks[first : first + limits.STORE_CHANGES_MAX]))
 
     def next_route_version(self) -> int:
         self.route_version += 1
@@ -391,6 +407,7 @@ class Broker:
     def _retain(self) -> None:
         if self._retaining:
             return
+        self.replicas.forget_superseded()
         for partition in self.partitions.values():
             partition.roll_if_due()
         self._retaining = True

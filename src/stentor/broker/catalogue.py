@@ -1,8 +1,8 @@
 """What the coordination store says, as this broker knows it: topics, chains, brokers.
 
 Keys: `topics/<name>` holds a TopicRecord, `chains/<topic id>/<partition>` a ChainRecord, `brokers/<id>` a
-BrokerRecord, `controller` a ControllerKey, and `deleted/<topic id>` marks directories that may be removed.
-The catalogue only reads; `topics.py` and `cluster.py` change the store.
+BrokerRecord, `controller` a ControllerKey, `active` the broker that serves active-passive topics, and
+`deleted/<topic id>` marks directories that may be removed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stentor.ports import Entry
 
 CONTROLLER = "controller"
+ACTIVE = "active"
 
 
 class TopicRecord(msgspec.Struct, frozen=True):
@@ -85,6 +86,7 @@ class News(msgspec.Struct):
     chains: dict[Key, Held | None] = {}
     brokers: bool = False
     controller: tuple[ControllerKey | None, int] | None = None
+    active: bool = False
 
 
 class Catalogue:
@@ -96,7 +98,8 @@ class Catalogue:
         self.chains: dict[Key, Held] = {}
         self.brokers: dict[str, BrokerRecord] = {}
         self.deleted: set[int] = set()
-        self.revision = 0
+        self.active = ""  # active-passive: the one broker that serves (C26)
+        self.active_revision = 0
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -117,6 +120,9 @@ class Catalogue:
             self.deleted.add(int(rest, 16))
         elif kind == CONTROLLER:
             news.controller = (_controllers.decode(entry.value), entry.revision)
+        elif kind == ACTIVE and entry.revision > self.active_revision:
+            self.active, self.active_revision = entry.value.decode(), entry.revision
+            news.active = True
 
     def _put_topic(self, topic: Topic, news: News) -> None:
         known = self.topics.get(topic.record.name)
@@ -132,16 +138,19 @@ class Catalogue:
             self.chains[key] = held
             news.chains[key] = held
 
-    def delete(self, key: str, news: News) -> None:
-        """A key is gone."""
+    def delete(self, key: str, revision: int, news: News) -> None:
+        """A key was gone at this revision; what is known to be newer stays."""
         kind, _, rest = key.partition("/")
-        if kind == "topics" and (topic := self.topics.pop(rest, None)) is not None:
+        if kind == "topics" and (topic := self.topics.get(rest)) is not None and topic.revision <= revision:
+            del self.topics[rest]
             self.by_id.pop(topic.record.id, None)
             news.topics[topic.record.id] = None
         elif kind == "chains":
             topic_id, _, partition = rest.partition("/")
-            if self.chains.pop((int(topic_id, 16), int(partition)), None) is not None:
-                news.chains[int(topic_id, 16), int(partition)] = None
+            chain = (int(topic_id, 16), int(partition))
+            if (held := self.chains.get(chain)) is not None and held.revision <= revision:
+                del self.chains[chain]
+                news.chains[chain] = None
         elif kind == "brokers" and self.brokers.pop(rest, None) is not None:
             news.brokers = True
         elif kind == "deleted":
@@ -149,15 +158,15 @@ class Catalogue:
         elif kind == CONTROLLER:
             news.controller = (None, 0)
 
-    def replace(self, entries: list[Entry], news: News) -> None:
-        """This is all there is: whatever else was known is gone."""
+    def replace(self, entries: list[Entry], revision: int, news: News) -> None:
+        """This was all there was at a revision: whatever else was known by then is gone."""
         keys = {entry.key for entry in entries}
         known = [topic_key(name) for name in self.topics]
         known += [chain_key(key) for key in self.chains]
         known += [broker_key(broker) for broker in self.brokers]
         for key in known:
             if key not in keys:
-                self.delete(key, news)
+                self.delete(key, revision, news)
         for entry in entries:
             self.put(entry, news)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor._version import __version__
-from stentor.broker.catalogue import CONTROLLER, News, Topic, broker_key, chain_key, encode
+from stentor.broker.catalogue import ACTIVE, CONTROLLER, News, Topic, broker_key, chain_key, encode
 from stentor.broker.peers import Peers
 from stentor.broker.topics import deleted_error
 from stentor.core import cluster as effects
@@ -54,7 +54,7 @@ class Cluster:
         self.peers.on_refused = self._peer_refused
         self.member: ClusterMember | None = None
         self.confirmed = True  # C6: somebody who could replace this broker would have told it
-        self.active = ""
+        self._choosing = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lease = 0
         self._changed_topics: dict[int, Topic | None] = {}
@@ -80,7 +80,7 @@ class Cluster:
     async def learn(self) -> int:
         """Read everything; returns the revision from which to watch."""
         found = await self._broker.store.range("")
-        self._broker.catalogue.replace(found.entries, News())
+        self._broker.catalogue.replace(found.entries, found.revision, News())
         return found.revision
 
     def remembered_incarnation(self) -> int:
@@ -98,7 +98,7 @@ class Cluster:
         self._spawn(self._watch(revision))
         found = await broker.store.range("")
         news = News(brokers=True, chains=dict(broker.catalogue.chains))
-        broker.catalogue.replace(found.entries, news)
+        broker.catalogue.replace(found.entries, found.revision, news)
         self._take_news(news)
         if not broker.replicas.single:
             self._spawn(self._keep_alive())
@@ -158,6 +158,7 @@ class Cluster:
         if self.peers.names or not self._is_settled():
             self._do(self.machine.tick(now_us))
             self._watch_views(now_us)
+            self._choose_active()
         self._broker.replicas.tick()
         self._loop.call_later(limits.PEER_HEARTBEAT_S, self._tick)
 
@@ -167,7 +168,10 @@ class Cluster:
 
     def _watch_views(self, now_us: int) -> None:
         membership = self.machine.membership
-        self.confirmed = membership.is_confirmed(now_us)
+        confirmed = membership.is_confirmed(now_us)
+        if confirmed != self.confirmed:
+            self.confirmed = confirmed
+            self._confirmation_changed()
         for name in self.peers.names:
             view = membership.view(name, now_us)
             if view != self._views.get(name):
@@ -178,11 +182,60 @@ class Cluster:
             if view == "silent":
                 self.peers.restart(name)
 
+    def _confirmation_changed(self) -> None:
+        """C6, C25: cut off from everyone who could replace it, a broker takes nothing and serves nobody."""
+        if self.confirmed:
+            logger.info("this broker is heard by the cluster again")
+            return
+        logger.warning("this broker hears neither the controller nor a majority: it takes no messages")
+        for partition in self._broker.replicas.partitions.values():
+            partition.end_streams_for_now()
+
+    def _choose_active(self) -> None:
+        """C26: active-passive topics have one broker that serves; the controller names it, one swap decides."""
+        catalogue = self._broker.catalogue
+        controller = self.machine.controller
+        if controller is None or self._choosing:
+            return
+        if not any(topic.record.settings.placement == "active-passive" for topic in catalogue.topics.values()):
+            return
+        alive = controller.alive
+        if catalogue.active in alive and not catalogue.brokers[catalogue.active].draining:
+            return
+        candidates = sorted(name for name in alive if not catalogue.brokers[name].draining)
+        if candidates:
+            self._choosing = True
+            self._spawn(self._make_active(candidates[0]))
+
+    async def _make_active(self, name: str) -> None:
+        expect = {
+            ACTIVE: self._broker.catalogue.active_revision,
+            CONTROLLER: self.machine.membership.controller_revision,
+        }
+        try:
+            swap = await self._broker.store.swap(expect=expect, put={ACTIVE: name.encode()})
+            if swap.succeeded:
+                logger.warning("broker %s is the active one now", name)
+            await self.look_again()
+        except StentorError as error:
+            logger.warning("no active broker could be named: %s", error)
+        finally:
+            self._choosing = False
+
+    @property
+    def active(self) -> str:
+        """The one broker that serves active-passive topics."""
+        return self._broker.catalogue.active
+
     @property
     def machine(self) -> ClusterMember:
         if self.member is None:
             raise InternalError("The cluster was not joined yet.")
         return self.member
+
+    def view(self, name: str) -> str:
+        """How this broker sees another one."""
+        return self.machine.membership.view(name, self._now_us())
 
     def alive(self) -> dict[str, int]:
         """Brokers that are there, with their incarnations."""
@@ -223,7 +276,7 @@ class Cluster:
                     found = {(topic_id, partition): report for topic_id, partition, report in reports}
                     self._do(self.machine.heard_reports(broker, incarnation, found, now_us))
                 case peer.TopicsChanged():
-                    self._spawn(self._look_again())
+                    self._spawn(self.look_again())
 
     def _heard_about(self, key: Key, sender: str, message: PartitionMessage) -> None:
         if isinstance(message, JoinerReady | Complaint):
@@ -274,7 +327,7 @@ class Cluster:
                 case effects.LoadAll():
                     self._spawn(self._load())
                 case effects.Push(records):
-                    self._push(dict(records))
+                    self.push(dict(records))
                 case effects.ReportReplicas():
                     self.report_replicas()
                 case Propose():
@@ -287,25 +340,27 @@ class Cluster:
         except StentorError as error:
             logger.info("the controller's key could not be taken: %s", error)
             self.machine.takeover_failed(self._now_us())
-            await self._look_again()
+            await self.look_again()
             return
         if swap.succeeded:
             logger.info("broker %s is the controller", self._broker.broker_id)
             self._do(self.machine.took_over(key, swap.revision, self._now_us()))
         else:
             self.machine.takeover_failed(self._now_us())
-            await self._look_again()
+            await self.look_again()
 
     async def _load(self) -> None:
         """The controller rereads everything (C16)."""
         while not self._closed:
             try:
-                await self._look_again()
+                await self.look_again()
                 break
             except CoordinationUnavailable:
                 await asyncio.sleep(limits.PEER_HEARTBEAT_S)
         catalogue = self._broker.catalogue
         plans = {topic.record.id: topic.plan for topic in catalogue.topics.values()}
+        if self.machine.controller is not None:
+            self.machine.controller.set_active(catalogue.active)
         self._do(self.machine.loaded(catalogue.brokers, plans, catalogue.chains, self._now_us()))
         self.report_replicas()
 
@@ -326,7 +381,7 @@ class Cluster:
             logger.info("%x/%d: epoch %d, chain %s%s", *change.key, change.record.epoch, names, joining)
         self._do(self.machine.proposed(propose, revision, self._now_us()))
 
-    def _push(self, records: dict[Key, Held]) -> None:
+    def push(self, records: dict[Key, Held]) -> None:
         """Everyone hears of new records at once; the watch is for who missed it."""
         if records:
             rows = [(*key, held.record, held.revision) for key, held in records.items()]
@@ -343,10 +398,10 @@ class Cluster:
                     self._broker.catalogue.put(entry, news)
                     self._note_liveness(entry.key, alive=True)
                 for key in event.deleted:
-                    self._broker.catalogue.delete(key, news)
+                    self._broker.catalogue.delete(key, event.revision, news)
                     self._note_liveness(key, alive=False)
             else:
-                self._broker.catalogue.replace(event.entries, news)
+                self._broker.catalogue.replace(event.entries, event.revision, news)
             self._take_news(news)
 
     def _note_liveness(self, key: str, *, alive: bool) -> None:
@@ -354,10 +409,11 @@ class Cluster:
         if kind == "live":
             self.machine.membership.liveness(name, alive=alive)
 
-    async def _look_again(self) -> None:
+    async def look_again(self) -> None:
+        """Read everything from the store."""
         found = await self._broker.store.range("")
         news = News()
-        self._broker.catalogue.replace(found.entries, news)
+        self._broker.catalogue.replace(found.entries, found.revision, news)
         self._take_news(news)
 
     def _heard_records(self, records: dict[Key, Held]) -> None:
@@ -373,6 +429,8 @@ class Cluster:
             self._do(self.machine.controller_is(*news.controller))
         if news.brokers:
             self._take_brokers()
+        if news.active and self.machine.controller is not None:
+            self.machine.controller.set_active(self.active)
         for topic_id, topic in news.topics.items():
             self._take_topic(topic_id, topic)
         for key, held in news.chains.items():

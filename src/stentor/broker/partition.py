@@ -412,6 +412,11 @@ class Partition:
         for stream in list(self.streams):
             stream.fail(error)
 
+    def end_streams_for_now(self) -> None:
+        """This broker is cut off: nobody shall stay "live" on it (C25)."""
+        for stream in list(self.streams):
+            stream.fail(NotReady("This broker is cut off from its cluster.", hint="Clients go to another one."))
+
     def info(self) -> PartitionInfo:
         return PartitionInfo(
             partition=self.index,

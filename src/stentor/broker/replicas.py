@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from stentor import limits
 from stentor.broker.partition import Partition
 from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
@@ -49,6 +50,7 @@ class Replicas:
         self._epochs_waiting: list[tuple[Partition, int]] = []
         self._storing = False
         self._creating: dict[Key, Held] = {}  # being made; with the newest record heard meanwhile
+        self._superseded_since: dict[Key, float] = {}
         self.single = False  # a broker on its own takes its logs as they are
 
     # --- opening --------------------------------------------------------------------------------
@@ -214,6 +216,25 @@ class Replicas:
             replica = partition.replica
             if not replica.linked or replica.place.successor is not None:
                 partition.step(Tick())
+
+    def forget_superseded(self) -> None:
+        """Copies that full chains no longer name go, a while after they were last needed."""
+        now = self._broker.clock.monotonic()
+        for key, partition in list(self.partitions.items()):
+            record = partition.replica.record
+            held = self._broker.catalogue.chains.get(key)
+            if record is None or held is None or not self._is_superseded(held, partition):
+                self._superseded_since.pop(key, None)
+            elif now - self._superseded_since.setdefault(key, now) > limits.SUPERSEDED_S:
+                logger.info("%s: this copy is not needed any more and is removed", partition.name)
+                del self._superseded_since[key]
+                self._broker.loop.create_task(self.drop(key, StentorError("This copy was removed.")))
+
+    def _is_superseded(self, held: Held, partition: Partition) -> bool:
+        record = held.record
+        members = (*record.chain, *record.eligible, *((record.joining,) if record.joining is not None else ()))
+        named = any(member.broker == self._broker.broker_id for member in members)
+        return not named and len(record.chain) >= record.factor and partition.replica.place.position is None
 
     def reports(self) -> list[tuple[int, int, ReplicaReport]]:
         return [(*key, partition.replica.report()) for key, partition in self.partitions.items()]

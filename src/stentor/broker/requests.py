@@ -140,6 +140,24 @@ async def _report_damage(broker: Broker, _: Session, request: messages.ReportDam
     return messages.Done()
 
 
+async def _list_brokers(broker: Broker, _: Session, __: messages.ListBrokers) -> messages.BrokerList:
+    return messages.BrokerList(brokers=broker.operators.brokers())
+
+
+async def _drain(broker: Broker, _: Session, request: messages.DrainBroker) -> messages.Done:
+    await broker.operators.drain(request.broker, draining=request.draining)
+    return messages.Done()
+
+
+async def _forget(broker: Broker, _: Session, request: messages.ForgetBroker) -> messages.Done:
+    await broker.operators.forget(request.broker)
+    return messages.Done()
+
+
+async def _recover(broker: Broker, _: Session, request: messages.RecoverPartition) -> messages.PartitionRecovered:
+    return await broker.operators.recover(request.topic, request.partition)
+
+
 def _info(broker: Broker, topic: Topic) -> messages.TopicInfo:
     return messages.TopicInfo(
         name=topic.record.name,
@@ -174,4 +192,8 @@ _HANDLERS: dict[type, Callable[[Broker, Session, Any], Awaitable[Any]]] = {
     messages.ListClients: _clients,
     messages.GetStatistics: _statistics,
     messages.ReportDamage: _report_damage,
+    messages.ListBrokers: _list_brokers,
+    messages.DrainBroker: _drain,
+    messages.ForgetBroker: _forget,
+    messages.RecoverPartition: _recover,
 }

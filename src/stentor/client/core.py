@@ -219,7 +219,8 @@ class ClientCore:
         route = self.routes.get(topic)
         if route is None or route.id != topic_id:
             return self.link
-        chain = self.reading_order(route.partitions[partition].chain)
+        chain = route.partitions[partition].chain
+        chain = chain[:1] if route.settings.placement == "active-passive" else self.reading_order(chain)
         for broker in chain:
             if (link := self.links.existing(broker)) is not None:
                 return link
@@ -401,15 +402,16 @@ class ClientCore:
         if self.closed:
             return
         outcomes = await asyncio.gather(*(closer() for closer in list(self.closers)), return_exceptions=True)
-        self._disconnect()
+        await self._disconnect()
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    def _disconnect(self) -> None:
+    async def _disconnect(self) -> None:
         self.closed = True
         if self._connecting is not None:
             self._connecting.cancel()
-        self.links.close()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        await self.links.close()
         self.link = None
         self._ready.set()

@@ -70,7 +70,18 @@ class FailedBatch(msgspec.Struct, frozen=True):
 class Sent:
     """A sealed batch: immutable bytes, and who wants to hear of it."""
 
-    __slots__ = ("attempts", "callbacks", "deadline", "done", "encoded", "generation", "header", "lane")
+    __slots__ = (
+        "attempts",
+        "callbacks",
+        "deadline",
+        "done",
+        "doubtful",
+        "encoded",
+        "generation",
+        "header",
+        "lane",
+        "refused",
+    )
 
     def __init__(self, lane: Lane, encoded: Encoded, header: bytearray, callbacks: list[Any], deadline: float) -> None:
         self.lane = lane
@@ -80,7 +91,14 @@ class Sent:
         self.deadline = deadline
         self.generation = lane.generation
         self.attempts = 0
+        self.refused = False  # the last attempt was answered: not taken
+        self.doubtful = False  # an earlier attempt never was
         self.done = False
+
+    @property
+    def may_be_in_log(self) -> bool:
+        """A refusal of a resend says nothing about an earlier copy that nobody answered (C6)."""
+        return self.doubtful or (self.attempts > 0 and not self.refused)
 
     @property
     def size(self) -> int:
@@ -90,6 +108,8 @@ class Sent:
         self.lane.acknowledged(self, base_offset)
 
     def failed(self, error: StentorError) -> None:
+        self.refused = True
+        self.doubtful = self.doubtful or isinstance(error, UnknownOutcome)
         self.lane.refused(self, error)
 
 
@@ -289,6 +309,8 @@ class Lane:
     def _send(self, link: Link, sent: Sent) -> None:
         if sent.done:
             return
+        sent.doubtful = sent.may_be_in_log
+        sent.refused = False
         sent.attempts += 1
         link.publish(sent.header, sent.encoded.body, self.producer.ack, sent)
         if not self.producer.ack:
@@ -355,12 +377,21 @@ class Lane:
         for index, sent in enumerate(failed):
             sent.done = True
             self.done_bytes += sent.size
-            reason = error if index == 0 else _behind(error)
+            reason = self._reason(sent, error, first=index == 0)
             self.producer.record_failure(FailedBatch(self.producer.topic, self.partition, sent.encoded.count, reason))
             for _, callback, _ in sent.callbacks:
                 self.producer.call_back(callback, None, reason)
         self.pump()
         self.producer.progressed()
+
+    def _reason(self, sent: Sent, error: StentorError, *, first: bool) -> StentorError:
+        if sent.may_be_in_log and not isinstance(error, UnknownOutcome):
+            return UnknownOutcome(
+                f"Whether a batch is in the log is not known; the last word was: {error.message}",
+                hint="Read the partition to find out; publishing it again may double it.",
+                operation="publish",
+            )
+        return error if first else _behind(error)
 
     def expire(self, now: float) -> None:
         """Past its deadline a batch is given up; if it was ever sent, its fate is not known."""

@@ -143,12 +143,15 @@ class Links:
                     outcome.close()
         return winner, error
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Say goodbye to all, and leave no attempt behind."""
         self._closed = True
         if self._watch is not None:
             self._watch.cancel()
-        for task in list(self._connecting.values()):
+        attempts = list(self._connecting.values())
+        for task in attempts:
             task.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
         for link in self.alive():
             link.close()
         self._links.clear()

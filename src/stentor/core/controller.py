@@ -120,6 +120,12 @@ class Controller:
         self.brokers[record.id] = record
         self._look_at_everything()
 
+    def set_active(self, broker: str) -> None:
+        """The one that serves active-passive topics: their chains follow (C26)."""
+        if broker != self.active:
+            self.active = broker
+            self._look_at_everything()
+
     def heard_alive(self, alive: Mapping[str, int]) -> None:
         """Who is there, with incarnations; everyone else counts as dead."""
         if alive != self.alive:

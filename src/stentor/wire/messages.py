@@ -284,6 +284,56 @@ class Statistics(Tagged, frozen=True):
     statistics: dict[str, Any]
 
 
+class ListBrokers(Tagged, frozen=True):
+    """Answer: BrokerList."""
+
+
+class BrokerState(Struct, frozen=True):
+    """A broker as operators see it."""
+
+    info: BrokerInfo
+    incarnation: int = 0
+    view: str = "heard"  # how the answering broker sees it: heard, silent, refused
+    controller: bool = False
+    draining: bool = False
+    replicas: int = 0
+    heads: int = 0
+
+
+class BrokerList(Tagged, frozen=True):
+    """All registered brokers."""
+
+    brokers: list[BrokerState]
+
+
+class DrainBroker(Tagged, frozen=True):
+    """Move all replicas away from a broker, or let it take some again. Answer: Done."""
+
+    broker: Label
+    draining: bool = True
+
+
+class ForgetBroker(Tagged, frozen=True):
+    """Take a broker that is gone for good off the list. Answer: Done."""
+
+    broker: Label
+
+
+class RecoverPartition(Tagged, frozen=True):
+    """Let the copy of the broker that is asked lead, whatever is lost (C13). Answer: PartitionRecovered."""
+
+    topic: Name
+    partition: U32
+
+
+class PartitionRecovered(Tagged, frozen=True):
+    """What that cost: offsets from `end` to `committed`, at least, are lost."""
+
+    epoch: int
+    end: int
+    committed: int
+
+
 class Done(Tagged, frozen=True):
     """Nothing to say but that it worked."""
 
@@ -308,8 +358,22 @@ Request = (
     | ListClients
     | GetStatistics
     | ReportDamage
+    | ListBrokers
+    | DrainBroker
+    | ForgetBroker
+    | RecoverPartition
 )
-Response = TopicDescribed | TopicList | OffsetFound | RouteTable | ClientList | Statistics | Done
+Response = (
+    TopicDescribed
+    | TopicList
+    | OffsetFound
+    | RouteTable
+    | ClientList
+    | Statistics
+    | Done
+    | BrokerList
+    | PartitionRecovered
+)
 
 # What an error has by itself; a peer's details may not pass for it.
 _ERROR_FIELDS = frozenset({"self", "message", "hint", "operation", "object"})
