@@ -11,14 +11,16 @@ PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 DATA    ?= ./data
 ROUNDS  ?= 50
 CASES   ?= 1000000
+SEEDS   ?= 1000
+MINUTES ?= 10
 QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench crash memory recovery fuzz docs clean
+.PHONY: help run test check format bench crash memory recovery fuzz simulate simulate-campaign docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---------------------------------------------------------------- the environment
 
@@ -58,6 +60,12 @@ check: $(VENV)/.dev ## lint, format, types, layers
 format: $(VENV)/.dev ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
+
+simulate: $(VENV)/.dev ## SEEDS=1000 simulated clusters in which everything fails (ARGS="--from N")
+	@$(PYTHON) -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+simulate-campaign: $(VENV)/.dev ## seeds that nobody has run yet, for MINUTES=10; goes on where the last one stopped
+	@$(PYTHON) -m tests.simulation --campaign --minutes $(MINUTES) $(ARGS)
 
 docs: $(VENV)/.dev ## write the generated references in docs/ and check the documents
 	@$(PYTHON) -m stentor.cli.reference --write docs

@@ -46,16 +46,22 @@ class Producer:
         for sequence in sorted(self.under_way) if everything else [fresh]:
             checksum, size = self.under_way[sequence]
             publish = (self.ack, size, self.id, self.generation, sequence, checksum)
-            answer = self.on_answer(min(self.under_way), self.generation, sequence)
+            answer = self.on_answer(broker, min(self.under_way), self.generation, sequence)
             if not self.world.chance(self.world.rates.loss):
                 self.world.at(self.world.delay(), broker.guard(broker.publish), self.key, publish, answer)
 
-    def on_answer(self, oldest, generation, sequence):
+    def on_answer(self, broker, oldest, generation, sequence):
         def answer(effect):
+            if not isinstance(effect, Answer) and self.is_stale(broker):
+                effect = None  # what a deposed head refuses says nothing (C26)
             if not self.world.chance(self.world.rates.loss):
                 self.world.at(self.world.delay(), self.answered, oldest, generation, sequence, effect)
 
         return answer
+
+    def is_stale(self, broker):
+        replica = broker.replicas.get(self.key)
+        return replica is None or replica.epoch < self.cluster.record(self.key).epoch
 
     def find_head(self):
         if self.world.chance(0.2):

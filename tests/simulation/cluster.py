@@ -14,7 +14,7 @@ from stentor.core.controller import BrokerRecord
 from stentor.core.placement import Candidate, Load, place
 from stentor.core.records import ChainRecord, Member
 
-SECONDS = 12  # of faults
+SECONDS = 10  # of faults
 
 
 class Cluster:
@@ -77,7 +77,7 @@ class Cluster:
         self.world.rates = self.rates
         end = self.world.now + seconds * SECOND
         while self.world.now < end:
-            self.go(self.world.between(20_000, 900_000))
+            self.go(self.world.between(10_000, 700_000))
             self.faults.one()
         return self.converge()
 
@@ -117,7 +117,7 @@ class Cluster:
         self.store.cut.clear()
         self.store.available = True
         for name, broker in self.brokers.items():
-            broker.paused_until = broker.full_until = 0
+            broker.full_until = 0
             broker.start()
             held = self.store.value("brokers", name)
             if held is not None and held.draining:
