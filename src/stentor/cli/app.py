@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "describe": "Print an overview of a broker and its topics.",
     "clients": "List who is connected to a broker.",
     "bench": "Measure a running broker.",
+    "lb-config": "Write the configuration of a load balancer in front of the brokers.",
     "doctor": "Check a data directory and a connection, and say what is wrong.",
 }
 
@@ -58,7 +59,7 @@ class LazyCommands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - the shape is typer's
         if cmd_name not in COMMANDS:
             return None
-        command = typer.main.get_command(importlib.import_module(f"stentor.cli.{cmd_name}").app)
+        command = typer.main.get_command(importlib.import_module(f"stentor.cli.{cmd_name.replace('-', '_')}").app)
         command.name = cmd_name
         return command
 

@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from stentor.client.sync_client import Client
 from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument
+from stentor.http.balancer import Backend
 from stentor.testing.etcd import LocalEtcd
-from stentor.testing.network import ETCD, Network
+from stentor.testing.haproxy import LocalHaproxy
+from stentor.testing.network import CLIENTS, ETCD, Network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -122,6 +124,7 @@ class LocalCluster:
         etcd: int = 1,
         data: str | Path | None = None,
         network: bool = False,
+        haproxy: int = 0,
         zones: Sequence[str] = (),
         settings: dict[str, Any] | None = None,
     ) -> None:
@@ -134,6 +137,7 @@ class LocalCluster:
         self._settings = settings or {}
         self._network = Network() if network else None
         self.brokers: dict[str, BrokerProcess] = {}
+        self.balancers = [LocalHaproxy(f"haproxy-{index}", self.directory) for index in range(haproxy)]
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -150,6 +154,7 @@ class LocalCluster:
                 broker.launch()
             for broker in self.brokers.values():
                 broker.wait_ready()
+            self._start_balancers()
         except BaseException:
             self.cleanup()
             raise
@@ -174,8 +179,20 @@ class LocalCluster:
         self.brokers[name] = process
         return process
 
+    def _start_balancers(self, *, all_of_them: bool = True) -> None:
+        """Start those that do not run, and let those that do know all brokers."""
+        brokers = [Backend(each.host, each.port, each.http_port) for each in self.brokers.values()]
+        for balancer in self.balancers:
+            if balancer.running and not all_of_them:
+                continue
+            if self._network is not None:
+                balancer.host = self._network.address(CLIENTS)
+            balancer.start(brokers)
+
     def stop(self) -> None:
         """Stop everything gracefully; the data stays."""
+        for balancer in self.balancers:
+            balancer.kill()
         for broker in self.brokers.values():
             if broker.running:
                 broker.signal(signal.SIGCONT)
@@ -186,6 +203,8 @@ class LocalCluster:
 
     def cleanup(self) -> None:
         """Stop everything and remove what is temporary."""
+        for balancer in self.balancers:
+            balancer.kill()
         for broker in self.brokers.values():
             if broker.running:
                 broker.signal(signal.SIGKILL)
@@ -206,15 +225,26 @@ class LocalCluster:
 
     @property
     def url(self) -> str:
+        """Where clients begin: at the load balancers if there are any, else at all brokers."""
+        if self.balancers:
+            return "stentor://" + ",".join(balancer.address for balancer in self.balancers)
+        return self.direct_url
+
+    @property
+    def direct_url(self) -> str:
         """All brokers; clients need only one of them that answers."""
         return "stentor://" + ",".join(broker.address for broker in self.brokers.values())
 
     def client(self, **options: Any) -> Client:
         return Client(self.url, **options)
 
+    def _asking(self) -> Client:
+        """For our own questions, whatever was broken."""
+        return Client(self.direct_url, name="stentor.testing")
+
     def chain(self, topic: str, partition: int = 0) -> list[str]:
         """The chain of a partition, head first."""
-        with self.client(name="stentor.testing") as client:
+        with self._asking() as client:
             return list(client.describe_topic(topic).partitions[partition].chain)
 
     def head(self, topic: str, partition: int = 0) -> str:
@@ -225,7 +255,7 @@ class LocalCluster:
 
     def controller(self) -> str:
         """Who changes chains now."""
-        with self.client(name="stentor.testing") as client:
+        with self._asking() as client:
             return str(client.statistics()["cluster"]["controller"])
 
     def wait_for(self, holds: Callable[[], bool], timeout: float = 30.0, what: str = "the cluster") -> None:
@@ -269,7 +299,16 @@ class LocalCluster:
         broker = self._make(len(self.brokers))
         broker.launch()
         broker.wait_ready()
+        self._start_balancers()
         return broker.name
+
+    def kill_haproxy(self, index: int = 0) -> None:
+        """End a load balancer at once, with all connections through it."""
+        self.balancers[index].kill()
+
+    def restart_haproxy(self) -> None:
+        """Start the load balancers that were killed, on their old ports."""
+        self._start_balancers(all_of_them=False)
 
     # --- cutting the network --------------------------------------------------------------------
 
