@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         LeaseExpired,
         LimitExceeded,
         LogFailed,
+        NotHead,
         NotReady,
         OffsetOutOfRange,
         PartitionNotFound,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
         UnknownSwap,
         VersionMismatch,
     )
-    from stentor.wire.messages import BrokerInfo, ClientInfo, PartitionInfo, TopicInfo, TopicSettings
+    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionInfo, TopicInfo, TopicSettings
 
 _EXPORTS = {
     "stentor.client.async_client": ("AsyncClient", "connect_async"),
@@ -92,6 +93,7 @@ _EXPORTS = {
         "LeaseExpired",
         "LimitExceeded",
         "LogFailed",
+        "NotHead",
         "NotReady",
         "OffsetOutOfRange",
         "PartitionNotFound",
@@ -107,7 +109,14 @@ _EXPORTS = {
         "UnknownSwap",
         "VersionMismatch",
     ),
-    "stentor.wire.messages": ("BrokerInfo", "ClientInfo", "PartitionInfo", "TopicInfo", "TopicSettings"),
+    "stentor.wire.messages": (
+        "BrokerInfo",
+        "BrokerState",
+        "ClientInfo",
+        "PartitionInfo",
+        "TopicInfo",
+        "TopicSettings",
+    ),
 }
 _HOMES = {name: module for module, names in _EXPORTS.items() for name in names}
 
@@ -117,6 +126,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncSubscription",
     "BrokerInfo",
+    "BrokerState",
     "Client",
     "ClientInfo",
     "Closed",
@@ -142,6 +152,7 @@ __all__ = [
     "LimitExceeded",
     "LogFailed",
     "Message",
+    "NotHead",
     "NotReady",
     "OffsetOutOfRange",
     "PartitionInfo",

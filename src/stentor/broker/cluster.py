@@ -155,6 +155,7 @@ class Cluster:
         if self._closed:
             return
         now_us = self._now_us()
+        self.machine.membership.load = len(self._broker.sessions)
         if self.peers.names or not self._is_settled():
             self._do(self.machine.tick(now_us))
             self._watch_views(now_us)
@@ -542,6 +543,7 @@ class Cluster:
                 http_address=record.http_address,
                 zone=record.zone,
                 alive=membership.view(record.id, now_us) == "heard",
+                load=membership.load_of(record.id),
             )
             for record in broker.catalogue.brokers.values()
         ]

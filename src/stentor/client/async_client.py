@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from stentor import limits
 from stentor.client.core import ClientCore, default_name, parse_url
 from stentor.client.history import AsyncHistory
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from stentor.client.message import Receipt
-    from stentor.wire.messages import BrokerInfo, ClientInfo, TopicInfo
+    from stentor.client.selectors import Selector
+    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo
 
 _PUBLISHERS_MAX = 1_000
 
@@ -36,7 +39,9 @@ class AsyncClient:
         core.alert = self._alert
 
     @classmethod
-    async def open(cls, url: str | None, *, name: str | None, timeout: float) -> AsyncClient:
+    async def open(
+        cls, url: str | None, *, name: str | None, timeout: float, read_from: Selector | None = None
+    ) -> AsyncClient:
         if timeout <= 0:
             raise InvalidArgument(f"timeout={timeout} must be above zero.")
         label = default_name() if name is None else name
@@ -44,7 +49,7 @@ class AsyncClient:
             raise InvalidArgument(
                 f"The client's name has {len(label)} characters; the limit is {limits.CLIENT_NAME_CHARACTERS_MAX}."
             )
-        core = ClientCore(parse_url(url), name=label, timeout=timeout)
+        core = ClientCore(parse_url(url), name=label, timeout=timeout, read_from=read_from)
         await core.start()
         return cls(core)
 
@@ -178,13 +183,53 @@ class AsyncClient:
 
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
         """A topic's settings and partitions."""
-        described = await self._core.call(messages.DescribeTopic(name=name), timeout)
-        return described.topic  # type: ignore[no-any-return]
+        request = messages.DescribeTopic(name=name)
+        described = await self._core.call(request, timeout)
+        return (await self._completed([described.topic], request))[0]
+
+    async def _completed(self, topics: list[TopicInfo], request: Any) -> list[TopicInfo]:
+        """What each partition's own head says of it; one broker knows only where the others' are."""
+        heads = {partition.chain[0] for topic in topics for partition in topic.partitions if partition.chain}
+        answers = await self._core.ask_others(request, heads, limits.LINK_OPEN_S)
+        if not answers:
+            return topics
+        known = {
+            (topic.id, partition.partition): partition
+            for broker, answer in answers.items()
+            for topic in (answer.topics if isinstance(answer, messages.TopicList) else [answer.topic])
+            for partition in topic.partitions
+            if partition.chain and partition.chain[0] == broker
+        }
+        return [
+            msgspec.structs.replace(topic, partitions=[known.get((topic.id, p.partition), p) for p in topic.partitions])
+            for topic in topics
+        ]
+
+    async def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
+        """All brokers of the cluster, as the one that is asked sees them."""
+        found = await self._core.call(messages.ListBrokers(), timeout)
+        return found.brokers  # type: ignore[no-any-return]
+
+    async def drain_broker(self, broker: str, *, draining: bool = True, timeout: float | None = None) -> None:
+        """Move all replicas away from a broker, without stopping writes; or let it take some again."""
+        await self._core.call(messages.DrainBroker(broker=broker, draining=draining), timeout)
+
+    async def forget_broker(self, broker: str, *, timeout: float | None = None) -> None:
+        """Take a broker that is gone for good off the list."""
+        await self._core.call(messages.ForgetBroker(broker=broker), timeout)
+
+    async def recover_partition(
+        self, topic: str, partition: int, broker: str, *, timeout: float | None = None
+    ) -> PartitionRecovered:
+        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13)."""
+        request = messages.RecoverPartition(topic=topic, partition=partition)
+        return await self._core.ask_one(request, broker, timeout)  # type: ignore[no-any-return]
 
     async def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
         """All topics, or those that match a pattern."""
-        found = await self._core.call(messages.ListTopics(pattern=pattern or ">"), timeout)
-        return found.topics  # type: ignore[no-any-return]
+        request = messages.ListTopics(pattern=pattern or ">")
+        found = await self._core.call(request, timeout)
+        return await self._completed(found.topics, request)
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a topic and all its messages."""
@@ -238,13 +283,13 @@ class AsyncClient:
 class Connecting:
     """What connect_async returns: await it, or use it with `async with`."""
 
-    def __init__(self, url: str | None, name: str | None, timeout: float) -> None:
-        self._arguments = (url, name, timeout)
+    def __init__(self, url: str | None, name: str | None, timeout: float, read_from: Selector | None) -> None:
+        self._arguments = (url, name, timeout, read_from)
         self._client: AsyncClient | None = None
 
     async def _open(self) -> AsyncClient:
-        url, name, timeout = self._arguments
-        return await AsyncClient.open(url, name=name, timeout=timeout)
+        url, name, timeout, read_from = self._arguments
+        return await AsyncClient.open(url, name=name, timeout=timeout, read_from=read_from)
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._open().__await__()
@@ -259,10 +304,14 @@ class Connecting:
 
 
 def connect_async(
-    url: str | None = None, *, name: str | None = None, timeout: float = limits.DEFAULT_TIMEOUT_S
+    url: str | None = None,
+    *,
+    name: str | None = None,
+    timeout: float = limits.DEFAULT_TIMEOUT_S,
+    read_from: Selector | None = None,
 ) -> Connecting:
     """Connect from `async` code: `async with stentor.connect_async() as client`."""
-    return Connecting(url, name, timeout)
+    return Connecting(url, name, timeout, read_from)
 
 
 def _resolve(done: asyncio.Future[Receipt]) -> Callable[[Receipt | None, StentorError | None], None]:

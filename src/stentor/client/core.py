@@ -24,6 +24,7 @@ import msgspec
 
 from stentor import limits
 from stentor.client.links import Links
+from stentor.client.selectors import tail_first
 from stentor.core.names import check_topic_name
 from stentor.errors import (
     Closed,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from stentor.client.link import Link
+    from stentor.client.selectors import Selector
 
 logger = logging.getLogger(__name__)
 
@@ -104,11 +106,11 @@ async def _no_alert(topic: str, text: str) -> None:
 class ClientCore:
     """What all faces of a client share."""
 
-    def __init__(self, addresses: list[str], *, name: str, timeout: float, zone: str = "") -> None:
+    def __init__(self, addresses: list[str], *, name: str, timeout: float, read_from: Selector | None = None) -> None:
         self.addresses = addresses
         self.name = name
         self.timeout = timeout
-        self.zone = zone
+        self.read_from = read_from or tail_first
         self.loop = asyncio.get_running_loop()
         self.link: Link | None = None  # home
         self.links = Links(name)
@@ -229,15 +231,9 @@ class ClientCore:
         return None
 
     def reading_order(self, chain: list[str]) -> list[str]:
-        """Whom to read from first: the client's own zone, and the tail before the others."""
-        tail_first = list(reversed(chain))
-        if not self.zone:
-            return tail_first
-        return sorted(tail_first, key=lambda broker: self._zone_of(broker) != self.zone)
-
-    def _zone_of(self, broker: str) -> str:
-        info = self.links.brokers.get(broker)
-        return "" if info is None else info.zone
+        """Whom to read from first, by the client's selector."""
+        known = [self.links.brokers[broker] for broker in chain if broker in self.links.brokers]
+        return [info.id for info in self.read_from(known)]
 
     def redirected(self, topic: str, partition: int, error: StentorError) -> None:
         """A broker says who the head is; only a newer epoch is believed (C26)."""
@@ -309,6 +305,38 @@ class ClientCore:
                         if len(self.links.brokers) < 2 or topic not in self.routes:
                             raise
                         await self._changes(limits.LINK_WATCH_S)
+        except TimeoutError as error:
+            raise self.late(type(request).__name__, limit) from error
+
+    async def ask_others(self, request: Any, brokers: set[str], seconds: float) -> dict[str, Any]:
+        """Ask some of the other brokers the same; whoever does not answer in time is left out."""
+
+        async def ask(broker: str) -> Any:
+            while (link := self.links.to(broker)) is None:
+                await self._changes(limits.LINK_WATCH_S)
+            return await link.request(request)
+
+        home = self.link.broker.id if self.link is not None and self.link.broker is not None else ""
+        known = self.links.brokers
+        names = sorted(name for name in brokers - {home} if name in known and known[name].alive)
+        answers = await asyncio.gather(
+            *(asyncio.wait_for(ask(name), seconds) for name in names), return_exceptions=True
+        )
+        return {
+            name: answer for name, answer in zip(names, answers, strict=True) if not isinstance(answer, BaseException)
+        }
+
+    async def ask_one(self, request: Any, broker: str, timeout: float | None) -> Any:
+        """Ask a named broker."""
+        limit = self.timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(limit):
+                await self.ready_link()
+                if broker not in self.links.brokers:
+                    raise InvalidArgument(f"There is no broker {broker}.", object=broker)
+                while (link := self.links.to(broker)) is None:
+                    await self._changes(limits.LINK_WATCH_S)
+                return await link.request(request)
         except TimeoutError as error:
             raise self.late(type(request).__name__, limit) from error
 

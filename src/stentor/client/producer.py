@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.link import Link
     from stentor.client.message import Receipt
+    from stentor.client.selectors import Partitioner
     from stentor.wire.messages import TopicRoute
 
     OnDelivery = Callable[["Receipt | None", "StentorError | None"], None]
@@ -69,6 +70,7 @@ class ProducerCore:
         buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
         timeout: float | None = None,
         keep_failures: bool = True,
+        partitioner: Partitioner | None = None,
     ) -> None:
         if (compression or "") not in arrow_body.COMPRESSIONS:
             raise InvalidArgument(f"compression={compression!r} is unknown.", hint="Use 'lz4', 'zstd' or None.")
@@ -89,6 +91,7 @@ class ProducerCore:
         self.producer_id = secrets.randbits(62) + 1
         self.extras = False  # some row carried headers, a time or a callback; from then on all may
         self.lanes = [Lane(self, index) for index in range(len(route.partitions))]
+        self.partitioner = partitioner
         self.single = self.lanes[0] if len(self.lanes) == 1 else None
         self.turn = 0
         self.closed = False
@@ -112,6 +115,8 @@ class ProducerCore:
                     f"Topic {self.topic} has partitions 0 to {len(self.lanes) - 1}; {partition} was named."
                 )
             return self.lanes[partition]
+        if self.partitioner is not None:
+            return self.lane_for(key, self.partitioner(key, len(self.lanes)))
         if key is not None:
             return self.lanes[crc32(key) % len(self.lanes)]
         lane = self.lanes[self.turn % len(self.lanes)]
@@ -267,6 +272,7 @@ class _Face:
         self._core = core
         self._single = core.single
         self._lanes = core.lanes
+        self._hashed = core.partitioner is None
         self._batch_bytes = core.batch_bytes
         self._batch_messages = core.batch_messages
         self._rows_max = 2 * core.batch_messages  # rows are flat: value and key
@@ -362,7 +368,7 @@ class _Face:
     def _offer_keyed(self, values: Sequence[bytes], keys: Sequence[bytes | None]) -> Any:
         """Many messages for several partitions: sorted by key hash first, then lane by lane."""
         lanes = self._lanes
-        if not set(map(type, keys)) | set(map(type, values)) <= {bytes}:
+        if not self._hashed or not set(map(type, keys)) | set(map(type, values)) <= {bytes}:
             for value, key in zip(values, keys, strict=True):
                 yield self._offer(value, key, None, None, None, None)
             return
@@ -414,7 +420,11 @@ def _by_partition(rows: Any, core: ProducerCore, partition: int | None) -> list[
     turn = core.turn % count
     chosen: dict[int, list[int]] = {}
     for index, key in enumerate(rows.column(1).to_pylist()):
-        chosen.setdefault(turn if key is None else crc32(key) % count, []).append(index)
+        if core.partitioner is not None:
+            lane = core.lane_for(key, None).partition
+        else:
+            lane = turn if key is None else crc32(key) % count
+        chosen.setdefault(lane, []).append(index)
     return [(lane, rows.take(indices)) for lane, indices in sorted(chosen.items())]
 
 
@@ -439,7 +449,7 @@ class Producer(_Face):
         `on_delivery(receipt, error)` is called in the client's thread; keep it short.
         """
         lane = self._single
-        if lane is None and type(key) is bytes:
+        if lane is None and self._hashed and type(key) is bytes:
             lane = self._lanes[crc32(key) % len(self._lanes)]
         if (
             lane is None

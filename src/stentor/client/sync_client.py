@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from stentor.client.message import Receipt
-    from stentor.wire.messages import BrokerInfo, ClientInfo, TopicInfo
+    from stentor.client.selectors import Selector
+    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo
 
 _GRACE_S = 5.0  # on top of a call's own deadline, for the loop to report it
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -89,13 +90,19 @@ class Client:
     """A connection to a Stentor system. Thread-safe; use as a context manager."""
 
     def __init__(
-        self, url: str | None = None, *, name: str | None = None, timeout: float = limits.DEFAULT_TIMEOUT_S
+        self,
+        url: str | None = None,
+        *,
+        name: str | None = None,
+        timeout: float = limits.DEFAULT_TIMEOUT_S,
+        read_from: Selector | None = None,
     ) -> None:
         self._closed = False
         self._thread = _LoopThread()
         self._timeout = timeout
         try:
-            self._async: AsyncClient = self._thread.call(AsyncClient.open(url, name=name, timeout=timeout), None)
+            opening = AsyncClient.open(url, name=name, timeout=timeout, read_from=read_from)
+            self._async: AsyncClient = self._thread.call(opening, None)
         except BaseException:
             self._closed = True
             self._thread.stop()
@@ -254,6 +261,26 @@ class Client:
         """The offset of a position in each partition."""
         return self._call(self._async.offsets(topic, at, timeout=timeout))  # type: ignore[no-any-return]
 
+    def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
+        """All brokers of the cluster, as the one that is asked sees them."""
+        return self._call(self._async.brokers(timeout=timeout))  # type: ignore[no-any-return]
+
+    def drain_broker(self, broker: str, *, draining: bool = True, timeout: float | None = None) -> None:
+        """Move all replicas away from a broker, without stopping writes; or let it take some again."""
+        self._call(self._async.drain_broker(broker, draining=draining, timeout=timeout))
+
+    def forget_broker(self, broker: str, *, timeout: float | None = None) -> None:
+        """Take a broker that is gone for good off the list."""
+        self._call(self._async.forget_broker(broker, timeout=timeout))
+
+    def recover_partition(
+        self, topic: str, partition: int, broker: str, *, timeout: float | None = None
+    ) -> PartitionRecovered:
+        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13)."""
+        return self._call(  # type: ignore[no-any-return]
+            self._async.recover_partition(topic, partition, broker, timeout=timeout)
+        )
+
     def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:
         """Who is connected to the broker."""
         return self._call(self._async.clients(timeout=timeout))  # type: ignore[no-any-return]
@@ -300,14 +327,20 @@ class Client:
         return f"<stentor.Client {self.name!r} {'closed' if self._closed else ','.join(self._core.addresses)}>"
 
 
-def connect(url: str | None = None, *, name: str | None = None, timeout: float = limits.DEFAULT_TIMEOUT_S) -> Client:
+def connect(
+    url: str | None = None,
+    *,
+    name: str | None = None,
+    timeout: float = limits.DEFAULT_TIMEOUT_S,
+    read_from: Selector | None = None,
+) -> Client:
     """Connect to a Stentor system.
 
     `url` is stentor://host:port, host:port, or several separated by commas; without it $STENTOR_URL
     counts, else localhost. `name` is what operators see. `timeout` is the deadline in seconds of
-    every call that names none.
+    every call that names none. `read_from` chooses whom of a chain to read from (`stentor.selectors`).
     """
-    return Client(url, name=name, timeout=timeout)
+    return Client(url, name=name, timeout=timeout, read_from=read_from)
 
 
 @atexit.register

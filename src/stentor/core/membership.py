@@ -38,6 +38,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_de
     suspects: dict[str, str] = {}  # broker -> "silent" or "refused"
     controller_revision: int = 0  # of the controller key it knows
     hears_controller: bool = True
+    load: int = 0  # connections; for whoever chooses between brokers
 
 
 class ControllerKey(msgspec.Struct, frozen=True):
@@ -69,7 +70,7 @@ class Membership:
         self._deaf_since_us: int | None = None
         self._expired: set[str] = set()  # brokers whose liveness key is gone
         self.lags = 0  # how often this broker's own loop stood still
-        self._started_us = now_us
+        self.load = 0
 
     # --- what is heard --------------------------------------------------------------------------
 
@@ -137,11 +138,17 @@ class Membership:
         peer = self._peers.get(broker)
         return 0 if peer is None else peer.incarnation
 
+    def load_of(self, broker: str) -> int:
+        """What a broker last said of its load."""
+        peer = self._peers.get(broker)
+        return 0 if peer is None or peer.opinion is None else peer.opinion.load
+
     def heartbeat(self, now_us: int) -> Heartbeat:
         suspects: dict[str, str] = {
             broker: view for broker, peer in self._peers.items() if (view := self._view(peer, now_us)) != "heard"
         }
-        return Heartbeat(self.me, self.incarnation, suspects, self.controller_revision, self.hears_controller(now_us))
+        hears = self.hears_controller(now_us)
+        return Heartbeat(self.me, self.incarnation, suspects, self.controller_revision, hears, self.load)
 
     # --- judgements -----------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class BrokerInfo(Struct, frozen=True):
     http_address: str = ""
     zone: str = ""
     alive: bool = True
+    load: int = 0  # connections, by its own last report
 
 
 class Failure(Struct, frozen=True):
