@@ -17,7 +17,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench crash memory recovery fuzz simulate simulate-campaign docs clean
+.PHONY: help run test packages check format bench crash memory recovery fuzz simulate simulate-campaign docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,8 +48,11 @@ $(VENV)/.bench: $(VENV)/.run requirements/bench.txt
 run: $(VENV)/.run ## start one broker on port 7440 (DATA=./data, ARGS=... for more flags)
 	@exec $(BIN)/stentor serve --data $(DATA) $(ARGS)
 
-test: check ## everything that must pass: check, then all tests (ARGS=... for pytest)
+test: check packages ## everything that must pass: check, then all tests (ARGS=... for pytest)
 	@$(PYTHON) -m pytest $(ARGS)
+
+packages: ## Debian packages that tests of clusters need (HAProxy, ip, iptables), as root
+	@scripts/debian-packages
 
 check: $(VENV)/.dev ## lint, format, types, layers
 	@$(BIN)/ruff check
