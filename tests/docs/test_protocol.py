@@ -25,7 +25,16 @@ WAIT_S = 30
 REQUESTS = [kind.__name__ for kind in messages.Request.__args__]
 RESPONSES = [kind.__name__ for kind in messages.Response.__args__]
 BODIES = ["Hello", "Welcome", "Failure", "RouteChange", "OpenStream", "StreamEnded"]
-VALUES = ["BrokerInfo", "TopicSettings", "TopicInfo", "PartitionInfo", "TopicRoute", "PartitionRoute", "ClientInfo"]
+VALUES = [
+    "BrokerInfo",
+    "BrokerState",
+    "TopicSettings",
+    "TopicInfo",
+    "PartitionInfo",
+    "TopicRoute",
+    "PartitionRoute",
+    "ClientInfo",
+]
 
 
 def section(heading):
