@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "describe": "Print an overview of a broker and its topics.",
     "clients": "List who is connected to a broker.",
     "bench": "Measure a running broker.",
+    "cluster": "Run a cluster on this machine, and break it.",
     "lb-config": "Write the configuration of a load balancer in front of the brokers.",
     "doctor": "Check a data directory and a connection, and say what is wrong.",
 }

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -43,13 +44,13 @@ _LOG_LINES: Final = 8
 class BrokerProcess:
     """One `stentor serve`."""
 
-    def __init__(self, name: str, directory: Path, arguments: list[str], prefix: list[str]) -> None:
+    def __init__(self, name: str, directory: Path, arguments: list[str], prefix: list[str], host: str) -> None:
         self.name = name
         self.directory = directory
         self.log_file = directory.with_suffix(".log")
         self.port = 0
         self.http_port = 0
-        self.host = "127.0.0.1"
+        self.host = host
         self._arguments = arguments
         self._prefix = prefix
         self._process: subprocess.Popen[str] | None = None
@@ -126,6 +127,7 @@ class LocalCluster:
         network: bool = False,
         haproxy: int = 0,
         zones: Sequence[str] = (),
+        port: int = 0,
         settings: dict[str, Any] | None = None,
     ) -> None:
         self._temporary = data is None
@@ -134,6 +136,7 @@ class LocalCluster:
         self.etcd = LocalEtcd(members=etcd, data=self.directory / "etcd")
         self._count = brokers
         self._zones = zones
+        self._port = port  # of the first broker; HTTP has the next one, and so on; 0: free ones
         self._settings = settings or {}
         self._network = Network() if network else None
         self.brokers: dict[str, BrokerProcess] = {}
@@ -145,7 +148,8 @@ class LocalCluster:
         """Start etcd and all brokers, and wait until they are ready."""
         try:
             if self._network is not None and not self._network.started:
-                self._network.start()
+                # The same data gets the same addresses again, if nobody else has them.
+                self._network.start(prefer=zlib.crc32(str(self.directory.resolve()).encode()))
                 self.etcd.move(self._network.address(ETCD))
             self.etcd.start()
             for index in range(len(self.brokers), self._count):
@@ -160,22 +164,28 @@ class LocalCluster:
             raise
         return self
 
+    def zone(self, index: int) -> str:
+        """The zone of a broker: they take turns."""
+        return self._zones[index % len(self._zones)] if self._zones else ""
+
     def _make(self, index: int) -> BrokerProcess:
         name = f"b{index}"
         arguments = ["--coordination", self.etcd.url, "--broker-id", name]
-        if self._zones:
-            arguments += ["--zone", self._zones[index % len(self._zones)]]
+        if zone := self.zone(index):
+            arguments += ["--zone", zone]
         for setting, value in self._settings.items():
             flag = setting.replace("_", "-")
             if isinstance(value, bool):
                 arguments.append(f"--{flag}" if value else f"--no-{flag}")
             else:
                 arguments += [f"--{flag}", str(value)]
-        process = BrokerProcess(name, self.directory / name, arguments, [])
+        prefix, host = [], "127.0.0.1"
         if self._network is not None:
             self._network.add(name)
-            process = BrokerProcess(name, self.directory / name, arguments, self._network.prefix(name))
-            process.host = self._network.address(name)
+            prefix, host = self._network.prefix(name), self._network.address(name)
+        process = BrokerProcess(name, self.directory / name, arguments, prefix, host)
+        if self._port:
+            process.port, process.http_port = self._port + 2 * index, self._port + 2 * index + 1
         self.brokers[name] = process
         return process
 
@@ -238,13 +248,13 @@ class LocalCluster:
     def client(self, **options: Any) -> Client:
         return Client(self.url, **options)
 
-    def _asking(self) -> Client:
-        """For our own questions, whatever was broken."""
+    def asking(self) -> Client:
+        """A client for questions about the cluster, whatever stands before it."""
         return Client(self.direct_url, name="stentor.testing")
 
     def chain(self, topic: str, partition: int = 0) -> list[str]:
         """The chain of a partition, head first."""
-        with self._asking() as client:
+        with self.asking() as client:
             return list(client.describe_topic(topic).partitions[partition].chain)
 
     def head(self, topic: str, partition: int = 0) -> str:
@@ -255,7 +265,7 @@ class LocalCluster:
 
     def controller(self) -> str:
         """Who changes chains now."""
-        with self._asking() as client:
+        with self.asking() as client:
             return str(client.statistics()["cluster"]["controller"])
 
     def wait_for(self, holds: Callable[[], bool], timeout: float = 30.0, what: str = "the cluster") -> None:
@@ -321,6 +331,11 @@ class LocalCluster:
                 hint="Make it with network=True.",
             )
         return self._network
+
+    @property
+    def cuts(self) -> list[tuple[str, str]]:
+        """Who does not hear whom: what the first sends does not reach the second."""
+        return [] if self._network is None else self._network.cuts
 
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
         """Let nothing through between two of them; `one_way`: nothing that `a` sends to `b`."""

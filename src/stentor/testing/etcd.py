@@ -62,10 +62,10 @@ def _is_script(file: Path) -> bool:
 class _Member:
     """One etcd process, and where it lives."""
 
-    def __init__(self, name: str, directory: Path, host: str) -> None:
+    def __init__(self, name: str, directory: Path, client_port: int, peer_port: int) -> None:
         self.name = name
         self.directory = directory
-        self.client_port, self.peer_port = _free_ports(2, host)
+        self.client_port, self.peer_port = client_port, peer_port
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -102,16 +102,33 @@ class LocalEtcd:
         self._host = host
         self._tls = tls
         self._arguments = arguments
-        self._started = False
         self._members = self._make_members(members)
 
     def _make_members(self, count: int) -> list[_Member]:
+        if self._file.exists():
+            # Members remember each other's addresses: the next start on this data has to use the same.
+            known = json.loads(self._file.read_text(encoding="utf-8"))
+            if len(known["ports"]) != count or (known["host"] != self._host and count > 1):
+                raise InvalidArgument(
+                    f"The etcd in {self.data_directory} has {len(known['ports'])} members on {known['host']}.",
+                    hint="Start it so again, or begin with another directory.",
+                )
+            ports = [tuple(pair) for pair in known["ports"]]
+        else:
+            ports = [tuple(_free_ports(2, self._host)) for _ in range(count)]
         names = [f"etcd-{index}" for index in range(count)]
-        return [_Member(name, self.data_directory / name, self._host) for name in names]
+        return [_Member(name, self.data_directory / name, *pair) for name, pair in zip(names, ports, strict=True)]
+
+    @property
+    def _file(self) -> Path:
+        return self.data_directory / "members.json"
+
+    def _remember(self) -> None:
+        ports = [(member.client_port, member.peer_port) for member in self._members]
+        self._file.write_text(json.dumps({"host": self._host, "ports": ports}), encoding="utf-8")
 
     def move(self, host: str) -> None:
         """Listen on another address of this machine; before the first start only."""
-        assert not self._started, "an etcd remembers where its members are"
         self._host = host
         self._members = self._make_members(len(self._members))
 
@@ -144,13 +161,13 @@ class LocalEtcd:
             except (InternalError, DeadlineExceeded) as error:
                 self.stop()
                 # Between being found and being used, a port may have been taken by somebody else.
-                if self._started or not tries_left or isinstance(error, DeadlineExceeded):
+                if self._file.exists() or not tries_left or isinstance(error, DeadlineExceeded):
                     raise
                 for member in self._members:
                     shutil.rmtree(member.directory, ignore_errors=True)
                 self._members = self._make_members(len(self._members))
             else:
-                self._started = True
+                self._remember()
                 return self
         raise AssertionError("the last try returns or raises")
 
