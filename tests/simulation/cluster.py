@@ -38,7 +38,9 @@ class Cluster:
         later = [f"b{len(names) + i}" for i in range(rng.choice([0, 0, 0, 1, 2]))]
         factors = rng.choice([[3], [3], [3], [3, 1], [2], [3, 2], [5, 3], [3, 3]])
         partitions = 1 if len(factors) > 1 else rng.choice([1, 1, 2])
-        self.build(names, later, {topic: plan_for(factor) for topic, factor in enumerate(factors, 1)}, partitions)
+        mode = rng.choice(["spread", "multi-primary"])
+        topics = {topic: plan_for(factor, mode=mode) for topic, factor in enumerate(factors, 1)}
+        self.build(names, later, topics, partitions)
 
     def build(self, names, later, topics, partitions):
         rng = self.world.rng
@@ -91,7 +93,8 @@ class Cluster:
             producer.stopped = True
         answered = self.go(60 * SECOND, self.answered)
         require(answered, "publishes are not answered although everything is well", self.state())
-        self.go(SECOND)
+        finished = self.go(60 * SECOND, self.finished)
+        require(finished, "what is in the logs is not committed everywhere", self.state())
         for key in self.keys:
             if key not in self.excused:
                 merged = {k: v for p in self.producers if p.key == key for k, v in p.acknowledged.items()}
@@ -132,6 +135,18 @@ class Cluster:
 
     def answered(self):
         return not any(p.under_way for p in self.producers if p.key not in self.excused)
+
+    def finished(self):
+        """Settled, and everyone knows that everything is committed."""
+        if not self.settled():
+            return False
+        replicas = [
+            self.brokers[member.broker].replicas[key]
+            for key in self.keys
+            if key not in self.excused
+            for member in self.record(key).chain
+        ]
+        return all(replica.committed == replica.end for replica in replicas)
 
     def settled(self):
         """All chains have all their members, at work, as planned."""

@@ -6,10 +6,10 @@ from tests.simulation.world import SECOND
 from stentor.core.controller import TopicPlan
 
 
-def plan_for(factor, minimum=None):
+def plan_for(factor, minimum=None, mode="spread"):
     if minimum is None:
         minimum = factor // 2 + 1 if factor > 2 else 1
-    return TopicPlan(factor, minimum)
+    return TopicPlan(factor, minimum, mode)
 
 
 class Faults:
@@ -171,7 +171,8 @@ class Faults:
         topic = rng.choice([key[0] for key in self.cluster.keys])
         factor = rng.choice([1, 2, 3, 5])
         minimum = rng.choice([None, None, 1, min(factor, 2)])
-        self.store.put({("topics", topic): plan_for(factor, minimum)})
+        mode = rng.choice(["spread", "multi-primary"])
+        self.store.put({("topics", topic): plan_for(factor, minimum, mode)})
 
 
 KINDS = {

@@ -26,7 +26,9 @@ class Network:
         times = 2 if world.chance(world.rates.duplicate) else 1
         for _ in range(times):
             due = world.now + world.delay()
-            if not world.chance(world.rates.reorder):
+            if world.chance(world.rates.reorder):
+                due = world.now + world.delay() * world.rng.choice([1, 5, 50])  # may come after another epoch began
+            else:
                 due = max(due, self._last.get(pair, 0))
                 self._last[pair] = due
             world.at(due - world.now, self._arrive, pair, generation, what, arguments)

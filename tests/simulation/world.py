@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 SECOND = 1_000_000
+STEPS_MAX = 150_000  # several times what any seed needs
 
 
 @dataclass
@@ -103,6 +104,7 @@ class World:
             self.now, _, work, arguments = heapq.heappop(queue)
             work(*arguments)
             self.steps += 1
+            assert self.steps < STEPS_MAX, "far too many messages: somebody repeats itself"
             if self.touched:
                 touched, self.touched = self.touched, {}
                 after_step(touched)

@@ -1,0 +1,329 @@
+"""Rules of SAFETY §1, each switched off: some seed must notice.
+
+    python -m tests.simulation.mutations                  every mutation on its remembered seeds
+    python -m tests.simulation.mutations --search NAME    look for seeds that notice it
+
+A mutation replaces methods of the real machines (or of the simulated broker, where the rule is the broker's
+to keep). Its seeds were found by searching; they go stale when the simulator changes, and are searched again.
+"""
+
+import argparse
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import msgspec
+from tests.simulation.broker import Broker
+from tests.simulation.runner import run_seed
+from tests.simulation.scenarios import SCENARIOS
+
+from stentor.core import replica as r
+from stentor.core.below import Below
+from stentor.core.chain import Replica
+from stentor.core.controller import Controller
+from stentor.core.dedupe import Dedupe
+from stentor.core.peers import Linked
+from stentor.core.place import Place
+
+_replace = msgspec.structs.replace
+
+
+@dataclass
+class Mutation:
+    """A rule that is switched off."""
+
+    rule: str
+    changes: list  # (class, method, what replaces it)
+
+    @contextmanager
+    def applied(self):
+        with ExitStack() as stack:
+            for owner, name, replacement in self.changes:
+                stack.enter_context(patch.object(owner, name, replacement))
+            yield
+
+
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def mutation(name, rule, *changes):
+    MUTATIONS[name] = Mutation(rule, list(changes))
+
+
+# --- C2, C3: epochs and incarnations ----------------------------------------------------------------
+
+
+def _any_epoch(self, epoch):
+    return self._adopting is None and self.record is not None and not self.failed
+
+
+def _configure_at_once(self, event):
+    """The epoch is on its way to the disk, and counts already."""
+    effects = CONFIGURE(self, event)
+    if any(isinstance(effect, r.StoreEpoch) for effect in effects):
+        return [*effects, *self._epoch_stored(event.record.epoch, 0)]
+    return effects
+
+
+def _configure_any(self, event):
+    """Records of older epochs are followed too."""
+    if event.revision == self.revision:
+        return []
+    self.epoch, self.revision = 0, -1
+    return CONFIGURE(self, event)
+
+
+def _find_any_incarnation(self, record, me):
+    self.record = record
+    self.position = next((index for index, member in enumerate(record.chain) if member.same_log(me)), None)
+    self.joins = record.joining is not None and record.joining.same_log(me)
+
+
+CONFIGURE = Replica._configure
+
+# --- C4, C5: activation, commit ---------------------------------------------------------------------
+
+
+def _link_before_linked(self, event, link, now_us):
+    """Feeds from a log that may still be cut."""
+    linked, self.linked = self.linked, True
+    try:
+        return LINK(self, event, link, now_us)
+    finally:
+        self.linked = linked
+
+
+LINK = Replica._link
+
+
+def _own_durable(self):
+    return self.durable
+
+
+def _remember_epoch(self, now_us):
+    """What an older epoch said of the members above still counts."""
+    self.linked = False
+    self._told_up = None
+    self.below.forget(now_us)
+
+
+# --- C7, C8, C12, C13: levels, minimum, who may lead ------------------------------------------------
+
+
+def _reached_at_head(self, ack):
+    return self.committed if ack == 3 else self.durable
+
+
+def _always_eligible(self, record, survivors):
+    """Everyone who ever left may lead."""
+    gone = tuple(m for m in record.chain if not any(m.same_log(s) for s in survivors))
+    return _replace(SHRUNK(self, record, survivors), eligible=(*record.eligible, *gone))
+
+
+def _joined_still_eligible(self, record, joining):
+    return _replace(JOINED(self, record, joining), eligible=record.eligible)
+
+
+def _revive_anyone(self, key, record):
+    for (reported, broker), report in self._reports.items():
+        if reported == key and self.alive.get(broker) == report.member.incarnation and not report.failed:
+            return _replace(record, epoch=record.epoch + 1, chain=(report.member,), joining=None, eligible=())
+    return None
+
+
+def _renew_damaged(self, record, member, report):
+    return report.member if report.member.same_log(member) and not report.failed else None
+
+
+SHRUNK, JOINED = Controller._shrunk, Controller._joined
+
+# --- C9: links ---------------------------------------------------------------------------------------
+
+
+def _reconcile_by_length(self, link):
+    """Compares ends, not epochs."""
+    return (
+        Linked(self.epoch, link.attempt, min(self.end, link.end)) if link.end >= self.start else RECONCILE(self, link)
+    )
+
+
+RECONCILE = Replica._reconcile
+
+
+def _offered_unchecked(self, event):
+    """No check of what comes before."""
+    if not self._is_from_predecessor(event.sender, event.epoch) or not self.linked or event.base != self.end:
+        return OFFERED(self, event) if event.base > self.end else []
+    self._above = max(self._above, event.durable)
+    return [r.Take()]
+
+
+OFFERED = Replica._offered
+
+
+def _never(*_, **__):
+    return False
+
+
+def _always(*_, **__):
+    return True
+
+
+# --- C11: joiners -------------------------------------------------------------------------------------
+
+
+_READY = property(lambda self: self.joint)
+
+
+def _no_joint(self, durable):
+    return self.committed if self._short(self.record) else durable
+
+
+# --- C16, C17: the controller -------------------------------------------------------------------------
+
+
+def _nothing_compared(self):
+    return {}
+
+
+def _unknown_is_done(self, propose, outcome):
+    revision = outcome if isinstance(outcome, int) or outcome is None else self.store.revision + 1
+    self.do(self.cluster.proposed(propose, revision, self.clock()))
+
+
+# --- C18, C19: producers ------------------------------------------------------------------------------
+
+
+def _answer_at_once(self, event, resend):
+    return r.Answer(event.ticket, resend.base_offset, self.epoch, resend.appended_at_us)
+
+
+def _all_fresh(self, producer_id, generation, sequence, checksum):
+    return None
+
+
+def _not_derived(self, replica, log):
+    """The log was cut; what was derived from it was not."""
+
+
+EPOCHS = (Replica, "_current", _any_epoch)
+STORED = (Replica, "_configure", _configure_at_once)
+INCARNATIONS = (Place, "find", _find_any_incarnation)
+RECONCILED = (Replica, "_reconcile", _reconcile_by_length)
+CONTINUED = (Replica, "_offered", _offered_unchecked)
+HALTS = (Replica, "_loses_committed", _never)
+WAITS = (Controller, "_revive", _revive_anyone)
+DAMAGED = (Controller, "_renewed", _renew_damaged)
+COMPARED = (Broker, "controller_compared", _nothing_compared)
+
+mutation("epochs", "C2: messages of other epochs are refused", EPOCHS)
+mutation("old-records", "C2: older records are refused", (Replica, "_configure", _configure_any))
+mutation("epoch-stored", "C2: an epoch is on disk before it is acted on", STORED)
+mutation("incarnations", "C3: a restarted member waits until it is named anew", INCARNATIONS)
+mutation("top-down", "C4: links are made from the head down", (Replica, "_link", _link_before_linked))
+mutation("commit-minimum", "C5: committed is what every member has on disk", (Replica, "durable_here", _own_durable))
+mutation("forget-epoch", "C5: older epochs' durable values are discarded", (Replica, "_forget_epoch", _remember_epoch))
+mutation("quorum", "C7: quorum counts a majority of the factor", (Replica, "_reached", _reached_at_head))
+mutation("minimum", "C8: a chain that is too short commits nothing", (Replica, "_short", _never))
+mutation(
+    "eligible",
+    "C8: only who left by the change that crossed the minimum may lead",
+    (Controller, "_shrunk", _always_eligible),
+    (Controller, "_joined", _joined_still_eligible),
+)
+mutation("reconcile", "C9: links compare epoch tables", RECONCILED)
+mutation("continues", "C9: what is taken continues this log (masked by `reconcile`: both off)", RECONCILED, CONTINUED)
+mutation("halt", "C9: a log is never cut below its commit point (masked by `damaged`: both off)", HALTS, DAMAGED)
+mutation("joint", "C11: in joint mode nothing is committed without the joiner", (Replica, "_commit_point", _no_joint))
+mutation("ready", "C11: a joiner is ready when it holds all that is committed", (Below, "joiner_is_ready", _READY))
+mutation("others-wait", "C12: with the last member gone, others wait", WAITS)
+mutation("damaged", "C13: a damaged copy does not keep its place", DAMAGED)
+mutation("controller-key", "C16: every change compares the controller key", COMPARED)
+mutation("read-back", "C17: an unknown outcome is read back", (Broker, "proposed", _unknown_is_done))
+mutation("resend-level", "C18: a resend is answered only at its level", (Replica, "_answer_resend", _answer_at_once))
+mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh))
+mutation("derived", "C19: derived state is made anew after a truncation", (Broker, "derive_again", _not_derived))
+
+# What notices each: seeds that were found by searching, or a directed run.
+SEEDS = {
+    "epochs": [14],
+    "old-records": [1],
+    "epoch-stored": [1],
+    "incarnations": [2],
+    "top-down": [8],
+    "commit-minimum": [1],
+    "forget-epoch": [8],
+    "quorum": [2],
+    "minimum": [17],
+    "eligible": [13],
+    "reconcile": [8],
+    "continues": [8],
+    "joint": [2],
+    "ready": [1],
+    "others-wait": [12],
+    "damaged": [23],
+    "read-back": [1],
+    "resend-level": [1],
+    "dedupe": [1],
+    "derived": [35],
+}
+DIRECTED = {"halt": "restored-head", "controller-key": "replaced-controller"}
+
+
+def caught_by(name, run, *arguments):
+    """What a run says about a mutation; empty when it notices nothing."""
+    with MUTATIONS[name].applied():
+        try:
+            run(*arguments)
+        except Exception as error:  # noqa: BLE001 - a crash of a machine is a finding too
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def caught(name, *, more=0):
+    """Who notices a mutation: its directed run, a remembered seed, or one of some more; None if nobody does."""
+    if name in DIRECTED:
+        return caught_by(name, SCENARIOS[DIRECTED[name]]) or None
+    for seed in (*SEEDS.get(name, ()), *range(1, more + 1)):
+        failure = caught_by(name, run_seed, seed)
+        if failure:
+            return f"seed {seed}: {failure}"
+    return None
+
+
+def search(name, first, count, enough):
+    found = []
+    for seed in range(first, first + count):
+        failure = caught_by(name, run_seed, seed)
+        if failure:
+            found.append(seed)
+            print(f"{name}: seed {seed}: {failure[:160]}", flush=True)
+            if len(found) == enough:
+                break
+    print(f"{name}: {found} of {seed - first + 1} seeds", flush=True)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--search", nargs="*", metavar="NAME")
+    parser.add_argument("--from", dest="first", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=300)
+    parser.add_argument("--enough", type=int, default=2)
+    options = parser.parse_args()
+    if options.search is not None:
+        for name in options.search or MUTATIONS:
+            search(name, options.first, options.seeds, options.enough)
+        return
+    missed = []
+    for name, held in MUTATIONS.items():
+        by = caught(name)
+        print(f"{name:15} {held.rule}\n{'':15} {(by or 'NOT NOTICED')[:150]}", flush=True)
+        missed += [] if by else [name]
+    print(f"{len(MUTATIONS)} mutations, not caught: {missed or 'none'}")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
