@@ -5,8 +5,8 @@
     with broker() as b, b.client() as client:
         client.publish("orders", "hello")
 
-Or, with the pytest plugin that comes with the package, the fixtures `stentor_broker` and
-`stentor_client`.
+Or, with the pytest plugin that comes with the package, the fixtures `stentor_broker`, `stentor_client` and
+`stentor_cluster`.
 """
 
 from stentor.testing.cluster import LocalCluster, cluster

@@ -312,6 +312,20 @@ class LocalCluster:
         self._start_balancers()
         return broker.name
 
+    def mend(self) -> None:
+        """Whatever was broken: cuts are healed, who is paused goes on, who is dead runs again."""
+        if self._network is not None:
+            self._network.heal()
+        for index in range(len(self.etcd.endpoints)):
+            self.etcd.resume(index)
+        self.etcd.start()
+        for broker in self.brokers.values():
+            if broker.running:
+                broker.signal(signal.SIGCONT)
+            else:
+                self.restart(broker.name)
+        self.restart_haproxy()
+
     def kill_haproxy(self, index: int = 0) -> None:
         """End a load balancer at once, with all connections through it."""
         self.balancers[index].kill()

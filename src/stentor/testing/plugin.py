@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stentor import Client
-    from stentor.testing import LocalBroker
+    from stentor.testing import LocalBroker, LocalCluster
 
 
 @pytest.fixture
@@ -27,3 +27,12 @@ def stentor_client(stentor_broker: LocalBroker) -> Iterator[Client]:
     """A client connected to `stentor_broker`."""
     with stentor_broker.client() as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def stentor_cluster() -> Iterator[LocalCluster]:
+    """A real cluster of three brokers and an etcd, for the tests of one module; `mend()` repairs what a test broke."""
+    from stentor.testing import cluster
+
+    with cluster(brokers=3) as local:
+        yield local
