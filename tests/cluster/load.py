@@ -1,0 +1,276 @@
+"""A steady load on a cluster under test: producers and live consumers in threads, recorded in a History.
+
+with Load(cluster, "orders") as load:
+    cluster.kill(cluster.head("orders"))
+    load.wait_for_acks()
+# leaving the block: everyone finishes, fresh consumers read everything, the checker judges
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.cluster.copies import differences
+from tests.cluster.history import ACKNOWLEDGED, FAILED, UNKNOWN, History, Poll
+
+from stentor.errors import DeadlineExceeded, StentorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.client.sync_client import Client
+    from stentor.testing.cluster import LocalCluster
+
+logger = logging.getLogger(__name__)
+
+KEYS = 12
+FINISH_S = 45.0
+
+
+class Load:
+    """Producers that send at a steady rate with ack=all, and consumers that follow from the start."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        topic: str,
+        *,
+        partitions: int = 3,
+        replicas: int = 3,
+        producers: int = 2,
+        consumers: int = 2,
+        rate: float = 60.0,
+        timeout: float = 30.0,
+        size: int = 64,
+        **settings: Any,
+    ) -> None:
+        self.cluster = cluster
+        self.topic = topic
+        self.partitions = partitions
+        self.replicas = replicas
+        self.history = History()
+        self.settings = settings
+        self._producers = producers
+        self._consumers = consumers
+        self._rate = rate
+        self._timeout = timeout
+        self._size = size
+        self._sending = threading.Event()
+        self._following = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._clients: list[Client] = []
+        self._ends: dict[int, int] = {}
+        self._probes = itertools.count()
+        self.answered: dict[int, list[float]] = {}  # by partition: when publishes were acknowledged
+        self.errors: list[StentorError] = []
+        self.trouble: list[Exception] = []  # what ended a thread that should have gone on
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.client = self._connect("watcher")
+        self.client.create_topic(self.topic, partitions=self.partitions, replicas=self.replicas, **self.settings)
+        self._sending.set()
+        self._following.set()
+        for number in range(self._consumers):
+            self._start(partial(self._consume, f"consumer-{number}"))
+        for number in range(self._producers):
+            self._start(partial(self._produce, f"producer-{number}"))
+        self.wait_for_acks()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self.conclude()
+                self.client.delete_topic(self.topic)
+        finally:
+            self._sending.clear()
+            self._following.clear()
+            for client in self._clients:
+                closing = threading.Thread(target=_close, args=(client,), daemon=True)
+                closing.start()
+                closing.join(None if kind is None else 0)  # after a failure nobody waits for what cannot be sent
+
+    def _connect(self, name: str) -> Client:
+        client = self.cluster.client(name=name, timeout=self._timeout)
+        self._clients.append(client)
+        return client
+
+    def _start(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - whoever waits next raises it
+                if self._following.is_set():
+                    self.trouble.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # --- producing ------------------------------------------------------------------------------
+
+    def _produce(self, name: str) -> None:
+        producer = self._connect(name).producer(self.topic, timeout=self._timeout)
+        due = time.monotonic()
+        for number in itertools.count():
+            if not self._sending.is_set():
+                break
+            value = f"{name}-{number} ".encode().ljust(self._size, b".")
+            self.history.sent(name, number, value)
+            key = b"key-%d" % (number % KEYS)
+            producer.send(value, key, on_delivery=partial(self._answered, value))
+            due = max(due + 1 / self._rate, time.monotonic() - 0.5)
+            time.sleep(max(0.0, due - time.monotonic()))
+        with suppress(StentorError):  # each callback has heard what there is to say
+            producer.flush(self._timeout + 5)
+
+    def _answered(self, value: bytes, receipt: Any, error: StentorError | None) -> None:
+        if error is not None:
+            self.errors.append(error)
+            self.history.refused(value, error)
+            return
+        self.history.acknowledged(value, receipt.partition, receipt.offset)
+        self.answered.setdefault(receipt.partition, []).append(time.monotonic())
+
+    def probe(self, timeout: float, client: Client | None = None, partition: int = 0) -> StentorError | None:
+        """Publish one message; the error it failed with, if it did."""
+        number = next(self._probes)
+        value = f"probe-{number} ".encode().ljust(self._size, b".")
+        self.history.sent(f"probe-{number}", 0, value)
+        outcome: queue.SimpleQueue[StentorError | None] = queue.SimpleQueue()
+
+        def answered(receipt: Any, error: StentorError | None) -> None:
+            self._answered(value, receipt, error)
+            outcome.put(error)
+
+        producer = (client or self.client).producer(self.topic, timeout=timeout)
+        producer.send(value, partition=partition, on_delivery=answered)
+        return outcome.get(timeout=timeout + 10)
+
+    # --- consuming ------------------------------------------------------------------------------
+
+    def _consume(self, name: str) -> None:
+        polls = self.history.consumer(name)
+        subscription = self._connect(name).subscribe(self.topic, start="earliest")
+        at: dict[int, int] = {}
+        while self._following.is_set():
+            if self._ends and all(at.get(partition, 0) >= end for partition, end in self._ends.items()):
+                return
+            try:
+                message = subscription.get(timeout=0.2)
+            except DeadlineExceeded:
+                continue
+            polls.append(Poll(message.partition, message.offset, message.value))
+            at[message.partition] = message.offset + 1
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def wait_for(self, holds: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+        """Wait for a condition; a thread of the load that has ended says why."""
+
+        def now() -> bool:
+            assert not self.trouble, self.trouble
+            with suppress(StentorError):  # a broker that is asked may be the one that was killed
+                return holds()
+            return False
+
+        self.cluster.wait_for(now, timeout, what)
+
+    def wait_for_acks(self, count: int = 5, partitions: list[int] | None = None, timeout: float = 30.0) -> None:
+        """Wait until so many publishes that were sent from now on are acknowledged in each partition."""
+        since = time.monotonic()
+        wanted = range(self.partitions) if partitions is None else partitions
+
+        def done() -> bool:
+            return all(sum(at > since for at in list(self.answered.get(p, ()))[-count:]) == count for p in wanted)
+
+        self.wait_for(done, f"{count} acknowledgements in each partition of {self.topic}", timeout)
+
+    def chains(self) -> list[list[str]]:
+        return [list(found.chain) for found in self.client.describe_topic(self.topic, timeout=5).partitions]
+
+    def wait_until_whole(self, timeout: float = 30.0) -> None:
+        """Wait until every partition has all its replicas again."""
+        self.wait_for(
+            lambda: all(len(chain) == self.replicas for chain in self.chains()),
+            f"{self.replicas} replicas of {self.topic}",
+            timeout,
+        )
+
+    def wait_until_without(self, *names: str, timeout: float = 30.0) -> None:
+        """Wait until these brokers are in no chain any more."""
+        self.wait_for(
+            lambda: not any(name in chain for chain in self.chains() for name in names),
+            f"chains of {self.topic} without {', '.join(names)}",
+            timeout,
+        )
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(len(times) for times in list(self.answered.values()))
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def conclude(self) -> None:
+        """Everyone finishes; then no anomaly, and all replicas equal."""
+        self.finish()
+        anomalies = self.history.check()
+        assert not anomalies, self.history.report()
+
+    def finish(self) -> None:
+        """Stop sending, let live consumers come to the end, read everything afresh, compare the copies."""
+        self.wait_until_whole(FINISH_S)
+        self._sending.clear()
+        for thread in self._threads[self._consumers :]:
+            thread.join(self._timeout + 10)
+            assert not thread.is_alive(), "a producer does not end"
+        self._ends = self.client.offsets(self.topic)
+        for number in range(2):
+            self._read_all(f"final-{number}")
+        deadline = time.monotonic() + FINISH_S
+        for thread in self._threads[: self._consumers]:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            assert not thread.is_alive(), f"a live consumer stays behind {self._ends}"
+        assert not self.trouble, self.trouble
+        self.compare_copies()
+
+    def _read_all(self, name: str) -> None:
+        polls = self.history.consumer(name, final=True)
+        with self.cluster.client(name=name) as client:
+            for message in client.read(self.topic):
+                polls.append(Poll(message.partition, message.offset, message.value))
+
+    def compare_copies(self) -> None:
+        """Byte for byte, up to the commit point, in the directories of all members."""
+        topic = self.client.describe_topic(self.topic)
+        found: list[str] = []
+        for partition, chain in enumerate(self.chains()):
+            directories = {name: self.cluster.brokers[name].directory for name in chain}
+            found += differences(directories, topic.id, partition, self._ends[partition])
+        assert not found, found
+
+    def outcomes(self) -> tuple[int, int, int]:
+        """(acknowledged, failed, unknown)."""
+        counted = self.history.outcomes()
+        return counted[ACKNOWLEDGED], counted[FAILED], counted[UNKNOWN]
+
+    def longest_gap_s(self, since: float) -> float:
+        """The longest time between two acknowledgements of a partition, of those that ended after `since`."""
+        gaps = [0.0]
+        for times in self.answered.values():
+            gaps += [after - before for before, after in itertools.pairwise(times) if after >= since]
+        return max(gaps)
+
+
+def _close(client: Client) -> None:
+    with suppress(StentorError, TimeoutError, RuntimeError):
+        client.close()

@@ -1,0 +1,78 @@
+"""What happens to the files of one replica while its broker is down; the others hold everything."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from tests.cluster.copies import log_files, positions
+
+from stentor.storage.directory import ASIDE_FOLDER, JOURNAL_FILE, partition_name
+from stentor.storage.journal import load_journal
+
+pytestmark = pytest.mark.slow
+
+ENOUGH = 20
+
+
+def recorded(broker, topic_id):
+    """By partition: the synced end that the journal has."""
+    content = load_journal(broker.directory / JOURNAL_FILE)
+    return {partition: state.synced_end for topic, partition, state in content.replicas if topic == topic_id}
+
+
+def put_aside(broker, topic_id, partition):
+    return list((broker.directory / ASIDE_FOLDER).glob(f"{partition_name(topic_id, partition)}.*"))
+
+
+@pytest.fixture
+def downed(three, load):
+    """A load, a broker of all its chains that holds something and was killed, and the topic's id."""
+    with load(three) as flow:
+        topic_id = flow.client.describe_topic(flow.topic).id
+        name = flow.chains()[0][0]
+        broker = three.brokers[name]
+        flow.wait_for(
+            lambda: sum(end >= ENOUGH for end in recorded(broker, topic_id).values()) == flow.partitions,
+            "something on its disk",
+        )
+        three.kill(name)
+        flow.wait_until_without(name)
+        yield flow, broker, topic_id
+        flow.wait_until_whole()
+        flow.wait_for_acks()
+    assert flow.errors == []
+
+
+def test_a_truncated_file_flipped_bits_and_lost_unsynced_writes_are_fetched_again(three, downed):
+    flow, broker, topic_id = downed
+    ends = recorded(broker, topic_id)
+
+    [cut_off] = log_files(broker.directory, topic_id, 0)
+    at = next(start for offset, start, _ in positions(cut_off) if offset >= ENOUGH // 2)
+    with cut_off.open("r+b") as file:
+        file.truncate(at + 10)
+
+    [flipped] = log_files(broker.directory, topic_id, 1)
+    stop = next(stop for offset, _, stop in positions(flipped) if offset >= ENOUGH // 2)
+    content = bytearray(flipped.read_bytes())
+    content[stop - 3] ^= 0x10
+    flipped.write_bytes(content)
+
+    [unsynced] = log_files(broker.directory, topic_id, 2)
+    at = next((start for offset, start, _ in positions(unsynced) if offset >= ends[2]), None)
+    if at is not None:
+        with unsynced.open("r+b") as file:
+            file.truncate(at)
+
+    three.restart(broker.name)
+    flow.wait_until_whole()
+    assert put_aside(broker, topic_id, 0), "the truncated copy is kept for whoever wants to look at it"
+    assert put_aside(broker, topic_id, 1), "and so is the one with flipped bits"
+    assert not put_aside(broker, topic_id, 2), "what only lost its unsynced end is mended in place"
+
+
+def test_a_wiped_disk_is_a_new_member(three, downed):
+    _, broker, _ = downed
+    shutil.rmtree(broker.directory)
+    three.restart(broker.name)

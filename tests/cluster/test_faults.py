@@ -1,0 +1,156 @@
+"""Real brokers that die, stop and come back while messages flow. Each load ends with the history checker and a
+comparison of all replicas, byte for byte (`Load.conclude`).
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def victims(cluster, load, role):
+    """Brokers by their role in partition 0."""
+    chain = load.chains()[0]
+    return {
+        "head": chain[:1],
+        "middle": chain[1:2],
+        "tail": chain[2:],
+        "controller": [cluster.controller()],
+        "head and controller": sorted({chain[0], cluster.controller()}),
+    }[role]
+
+
+def restart(cluster, *names):
+    """Start several at once."""
+    for name in names:
+        cluster.brokers[name].launch()
+    for name in names:
+        cluster.brokers[name].wait_ready()
+
+
+@pytest.mark.parametrize("role", ["head", "middle", "tail", "controller"])
+def test_a_broker_that_is_killed_costs_nothing_that_was_acknowledged(three, load, role):
+    with load(three) as flow:
+        [name] = victims(three, flow, role)
+        since = time.monotonic()
+        three.kill(name)
+        flow.wait_until_without(name)
+        flow.wait_for_acks()
+        assert flow.longest_gap_s(since) < 5
+        restart(three, name)
+        flow.wait_until_whole()
+    assert flow.errors == []
+
+
+def test_the_head_and_the_controller_die_together(three, load):
+    """Two of three: what is left waits for one of them, and then goes on."""
+    with load(three) as flow:
+        names = victims(three, flow, "head and controller")
+        for name in names:
+            three.kill(name)
+        restart(three, *names)
+        flow.wait_for_acks()
+        flow.wait_until_whole()
+    assert flow.errors == []
+
+
+def test_a_paused_head_is_replaced_and_joins_again_when_it_goes_on(three, load):
+    with load(three) as flow:
+        [name] = victims(three, flow, "head")
+        since = time.monotonic()
+        three.pause(name)
+        flow.wait_until_without(name)
+        flow.wait_for_acks()
+        assert flow.longest_gap_s(since) < 6
+        three.resume(name)
+        flow.wait_until_whole()
+        flow.wait_for_acks()
+    assert flow.errors == []
+
+
+def test_a_short_pause_harms_nobody(three, load):
+    """Shorter than the silence that counts as death: at most a moment's delay."""
+    with load(three) as flow:
+        for name in flow.chains()[0]:
+            three.pause(name)
+            until = time.monotonic() + 0.2
+            three.wait_for(lambda until=until: time.monotonic() > until, what="a moment")
+            three.resume(name)
+            flow.wait_for_acks(2)
+    assert flow.errors == []
+
+
+def test_a_broker_is_paused_and_another_one_killed(three, load):
+    """Both are back before publishes run out of time, so nobody notices more than a delay."""
+    with load(three) as flow:
+        head, middle, _ = flow.chains()[0]
+        three.pause(head)
+        three.kill(middle)
+        three.resume(head)
+        restart(three, middle)
+        flow.wait_for_acks()
+        flow.wait_until_whole()
+    assert flow.errors == []
+
+
+def test_a_paused_head_is_killed_before_it_wakes(three, load):
+    with load(three) as flow:
+        [name] = victims(three, flow, "head")
+        three.pause(name)
+        flow.wait_until_without(name)
+        three.kill(name)
+        flow.wait_for_acks()
+        restart(three, name)
+        flow.wait_until_whole()
+    assert flow.errors == []
+
+
+def test_a_broker_is_killed_again_before_it_has_joined(three, load):
+    with load(three) as flow:
+        [name] = victims(three, flow, "head")
+        three.kill(name)
+        for _ in range(2):
+            three.brokers[name].launch()
+            three.wait_for(lambda: three.brokers[name].running, what="its process")
+            three.kill(name)
+        flow.wait_for_acks()
+        restart(three, name)
+        three.kill(name)
+        flow.wait_for_acks()
+        restart(three, name)
+        flow.wait_until_whole()
+    assert flow.errors == []
+
+
+def test_a_rolling_restart_fails_no_publish(three, load):
+    with load(three) as flow:
+        for name in sorted(three.brokers):
+            three.terminate(name)
+            flow.wait_for_acks(2)
+            restart(three, name)
+            flow.wait_until_whole()
+    assert flow.errors == []
+
+
+def test_a_replica_that_left_earlier_waits_for_one_that_stayed(three, load):
+    """C12: the first to return lacks what the others acknowledged without it."""
+    with load(three, partitions=1) as flow:
+        first, second, last = flow.chains()[0]
+        three.kill(first)
+        flow.wait_until_without(first)
+        flow.wait_for_acks()
+        three.kill(second)
+        three.kill(last)
+        acknowledged = flow.acknowledged
+        restart(three, first)
+        assert flow.probe(timeout=1.5) is not None
+        assert flow.chains() == [[second, last]]
+        assert flow.acknowledged == acknowledged
+        restart(three, last)
+        flow.wait_for_acks()
+        restart(three, second)
+        flow.wait_until_whole()
+    assert len(flow.errors) == 1, "only the probe"

@@ -1,0 +1,78 @@
+"""Brokers in network namespaces whose links are cut while messages flow: five brokers, three replicas each."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from stentor.errors import UnknownOutcome
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_head_that_is_cut_off_is_replaced_and_joins_again(five, load):
+    with load(five) as flow:
+        head = flow.chains()[0][0]
+        since = time.monotonic()
+        five.isolate(head)
+        flow.wait_until_without(head)
+        flow.wait_for_acks()
+        assert flow.longest_gap_s(since) < 6
+        five.heal()
+        flow.wait_until_whole()
+        flow.wait_for_acks()
+    assert flow.errors == []
+
+
+def test_a_minority_refuses_and_the_majority_goes_on(five, load):
+    with load(five) as flow:
+        head, middle, _ = flow.chains()[0]
+        minority = [head, middle]
+        majority = [name for name in five.brokers if name not in minority]
+        five.partition([[*majority, "etcd"], minority])
+        flow.wait_until_without(*minority)
+        flow.wait_for_acks()
+        refused = probe_at(five, flow, minority)
+        assert refused is not None
+        assert not isinstance(refused, UnknownOutcome), "it is known: nobody took it"
+        five.heal()
+        flow.wait_until_whole()
+        flow.wait_for_acks()
+    assert flow.errors == [refused]
+
+
+def probe_at(cluster, flow, names):
+    """Publish through brokers that are cut off from the others, and through nobody else."""
+    from stentor import Client
+
+    url = "stentor://" + ",".join(cluster.brokers[name].address for name in names)
+    with Client(url, name="inside", timeout=10) as client:
+        return flow.probe(timeout=2, client=client)
+
+
+def test_each_broker_reaches_only_its_neighbours(five, load):
+    with load(five) as flow:
+        five.ring()
+        flow.wait_for_acks(20)
+        five.heal()
+        flow.wait_until_whole()
+        flow.wait_for_acks()
+    assert flow.errors == []
+
+
+@pytest.mark.parametrize("direction", ["down", "up"])
+def test_a_link_of_the_chain_is_cut_in_one_direction(five, load, direction):
+    with load(five) as flow:
+        head, middle, _ = flow.chains()[0]
+        since = time.monotonic()
+        if direction == "down":
+            five.cut(head, middle, one_way=True)
+        else:
+            five.cut(middle, head, one_way=True)
+        flow.wait_for(lambda: flow.chains()[0][:2] != [head, middle], "another chain")
+        flow.wait_for_acks()
+        assert flow.longest_gap_s(since) < 8
+        five.heal()
+        flow.wait_until_whole()
+    assert flow.errors == []
