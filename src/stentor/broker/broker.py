@@ -257,7 +257,7 @@ class Broker:
     def check_serves(self, partition: Partition) -> None:
         """Of an active-passive topic only the active broker serves readers; the others name it (D14)."""
         if partition.settings.placement == "active-passive" and not partition.replica.place.is_head:
-            chain = partition.replica.chain
+            chain = partition.replica.place.brokers
             raise NotHead(
                 f"{partition.name} is served by {chain[0] if chain else 'nobody'} alone; this broker stands by.",
                 hint="Clients go there by themselves.",

@@ -55,6 +55,7 @@ class Cluster:
         self.member: ClusterMember | None = None
         self.confirmed = True  # C6: somebody who could replace this broker would have told it
         self._choosing = False
+        self._pinged_us = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lease = 0
         self._changed_topics: dict[int, Topic | None] = {}
@@ -160,6 +161,9 @@ class Cluster:
             self._do(self.machine.tick(now_us))
             self._watch_views(now_us)
             self._choose_active()
+        if now_us - self._pinged_us > limits.HEARTBEAT_S * 1_000_000:
+            self._pinged_us = now_us
+            self.peers.ping()
         self._broker.replicas.tick()
         self._loop.call_later(limits.PEER_HEARTBEAT_S, self._tick)
 

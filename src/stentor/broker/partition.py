@@ -421,7 +421,7 @@ class Partition:
         return PartitionInfo(
             partition=self.index,
             epoch=self.replica.epoch,
-            chain=list(self.replica.chain),
+            chain=list(self.replica.place.brokers),
             start=self.log.start,
             committed=self.committed,
             end=self.log.end,

@@ -111,6 +111,11 @@ class PeerLink:
         self._connection = connection
         connection.send(Kind.HELLO, 0, messages.encode(hello))
 
+    def ping(self) -> None:
+        """A sign of life on a connection that carries nothing."""
+        if self.greeted and self._connection is not None:
+            self._connection.send(Kind.PING, 0)
+
     def restart(self) -> None:
         """The other side was silent: the connection may be dead without knowing it."""
         if self._connection is not None and self.greeted:
@@ -214,6 +219,10 @@ class Peers:
     def data_link(self, to: str) -> PeerLink | None:
         links = self._links.get(to)
         return None if links is None else links[peer.DATA]
+
+    def ping(self) -> None:
+        for links in self._links.values():
+            links[peer.DATA].ping()
 
     def restart(self, name: str) -> None:
         for link in self._links.get(name, {}).values():

@@ -208,7 +208,7 @@ class Replicas:
 
     def peer_connected(self, broker: str) -> None:
         for partition in list(self.partitions.values()):
-            if broker in partition.replica.chain or partition.replica.place.successor is not None:
+            if broker in partition.replica.place.brokers or partition.replica.place.successor is not None:
                 partition.step(PeerConnected(broker))
 
     def tick(self) -> None:
@@ -336,7 +336,6 @@ class Replicas:
             self._journal.update(
                 *key,
                 log_id=partition.log.identity.log_id,
-                epoch=partition.replica.epoch,
                 synced_end=synced_end,
                 committed=min(partition.committed, synced_end),
             )

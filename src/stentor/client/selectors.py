@@ -69,7 +69,7 @@ def least_loaded(brokers: list[BrokerInfo]) -> list[BrokerInfo]:
 
 def nearest_zone(zone: str) -> Selector:
     """Members in one's own zone before the others, the tail before the head."""
-    return lambda brokers: sorted(reversed(brokers), key=lambda broker: broker.zone != zone)  # noqa: C415 - a stable order
+    return lambda brokers: sorted(tail_first(brokers), key=lambda broker: broker.zone != zone)
 
 
 def sticky() -> Selector:
@@ -77,7 +77,7 @@ def sticky() -> Selector:
     last: list[str] = []
 
     def choose(brokers: list[BrokerInfo]) -> list[BrokerInfo]:
-        ordered = sorted(reversed(brokers), key=lambda broker: broker.id not in last)  # noqa: C415 - the same
+        ordered = sorted(tail_first(brokers), key=lambda broker: broker.id not in last)
         last[:] = [broker.id for broker in ordered[:1]]
         return ordered
 

@@ -1,8 +1,6 @@
 """A partition's replica: the pure machine that assigns offsets, replicates, commits and answers.
 
-Rules kept here (SAFETY.md): C2 epochs, C3 incarnations, C4 wedge then activate, C5 commit = on disk at
-every member, C6 unknown outcomes, C7 ack levels are places in the chain, C8 min_replicas, C9 links
-reconcile, C11 joint mode, C13 damage, C14 grey members, C18 producers' sequences.
+Rules kept here (docs/replication.md has them all): C2 to C9, C11, C13, C14, C18; each is named at its place.
 
 Theory of operation. `step(event, now_us)` returns effects, in the order in which they must be
 performed. A publish is admitted in two steps so that a full disk never costs an offset (K5):
@@ -20,9 +18,6 @@ Links are made from the head down, so nobody is fed from a log that may still be
 once the first Up of the epoch has come all the way from the tail. A single broker is a chain of one: its head
 is its tail, and is linked by itself.
 
-`Durable` is reported by the log: after a successful sync for topics with flush=always, at once for
-flush=interval, which says so.
-
 Invariants: committed <= end at every member; answers go out in offset order; a waiting answer's
 level is not reached.
 """
@@ -34,8 +29,7 @@ from typing import TYPE_CHECKING
 from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.acks import ALL, HEAD, QUORUM, Acks
-from stentor.core.below import NEVER as _NEVER
-from stentor.core.below import Below
+from stentor.core.below import NEVER, Below
 from stentor.core.peers import Adopt, Complaint, Down, JoinerReady, Link, Linked, ReplicaReport, Up
 from stentor.core.place import Place
 from stentor.core.records import ChainRecord, EpochTable, Member, common_end
@@ -48,6 +42,8 @@ if TYPE_CHECKING:
     from stentor.core.replica import ReplicaEffect as Effect
     from stentor.core.replica import ReplicaEvent as Event
     from stentor.errors import StentorError
+
+_ASK_AGAIN_US = 500_000
 
 
 class Replica:
@@ -81,9 +77,10 @@ class Replica:
         self.linked = False  # reconciled with the predecessor in this epoch, or the head
         self._adopting: r.Configure | None = None  # wedged: waits for its epoch to be on disk
         self._attempt = 0
+        self._asked_at_us = 0
         self._cutting: Linked | None = None
         self._asked: r.Received | None = None  # a Link that could not be answered yet
-        self._above = _NEVER  # the predecessor's durable_k, heard in this epoch (C5)
+        self._above = NEVER  # the predecessor's durable_k, heard in this epoch (C5)
         self.below = Below()
         self._told_up: Up | None = None
         self._acks = Acks()
@@ -95,10 +92,6 @@ class Replica:
     def record(self) -> ChainRecord | None:
         """Of the adopted epoch; None before the first."""
         return self.place.record
-
-    @property
-    def chain(self) -> tuple[str, ...]:
-        return self.place.brokers
 
     @property
     def active(self) -> bool:
@@ -117,7 +110,7 @@ class Replica:
             case r.Durable():
                 return self._durable(event.end)
             case r.Offered():
-                return self._offered(event)
+                return self._offered(event, now_us)
             case r.Taken():
                 return self._taken(event)
             case r.NotTaken():
@@ -126,7 +119,7 @@ class Replica:
             case r.Received():
                 return self._received(event, now_us)
             case r.Configure():
-                return self._configure(event)
+                return self._configure(event, now_us)
             case r.EpochStored():
                 return self._epoch_stored(event.epoch, now_us)
             case r.Cut():
@@ -162,7 +155,7 @@ class Replica:
             return refusals.failed(self.failed)
         record = self.record
         if record is None or not self.place.is_head or self._adopting is not None:
-            return refusals.not_head(self.chain[0] if self.chain else "", self.epoch, self.revision)
+            return refusals.not_head(next(iter(self.place.brokers), ""), self.epoch, self.revision)
         if not self.active:
             return refusals.not_active()
         if self._short(record):
@@ -210,7 +203,7 @@ class Replica:
 
     # --- replication, downwards -----------------------------------------------------------------
 
-    def _offered(self, event: r.Offered) -> list[Effect]:
+    def _offered(self, event: r.Offered, now_us: int) -> list[Effect]:
         """C9: take only what continues this very log, from the predecessor of this very epoch."""
         if not self._is_from_predecessor(event.sender, event.epoch) or not self.linked:
             return []
@@ -218,10 +211,15 @@ class Replica:
             return []
         if event.base < self.end:
             return []  # said twice
-        if event.base > self.end or event.previous != self.table.epoch_before(self.end):
-            return self._ask()
+        if event.base > self.end or not self._continues(event.previous):
+            return self._ask(now_us)
         self._above = max(self._above, event.durable)
         return [r.Take()]
+
+    def _continues(self, previous: int) -> bool:
+        """C9: the batch before is of the same epoch in both logs; 0 when retention has let it go in one of them."""
+        known = self.table.epoch_before(self.end)
+        return previous == known or not previous or not known
 
     def _taken(self, event: r.Taken) -> list[Effect]:
         for batch in event.batches:
@@ -252,13 +250,10 @@ class Replica:
         if successor is not None and self.below.fed is not None and (durable, self.start) != self.below.told:
             self.below.told = (durable, self.start)
             effects.append(r.Send(successor.broker, Down(self.epoch, durable, self.start)))
-        if self.place.is_tail:
-            self._commit(self._commit_point(durable), effects)
-            if self.record is not None and self.record.joining is not None:
-                self._consider_joint(effects)
-        elif self.below.durable:
-            self._commit(self.below.committed, effects)
-        self._pass_up(durable, effects)
+        self._commit(self._commit_point(durable), effects)
+        if self.place.is_tail and self.record is not None and self.record.joining is not None:
+            self._consider_joint(effects)
+        self._pass_up(effects)
         self._answer(effects)
         return effects
 
@@ -267,25 +262,30 @@ class Replica:
         return self.durable if self.place.is_head else min(self.durable, self._above)
 
     def _commit_point(self, durable: int) -> int:
-        """The tail's: what everyone has, the joiner too in joint mode, and nothing new while too few are left."""
+        """What every member has on disk, as far as this one knows: from those above it and those below it (C5)."""
         assert self.record is not None
-        if self._short(self.record):
+        if self.place.joins or self._short(self.record):
             return self.committed
-        return min(durable, self.below.joiner) if self.below.joint else durable
+        if self.place.is_tail:
+            return min(durable, self._own_durable())
+        return max(self.below.committed, min(durable, *self.below.durable)) if self.below.durable else self.committed
+
+    def _own_durable(self) -> int:
+        """What this member answers for; in joint mode the tail answers for the joiner too (C11)."""
+        return min(self.durable, self.below.joiner) if self.below.joint else self.durable
 
     def _commit(self, end: int, effects: list[Effect]) -> None:
         if end > self.committed:
             self.committed = end
             effects.append(r.Committed(end))
 
-    def _pass_up(self, durable: int, effects: list[Effect]) -> None:
+    def _pass_up(self, effects: list[Effect]) -> None:
+        """How far this member and all below it are; at once, so that the head knows as early as can be."""
         predecessor = self.place.predecessor
-        if predecessor is None or durable < 0:
+        if predecessor is None or not (self.place.joins or self.place.is_tail or self.below.durable):
             return
-        if not self.place.joins and not self.place.is_tail and not self.below.durable:
-            return
-        up, told = Up(self.epoch, [durable, *self.below.durable], self.committed), self._told_up
-        news = told is None or told.committed != up.committed or told.durable[-1] != up.durable[-1]
+        up, told = Up(self.epoch, [self._own_durable(), *self.below.durable], self.committed), self._told_up
+        news = told is None or told.committed != up.committed or min(told.durable) != min(up.durable)
         if news or (self.place.is_quorum and told != up):
             self._told_up = up
             effects.append(r.Send(predecessor.broker, up))
@@ -295,15 +295,15 @@ class Replica:
     def _received(self, event: r.Received, now_us: int) -> list[Effect]:
         match event.message:
             case Adopt(record, revision):
-                return self._configure(r.Configure(record, revision))
+                return self._configure(r.Configure(record, revision), now_us)
             case Link():
                 return self._link(event, event.message, now_us)
             case Linked():
                 return self._link_answered(event.sender, event.message, now_us)
             case Down(epoch, durable, start):
-                if not self._is_from_predecessor(event.sender, epoch) or not self.linked:
+                if not self._is_from_predecessor(event.sender, epoch):
                     return []
-                self._above = max(self._above, durable)
+                self._above = max(self._above, durable)  # it is not said again: keep it while this log is being cut
                 effects = self._progress()
                 if start > self.start:
                     effects.append(r.Retire(start))
@@ -324,10 +324,10 @@ class Replica:
         if ack == ALL:
             return self.committed
         assert self.record is not None
-        place = 1 if ack == HEAD else self.record.quorum
-        if place == 1:
-            return self.durable
-        return self.below.durable[place - 2] if place - 2 < len(self.below.durable) else self.committed
+        others = 0 if ack == HEAD else self.record.quorum - 1
+        if others > len(self.below.durable):
+            return NEVER  # the chain is shorter than a majority: wait until it is not
+        return min([self.durable, *self.below.durable[:others]])
 
     def _answer(self, effects: list[Effect]) -> None:
         for ack in self._acks.levels():
@@ -340,16 +340,16 @@ class Replica:
         return epoch == self.epoch and self._adopting is None and self.record is not None and not self.failed
 
     def _is_from_predecessor(self, sender: str, epoch: int) -> bool:
-        predecessor = self.place.predecessor
-        return self._current(epoch) and predecessor is not None and predecessor.broker == sender
+        above = self.place.predecessor
+        return self._current(epoch) and above is not None and above.broker == sender
 
-    def _configure(self, event: r.Configure) -> list[Effect]:
+    def _configure(self, event: r.Configure, now_us: int) -> list[Effect]:
         """A record: wedge, and adopt it once its epoch is on disk (C2, C4)."""
         newest = self._adopting.revision if self._adopting is not None else self.revision
         if event.revision <= newest or event.record.epoch < self.epoch:
             return []
         if self.record is not None and event.record.epoch == self.record.epoch and self._adopting is None:
-            return self._joining_changed(event)
+            return self._joining_changed(event, now_us)
         self._adopting = event
         return [r.StoreEpoch(event.record.epoch)]
 
@@ -370,7 +370,7 @@ class Replica:
         """Begin the epoch, unless the log is being cut right now; then its end is the beginning."""
         if self._cutting is not None or self.failed:
             return []
-        return self._become_linked(now_us) if self.place.is_head else self._ask()
+        return self._become_linked(now_us) if self.place.is_head else self._ask(now_us)
 
     def _find_place(self, record: ChainRecord) -> None:
         """C3: a restarted broker has a place only once a record names its new incarnation."""
@@ -379,11 +379,11 @@ class Replica:
     def _forget_epoch(self, now_us: int) -> None:
         """C5: what was heard in an older epoch says nothing about this one."""
         self.linked = False
-        self._above = _NEVER
+        self._above = NEVER
         self._told_up = None
         self.below.forget(now_us)
 
-    def _joining_changed(self, event: r.Configure) -> list[Effect]:
+    def _joining_changed(self, event: r.Configure, now_us: int) -> list[Effect]:
         """The same chain with another joiner: the tail will hear from it (C11)."""
         assert self.record is not None
         before = self.record.joining
@@ -392,10 +392,11 @@ class Replica:
         if self.below.joint:
             return []  # joint mode ends with the epoch, not before
         if self.place.joins and self.place.position is None:
-            return self._ask()
+            return self._ask(now_us)
         if self.place.is_tail and before != event.record.joining:
             self.below.joiner_changed()
-            return self._unfeed() + self._answer_asked(0)
+            self.below.since_us = now_us
+            return self._unfeed() + self._answer_asked(now_us)
         return []
 
     def _unfeed(self) -> list[Effect]:
@@ -411,13 +412,14 @@ class Replica:
 
     # --- links ----------------------------------------------------------------------------------
 
-    def _ask(self) -> list[Effect]:
+    def _ask(self, now_us: int) -> list[Effect]:
         """Ask the predecessor to be fed."""
         predecessor = self.place.predecessor
         if predecessor is None or self._cutting is not None or self.failed:
             return []
         self.linked = self.linked and self.place.is_head
         self._attempt += 1
+        self._asked_at_us = now_us
         link = Link(self.epoch, self._attempt, self.me, self.start, self.end, self.table.entries())
         return [r.Send(predecessor.broker, link)]
 
@@ -435,32 +437,35 @@ class Replica:
         if self.below.fed is not None and link.attempt < self.below.fed:
             return []  # it asked again since
         self._asked = None
-        self.below.fed = link.attempt
-        self.below.told = (_NEVER, _NEVER)
         self.below.since_us = now_us
         linked = self._reconcile(link)
-        effects: list[Effect] = [
-            r.Send(event.sender, linked),
-            r.Feed(event.sender, self.epoch, link.attempt, linked.cut),
-        ]
+        effects: list[Effect] = [r.Send(event.sender, linked)]
+        if linked.reset or linked.cut != link.end:
+            return [*effects, *self._unfeed()]  # it cuts its log, and asks again
+        self.below.fed = link.attempt
+        self.below.told = (NEVER, NEVER)
+        effects.append(r.Feed(event.sender, self.epoch, link.attempt, linked.cut))
         effects.extend(self._progress())
         return effects
 
     def _reconcile(self, link: Link) -> Linked:
         """Where the successor's log must be cut: where it stops being ours (C9)."""
         cut = common_end(self.table.entries(), self.end, link.table, link.end)
+        if self.start <= link.start <= self.end:
+            cut = max(cut, link.start)  # what retention has let go there was committed: this log has it too
         if cut >= max(self.start, link.start):
             return Linked(self.epoch, link.attempt, cut)
-        # Nothing in common any more, or never: it begins where this log begins.
-        empty = link.start == link.end == self.start
-        return Linked(self.epoch, link.attempt, self.start, reset=not empty)
+        # Nothing that is left is known to be the same: it begins where this log begins.
+        return Linked(self.epoch, link.attempt, self.start, reset=True)
 
     def _link_answered(self, sender: str, linked: Linked, now_us: int) -> list[Effect]:
         if not self._is_from_predecessor(sender, linked.epoch) or linked.attempt != self._attempt or self.linked:
             return []
+        if self._cutting is not None:
+            return []  # said twice
         if self._loses_committed(linked):
             return self._halt(
-                f"epoch {self.epoch} would cut the log at {linked.cut}, below its commit point {self.committed}"
+                f"epoch {self.epoch} would cut the log at {linked.cut}, below {self.committed}, committed"
             )
         if linked.cut == self.end and not linked.reset:
             return self._become_linked(now_us)
@@ -482,9 +487,8 @@ class Replica:
             self.table.clear()
         else:
             self.table.cut(end)
-        if not self._current(linked.epoch) or linked.attempt != self._attempt:
-            return [] if self._adopting is not None else self._enter(now_us)  # a newer epoch came meanwhile
-        return self._become_linked(now_us)
+        # Ask again: what was sent meanwhile was not taken. Or a newer epoch came.
+        return [] if self._adopting is not None else self._enter(now_us)
 
     def _become_linked(self, now_us: int) -> list[Effect]:
         self.linked = True
@@ -518,7 +522,7 @@ class Replica:
                 assert self.record is not None
                 effects.append(r.Send(broker, Adopt(self.record, self.revision)))
         if predecessor is not None and predecessor.broker == broker and self._adopting is None:
-            effects.extend(self._ask())
+            effects.extend(self._ask(now_us))
         return effects
 
     # --- joint mode -----------------------------------------------------------------------------
@@ -538,8 +542,8 @@ class Replica:
         effects: list[Effect] = []
         if self.failed or self.record is None or self._adopting is not None:
             return effects
-        if not self.linked and self._cutting is None:
-            effects.extend(self._ask())
+        if not self.linked and self._cutting is None and now_us - self._asked_at_us >= _ASK_AGAIN_US:
+            effects.extend(self._ask(now_us))
         if self.place.is_tail and self.linked and self.record.joining is not None and self.below.joiner_is_ready:
             effects.append(r.Report(JoinerReady(self.epoch, self.record.joining)))
         effects.extend(self._complain(now_us))

@@ -92,8 +92,10 @@ class Controller:
         self._reported: dict[str, int] = {}  # which life of a broker has said what it holds
         self._ready: dict[Key, JoinerReady] = {}
         self._complaints: dict[Key, Complaint] = {}
-        self._under_way: dict[Key, int] = {}  # key -> proposal
+        self._under_way: dict[Key, tuple[int, ChainRecord]] = {}  # proposals and what they want
         self._stale: set[Key] = set()  # to be looked at
+        self._settled = True
+        self._moves = 0
         self.removals = 0
         self.changes = 0
 
@@ -174,7 +176,13 @@ class Controller:
         """The next changes, in transactions of bounded size."""
         if not self._stale:
             return []
-        load = Load.of([m.broker for m in held.record.chain] for held in self.records.values())
+        planned = self._planned()
+        load = Load.of([m.broker for m in record.chain] for record in planned.values())
+        settled = not any(r.joining is not None or len(r.chain) < r.factor for r in planned.values())
+        if settled and not self._settled:
+            self._look_at_everything()  # now heads may move
+        self._settled = settled
+        self._moves = sum(record.joining is not None for record in planned.values())
         changes: list[Change] = []
         for key in sorted(self._stale):
             held = self.records.get(key)
@@ -186,17 +194,24 @@ class Controller:
                 changes.append(Change(key, held.revision, _replace(wanted, proposal=self._new_id())))
         return [self._propose(part) for part in _parts(changes, limits.STORE_CHANGES_MAX - 1)]
 
+    def _planned(self) -> dict[Key, ChainRecord]:
+        """All records as they will be once what is under way is through."""
+        return {
+            key: self._under_way[key][1] if key in self._under_way else held.record
+            for key, held in self.records.items()
+        }
+
     def _propose(self, changes: tuple[Change, ...]) -> Propose:
         proposal = self._new_id()
         for change in changes:
-            self._under_way[change.key] = proposal
+            self._under_way[change.key] = (proposal, change.record)
         return Propose(proposal, changes)
 
     def proposed(self, propose: Propose, revision: int | None) -> list[tuple[Key, Held]]:
         """The swap came through at this revision; or not (None), and what is true must be read first."""
         done = []
         for change in propose.changes:
-            if self._under_way.get(change.key) != propose.proposal:
+            if self._under_way.get(change.key, (0,))[0] != propose.proposal:
                 continue
             del self._under_way[change.key]
             if revision is not None:
@@ -368,8 +383,8 @@ class Controller:
     def _rebalanced(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
         """A permutation of the same members; C9 reconciles."""
         chain = [member.broker for member in record.chain]
-        if record.joining is not None or len(chain) < plan.factor or self._complaints.get(key) is not None:
-            return None
+        if not self._settled or self._complaints.get(key) is not None:
+            return None  # heads move once, when everyone is back
         wanted = sorted(self.brokers)[key[1] % len(self.brokers)] if self.brokers else ""
         better = better_head(chain, load, mode=plan.mode, active=self.active, wanted=wanted)
         if better is None or self._is_draining(better):
@@ -381,7 +396,7 @@ class Controller:
 
     def _moved(self, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
         """New brokers get their share, a few replicas at a time: one more joins, then the surplus leaves."""
-        if record.joining is not None or len(record.chain) != plan.factor or self._moves() >= limits.MOVES_MAX:
+        if record.joining is not None or len(record.chain) != plan.factor or self._moves >= limits.MOVES_MAX:
             return None
         members = [member.broker for member in record.chain]
         free = [
@@ -393,16 +408,22 @@ class Controller:
         if max(load.replicas[broker] for broker in members) - load.replicas[to] <= 1:
             return None
         load.replicas[to] += 1
+        self._moves += 1
         return _replace(record, joining=Member(to, self._new_id(), self.alive[to]))
-
-    def _moves(self) -> int:
-        return sum(held.record.joining is not None for held in self.records.values())
 
     def _resettled(self, record: ChainRecord, plan: TopicPlan) -> ChainRecord | None:
         """The topic's factor or minimum was changed."""
         if (record.factor, record.min_replicas) == (plan.factor, plan.min_replicas):
             return None
-        return _replace(record, epoch=record.epoch + 1, factor=plan.factor, min_replicas=plan.min_replicas)
+        # A chain that is long enough from now on commits without those who may still lead (C8).
+        eligible = record.eligible if len(record.chain) < plan.min_replicas else ()
+        return _replace(
+            record,
+            epoch=record.epoch + 1,
+            factor=plan.factor,
+            min_replicas=plan.min_replicas,
+            eligible=eligible,
+        )
 
     # --- the operator ---------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class Down(_Message, frozen=True):
 
 
 class Up(_Message, frozen=True):
-    """How far each member from the sender to the tail is on disk, and the tail's commit point."""
+    """Up to where each member from the sender to the tail is on disk, and the commit point it knows."""
 
     epoch: int
     durable: list[int]
