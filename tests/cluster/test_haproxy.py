@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import urllib.error
 import urllib.request
 
 import pytest
@@ -30,15 +31,23 @@ def cluster(balanced):
     balanced.wait_for_chain("orders", 3)
 
 
-def ready_codes(cluster):
-    for broker in cluster.brokers.values():
-        with urllib.request.urlopen(f"http://{broker.host}:{broker.http_port}/health/ready", timeout=10) as answer:
-            yield answer.status
+def health(cluster, what):
+    """What each running broker answers, by name."""
+    return {name: code_of(broker, what) for name, broker in cluster.brokers.items() if broker.running}
+
+
+def code_of(broker, what):
+    try:
+        with urllib.request.urlopen(f"http://{broker.host}:{broker.http_port}/health/{what}", timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
 
 
 def test_clients_begin_at_the_balancer(cluster):
     assert cluster.url != cluster.direct_url
-    assert set(ready_codes(cluster)) == {200}
+    assert set(health(cluster, "ready").values()) == {200}
     with cluster.client() as client:
         assert client.broker().id in cluster.brokers
         assert {broker.address for broker in cluster.brokers.values()}.isdisjoint(cluster.url.split("//")[1].split(","))
@@ -84,6 +93,22 @@ def test_a_paused_broker_is_left_out(cluster):
             assert client.broker().id != "b1"
     finally:
         cluster.resume("b1")
+
+
+def test_exactly_one_broker_is_active_for_active_passive_topics_and_another_takes_over(cluster):
+    assert set(health(cluster, "active").values()) == {200}
+    with cluster.client() as client:
+        client.create_topic("ledger", placement="active-passive")
+
+        def active():
+            return [name for name, code in health(cluster, "active").items() if code == 200]
+
+        cluster.wait_for(lambda: len(active()) == 1, what="one active broker")
+        [first] = active()
+        cluster.kill(first)
+        cluster.wait_for(lambda: active() not in ([], [first]), what="another active broker")
+        assert len(active()) == 1
+        client.publish("ledger", "entry")
 
 
 @pytest.mark.parametrize(("kind", "check"), [("haproxy", ["haproxy", "-c", "-f"]), ("nginx", ["nginx", "-t", "-c"])])

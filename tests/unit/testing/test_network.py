@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from contextlib import ExitStack
 from itertools import permutations
 from pathlib import Path
@@ -68,6 +70,15 @@ def shared_network():
 def network(shared_network):
     yield shared_network
     shared_network.heal()
+
+
+def is_ready(broker):
+    try:
+        with urllib.request.urlopen(f"http://{broker.host}:{broker.http_port}/health/ready", timeout=10):
+            return True
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return "hears neither the controller nor a majority" not in refused.read().decode()
 
 
 def interfaces():
@@ -181,9 +192,12 @@ def test_a_cluster_goes_on_without_an_isolated_broker_and_takes_it_back():
     with LocalCluster(brokers=3, network=True) as cluster, cluster.client() as client:
         client.publish("orders", "one")
         cluster.wait_for_chain("orders", 3)
-        cluster.isolate(cluster.tail("orders"))
+        tail = cluster.brokers[cluster.tail("orders")]
+        cluster.isolate(tail.name, from_clients=False)
         client.publish("orders", "two")
+        cluster.wait_for(lambda: not is_ready(tail), what="the broker to notice that it is cut off")
         cluster.heal()
+        cluster.wait_for(lambda: is_ready(tail), what="the broker to be ready again")
         cluster.wait_for_chain("orders", 3)
         assert [message.value for message in client.read("orders")] == [b"one", b"two"]
     assert interfaces() == before
