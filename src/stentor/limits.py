@@ -150,6 +150,9 @@ LINK_WATCH_S: Final = 0.2
 LINK_SILENCE_S: Final = 0.9
 """Where there are other brokers, a client leaves one that did not answer pings for this long."""
 
+LINK_AVOIDED_S: Final = 2.0
+"""How long a client does not ask a broker again that said it is cut off from its cluster."""
+
 LINK_PROVEN_S: Final = 0.5
 """A link that lived this long was a good one: the next back-off starts small again."""
 

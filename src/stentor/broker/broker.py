@@ -28,7 +28,15 @@ from stentor.broker.session import Session
 from stentor.broker.syncer import DiskThreads
 from stentor.broker.topics import Topics, deleted_error
 from stentor.coordination import EmbeddedStore
-from stentor.errors import Closed, CoordinationUnavailable, CorruptData, NotHead, PartitionNotFound, StentorError
+from stentor.errors import (
+    Closed,
+    CoordinationUnavailable,
+    CorruptData,
+    NotHead,
+    NotReady,
+    PartitionNotFound,
+    StentorError,
+)
 from stentor.storage.directory import BROKER_FILE, COORDINATION_FILE, DataDirectory
 from stentor.storage.files import atomic_write
 from stentor.transport.listener import listen
@@ -255,7 +263,17 @@ class Broker:
         )
 
     def check_serves(self, partition: Partition) -> None:
-        """Of an active-passive topic only the active broker serves readers; the others name it (D14)."""
+        """Whether readers are served here: a member that hears of commits, and of an active-passive topic the head."""
+        if not self.cluster.confirmed:
+            raise NotReady(
+                "This broker hears neither the controller nor a majority of the cluster, so it serves nobody.",
+                hint="Another broker does; clients find it by themselves.",
+            )
+        predecessor = partition.replica.place.predecessor
+        if predecessor is not None and self.cluster.view(predecessor.broker) != "heard":
+            raise NotReady(f"{partition.name} does not hear its predecessor {predecessor.broker}.", hint="Try another.")
+        if partition.replica.record is not None and partition.replica.place.position is None:
+            raise self._elsewhere(*partition.key)
         if partition.settings.placement == "active-passive" and not partition.replica.place.is_head:
             chain = partition.replica.place.brokers
             raise NotHead(

@@ -55,6 +55,8 @@ class Cluster:
         self.member: ClusterMember | None = None
         self.confirmed = True  # C6: somebody who could replace this broker would have told it
         self._choosing = False
+        self._fresh = True  # the records are not those from before a time of being cut off
+        self._refreshing = False
         self._pinged_us = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lease = 0
@@ -173,10 +175,13 @@ class Cluster:
 
     def _watch_views(self, now_us: int) -> None:
         membership = self.machine.membership
-        confirmed = membership.is_confirmed(now_us)
-        if confirmed != self.confirmed:
-            self.confirmed = confirmed
-            self._confirmation_changed()
+        heard = membership.is_confirmed(now_us)
+        if not heard:
+            self._fresh = False
+        elif not self._fresh and not self._refreshing:
+            self._refreshing = True
+            self._spawn(self._refresh())
+        self._set_confirmed(heard and self._fresh)
         for name in self.peers.names:
             view = membership.view(name, now_us)
             if view != self._views.get(name):
@@ -184,17 +189,37 @@ class Cluster:
                 self._views[name] = view
                 self._brokers_changed = True
                 self._announce_soon()
+            if view != "heard":
+                self._broker.replicas.predecessor_lost(name)
             if view == "silent":
                 self.peers.restart(name)
 
-    def _confirmation_changed(self) -> None:
+    def _set_confirmed(self, confirmed: bool) -> None:
         """C6, C25: cut off from everyone who could replace it, a broker takes nothing and serves nobody."""
-        if self.confirmed:
+        if confirmed == self.confirmed:
+            return
+        self.confirmed = confirmed
+        if confirmed:
             logger.info("this broker is heard by the cluster again")
             return
         logger.warning("this broker hears neither the controller nor a majority: it takes no messages")
         for partition in self._broker.replicas.partitions.values():
             partition.end_streams_for_now()
+        for session in list(self._broker.sessions):
+            if session.watches_routes:
+                session.close()  # its client finds another home
+
+    async def _refresh(self) -> None:
+        """Who was cut off reads what it missed before it serves anyone; or the controller tells it (C25)."""
+        try:
+            await self.look_again()
+        except StentorError as error:
+            logger.info("what was missed could not be read yet: %s", error)
+            await asyncio.sleep(limits.PEER_HEARTBEAT_S)
+        else:
+            self._fresh = True
+        finally:
+            self._refreshing = False
 
     def _choose_active(self) -> None:
         """C26: active-passive topics have one broker that serves; the controller names it, one swap decides."""
@@ -275,8 +300,9 @@ class Cluster:
                     self._do(self.machine.heard(message, now_us))
                 case peer.ForPartition(topic_id, partition, about):
                     self._heard_about((topic_id, partition), sender, about)
-                case peer.Pushed(records):
+                case peer.Pushed(records, complete):
                     self._heard_records({(t, p): Held(record, revision) for t, p, record, revision in records})
+                    self._fresh = self._fresh or complete
                 case peer.Reports(broker, incarnation, reports):
                     found = {(topic_id, partition): report for topic_id, partition, report in reports}
                     self._do(self.machine.heard_reports(broker, incarnation, found, now_us))
@@ -331,8 +357,8 @@ class Cluster:
                     self._spawn(self._take_over(revision))
                 case effects.LoadAll():
                     self._spawn(self._load())
-                case effects.Push(records):
-                    self.push(dict(records))
+                case effects.Push(records, complete):
+                    self.push(dict(records), complete=complete)
                 case effects.ReportReplicas():
                     self.report_replicas()
                 case Propose():
@@ -386,11 +412,11 @@ class Cluster:
             logger.info("%x/%d: epoch %d, chain %s%s", *change.key, change.record.epoch, names, joining)
         self._do(self.machine.proposed(propose, revision, self._now_us()))
 
-    def push(self, records: dict[Key, Held]) -> None:
+    def push(self, records: dict[Key, Held], *, complete: bool = False) -> None:
         """Everyone hears of new records at once; the watch is for who missed it."""
         if records:
             rows = [(*key, held.record, held.revision) for key, held in records.items()]
-            self.peers.send_all(peer.Pushed(rows))
+            self.peers.send_all(peer.Pushed(rows, complete))
             self._heard_records(records)
 
     # --- the store ------------------------------------------------------------------------------

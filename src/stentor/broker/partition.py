@@ -180,12 +180,14 @@ class Partition:
     # --- replication ----------------------------------------------------------------------------
 
     def step(self, event: ReplicaEvent) -> None:
-        """Tell the machine, do what it says."""
-        self._perform(self.replica.step(event, self._clock.now_us()))
+        """Tell the machine, do what it says. Its timers run on a clock that never jumps."""
+        self._perform(self.replica.step(event, int(self._clock.monotonic() * 1_000_000)))
+        if self.streams and self.replica.record is not None and self.replica.place.position is None:
+            self.end_streams_for_now()  # no longer a member (C25)
 
     def offered(self, offered: r.Offered, view: memoryview, session: Session) -> None:
         """Batches from the predecessor. `view` is valid only during this call."""
-        effects = self.replica.step(offered, self._clock.now_us())
+        effects = self.replica.step(offered, int(self._clock.monotonic() * 1_000_000))
         if not effects or not isinstance(effects[0], r.Take):
             self._perform(effects)
             return

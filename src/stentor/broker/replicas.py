@@ -211,6 +211,13 @@ class Replicas:
             if broker in partition.replica.place.brokers or partition.replica.place.successor is not None:
                 partition.step(PeerConnected(broker))
 
+    def predecessor_lost(self, name: str) -> None:
+        """C25: without its predecessor a member does not hear of commits; nobody shall stay "live" on it."""
+        for partition in self.partitions.values():
+            predecessor = partition.replica.place.predecessor
+            if partition.streams and predecessor is not None and predecessor.broker == name:
+                partition.end_streams_for_now()
+
     def tick(self) -> None:
         for partition in list(self.partitions.values()):
             replica = partition.replica

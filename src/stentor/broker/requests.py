@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.core.names import check_pattern, matches
-from stentor.errors import InvalidArgument, ProtocolError, TopicNotFound
+from stentor.errors import InvalidArgument, NotReady, ProtocolError, TopicNotFound
 from stentor.wire import batch, messages
 from stentor.wire.header import extents, unpack
 
@@ -86,6 +86,8 @@ async def _list(broker: Broker, _: Session, request: messages.ListTopics) -> mes
 
 
 async def _watch_routes(broker: Broker, session: Session, _: messages.WatchRoutes) -> messages.RouteTable:
+    if not broker.cluster.confirmed:
+        raise NotReady("This broker is cut off from its cluster.", hint="Ask another one for the way.")
     session.watches_routes = True
     return broker.route_table()
 
@@ -100,6 +102,7 @@ async def _statistics(broker: Broker, _: Session, __: messages.GetStatistics) ->
 
 async def _find_offset(broker: Broker, _: Session, request: messages.FindOffset) -> messages.OffsetFound:
     partition = broker.partition(request.topic_id, request.partition)
+    broker.check_serves(partition)
     start, committed = partition.log.start, partition.committed
     if request.at is not None:
         offset = start if request.at == "earliest" else committed

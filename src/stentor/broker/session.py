@@ -327,8 +327,6 @@ class Session:
                 hint="Close subscriptions, or open another client.",
             )
         partition = self.broker.partition(wish.topic_id, wish.partition)
-        if not self.broker.cluster.confirmed:
-            raise _unconfirmed()
         self.broker.check_serves(partition)
         start, committed = partition.log.start, partition.committed
         if not start <= wish.start <= max(committed, wish.seen):

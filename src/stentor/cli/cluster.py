@@ -81,7 +81,12 @@ def up(
             show_default=False,
         ),
     ] = None,
-    etcd: Annotated[int, typer.Option(metavar="1|3", help="How many members etcd has.")] = 1,
+    etcd: Annotated[
+        int | None,
+        typer.Option(
+            metavar="1|3", help="How many members etcd has. Without it: as many as in DIR, else 1.", show_default=False
+        ),
+    ] = None,
     haproxy: Annotated[bool, typer.Option("--haproxy", help="Put an HAProxy before the brokers.")] = False,
     network: Annotated[
         bool, typer.Option("--network", help="Give each broker a network namespace, so that links can be cut; as root.")
@@ -113,7 +118,7 @@ def up(
         raise InvalidArgument("HAProxy asks brokers over HTTP whether they are ready.", hint="Leave out --no-http.")
     settings: dict[str, Any] = {
         "brokers": brokers or len(list(data.glob("b[0-9]*/"))) or _BROKERS,
-        "etcd": etcd,
+        "etcd": len(list(data.glob("etcd/etcd-*/"))) or 1 if etcd is None else etcd,
         "haproxy": int(haproxy),
         "network": network,
         "zones": [zone.strip() for zone in zones.split(",") if zone.strip()],

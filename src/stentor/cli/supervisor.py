@@ -167,5 +167,5 @@ def _end_orphans(state: dict[str, Any]) -> None:
                     os.kill(each["pid"], signal.SIGKILL)
     shutil.rmtree(Path(state["control"]).parent, ignore_errors=True)
     if state["network"]:
-        command = [sys.executable, "-m", "stentor.testing.network"]
+        command = [sys.executable, "-c", "from stentor.testing.network import remove_left_behind as r; r()"]
         subprocess.run(command, check=False, stderr=subprocess.DEVNULL)  # noqa: S603 - our own module

@@ -130,6 +130,7 @@ class ClientCore:
         self.links_made = 0
         self._linked_at = 0.0
         self._backoff_s = 0.0
+        self._avoided: dict[str, float] = {}  # addresses that are no home at present, and until when
         self.alert: Callable[[str, str], Coroutine[Any, Any, None]] = _no_alert
         _cores.add(self)
 
@@ -141,7 +142,7 @@ class ClientCore:
         delay = limits.RECONNECT_DELAY_S
         while True:
             try:
-                link = await self.links.race(self.addresses, max(0.05, deadline - self.loop.time()))
+                link = await self.links.race(self._homes(), max(0.05, deadline - self.loop.time()))
                 return await self._adopt(link)
             except StentorError as error:
                 # A broker that refuses connections is not there; do not keep a person waiting for it.
@@ -154,6 +155,11 @@ class ClientCore:
         link.on_routes = self._routes_changed
         try:
             table = await asyncio.wait_for(link.request(messages.WatchRoutes()), timeout or self.timeout)
+        except NotReady:
+            self._avoided[link.address] = self.loop.time() + limits.LINK_AVOIDED_S  # it is cut off from its cluster
+            if self.links.existing(link.broker.id if link.broker is not None else "") is not link:
+                link.close()
+            raise
         except TimeoutError as error:
             link.close()
             raise self.late("connect", timeout or self.timeout) from error
@@ -204,7 +210,9 @@ class ClientCore:
         """Where a home may be found: the addresses given, and all brokers heard of since."""
         learned = [info.address for info in self.links.brokers.values() if info.alive]
         random.shuffle(learned)
-        return list(dict.fromkeys([*self.addresses, *learned]))
+        homes = list(dict.fromkeys([*self.addresses, *learned]))
+        now = self.loop.time()
+        return [address for address in homes if self._avoided.get(address, 0.0) <= now] or homes
 
     # --- the way to a partition -----------------------------------------------------------------
 

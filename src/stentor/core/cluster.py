@@ -44,6 +44,7 @@ class Push(msgspec.Struct, frozen=True):
     """Tell every broker about these records, which were swapped in."""
 
     records: list[tuple[Key, Held]]
+    complete: bool = False  # these are all there are
 
 
 class ReportReplicas(msgspec.Struct, frozen=True):
@@ -89,6 +90,8 @@ class ClusterMember:
             effects.append(ReportReplicas())
         if news:
             effects.extend(self.plan(now_us))
+            if self.controller is not None:  # it may have missed what was pushed meanwhile
+                effects.append(Push(list(self.controller.records.items()), complete=True))
         return effects
 
     def refused(self, broker: str, now_us: int) -> list[ClusterEffect]:
@@ -152,7 +155,7 @@ class ClusterMember:
             return []
         self.controller.load(brokers, topics, records)
         self.membership.register(brokers, now_us)
-        return [*self.plan(now_us), Push([(key, held) for key, held in records.items()])]
+        return [*self.plan(now_us), Push(list(records.items()), complete=True)]
 
     def plan(self, now_us: int) -> list[ClusterEffect]:
         """If this broker is the controller: the next changes."""

@@ -265,7 +265,3 @@ def _remove(number: int) -> None:
     for name in re.findall(rf"\d+: ({bridge}-\d+)@", shown):
         _try("ip", "link", "delete", name)
     _try("ip", "link", "delete", bridge)
-
-
-if __name__ == "__main__":
-    remove_left_behind()

@@ -45,6 +45,7 @@ class Pushed(_Message, frozen=True):
     """Records that were swapped into the store: topic id, partition, record, revision."""
 
     records: list[tuple[int, int, ChainRecord, int]]
+    complete: bool = False  # these are all there are
 
 
 class Reports(_Message, frozen=True):
