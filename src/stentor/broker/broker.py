@@ -32,6 +32,7 @@ from stentor.errors import (
     Closed,
     CoordinationUnavailable,
     CorruptData,
+    InvalidArgument,
     NotHead,
     NotReady,
     PartitionNotFound,
@@ -261,6 +262,13 @@ class Broker:
             epoch=held.record.epoch,
             revision=held.revision,
         )
+
+    def address_of(self, name: str) -> str:
+        """Where another broker is, for clients that can reach only this one."""
+        record = self.catalogue.brokers.get(name)
+        if record is None:
+            raise InvalidArgument(f"There is no broker {name}.", object=name)
+        return record.address
 
     def check_serves(self, partition: Partition) -> None:
         """Whether readers are served here: a member that hears of commits, and of an active-passive topic the head."""

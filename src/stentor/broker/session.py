@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stentor import limits
 from stentor.broker.lone import SMALL_BYTES
 from stentor.broker.partition import Partition, Request
+from stentor.broker.relay import Relay
 from stentor.broker.stream import Stream
 from stentor.core.flow import Cursor
 from stentor.errors import (
@@ -60,6 +61,7 @@ class Session:
         self.blocked: set[Stream] = set()  # streams that wait for the socket
         self.watches_routes = False
         self.peer = ""  # the other broker, if it is one
+        self._relay: Relay | None = None  # the way to another broker, if this client wants that one
         self.publishing: dict[str, None] = {}
         self._answers: list[bytes] = []
         self._reading = False  # frames of one read are being handled
@@ -81,6 +83,8 @@ class Session:
 
     def disconnected(self, error: Exception | None) -> None:  # noqa: ARG002
         self.ended = True
+        if self._relay is not None:
+            self._relay.close()
         for stream in list(self.streams.values()):
             stream.close()
         for task in self._tasks:
@@ -98,6 +102,9 @@ class Session:
 
     def writable_changed(self, writable: bool) -> None:
         # A client that does not read its answers is not read from either: no queue grows.
+        if self._relay is not None:
+            self._relay.client_writable(writable=writable)
+            return
         if writable:
             self.release()
             blocked, self.blocked = self.blocked, set()
@@ -166,7 +173,9 @@ class Session:
 
     def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
         self._reading = True
-        if not self.greeted:
+        if self._relay is not None:
+            self._relay.forward(kind, flags, correlation, body)
+        elif not self.greeted:
             self._greet(kind, body)
         elif kind == _PUBLISH:
             self._publish(flags, correlation, body)
@@ -247,6 +256,9 @@ class Session:
         self.name, self.library = hello.name, hello.library
         self.greeted = True
         self.connection.body_bytes_max = limits.FRAME_BODY_BYTES_MAX
+        if hello.target not in ("", self.broker.broker_id):
+            self._relay = Relay(self, self.broker.address_of(hello.target), hello)
+            return
         features: list[str] = [feature for feature in frames.FEATURES if feature in hello.features]
         welcome = messages.Welcome(version=version, broker=self.broker.info(), features=features)
         self._answers.append(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))

@@ -50,6 +50,7 @@ class Link:
         self.connection = Connection(self)
         self.broker: messages.BrokerInfo | None = None
         self.alive = False
+        self.relayed = False  # it goes through another broker
         self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
         self.on_routes: Callable[[messages.RouteChange], None] = lambda _: None
         self._loop = loop
@@ -67,10 +68,11 @@ class Link:
     # --- life -----------------------------------------------------------------------------------
 
     @classmethod
-    async def open(cls, address: str, name: str, timeout: float) -> Link:
-        """Connect and greet, within the time."""
+    async def open(cls, address: str, name: str, timeout: float, target: str = "") -> Link:
+        """Connect and greet, within the time; through the broker there to another one, if a target is named."""
         loop = asyncio.get_running_loop()
         link = cls(address, loop)
+        link.relayed = bool(target)
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(timeout):
@@ -81,6 +83,7 @@ class Link:
                     name=name,
                     library=f"stentor-python {__version__}",
                     features=list(frames.FEATURES),
+                    target=target,
                 )
                 link.connection.send(Kind.HELLO, 0, messages.encode(hello))
                 welcome = await link._welcome

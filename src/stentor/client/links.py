@@ -65,12 +65,13 @@ class Links:
 
     async def _connect(self, broker: str) -> None:
         """Try until it works, or the broker is not needed any more; back off with full jitter."""
-        delay = limits.RECONNECT_DELAY_S
+        delay, attempt = limits.RECONNECT_DELAY_S, 0
         try:
             while not self._closed and broker in self.brokers:
                 try:
-                    link = await Link.open(self.brokers[broker].address, self._name, limits.LINK_OPEN_S)
+                    link = await self._open(broker, attempt)
                 except (StentorError, TimeoutError, OSError):
+                    attempt += 1
                     await asyncio.sleep(random.uniform(0, delay))  # noqa: S311 - jitter, not a secret
                     delay = min(2 * delay, limits.RECONNECT_DELAY_S_MAX)
                     continue
@@ -79,6 +80,13 @@ class Links:
                 return
         finally:
             self._connecting.pop(broker, None)
+
+    async def _open(self, broker: str, attempt: int) -> Link:
+        """Directly; but every other time, where that fails, through a broker that is linked already."""
+        relays = [link.address for name, link in self._links.items() if name != broker and not link.relayed]
+        if relays and attempt % 2 == 1 and self.brokers[broker].alive:
+            return await Link.open(random.choice(relays), self._name, limits.LINK_OPEN_S, broker)  # noqa: S311
+        return await Link.open(self.brokers[broker].address, self._name, limits.LINK_OPEN_S)
 
     def add(self, link: Link) -> None:
         """A link that was made, here or for the home."""

@@ -41,6 +41,7 @@ class Hello(Struct, frozen=True):
     name: Label = ""
     library: Label = ""
     features: Annotated[list[Label], msgspec.Meta(max_length=64)] = []
+    target: Label = ""  # the broker that is wanted, where only another one can be reached
     broker: Label = ""  # set by brokers: who dials
     cluster_id: Label = ""
     purpose: Label = ""  # "control" or "data"
