@@ -1,5 +1,7 @@
 """A simulated cluster with clients, faults of every kind, and then healing."""
 
+from dataclasses import replace
+
 import msgspec
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checker, require
@@ -20,16 +22,16 @@ SECONDS = 10  # of faults
 class Cluster:
     """Brokers, store, clients and a checker, from one seed."""
 
-    def __init__(self, seed, *, full_trace=False, show=None):
+    def __init__(self, seed, *, full_trace=False, show=None, favour=(), rates=None):
         self.world = world = World(seed, full_trace=full_trace, show=show)
-        self.rates = Rates.draw(world.rng)
+        self.rates = replace(Rates.draw(world.rng), **(rates or {}))
         self.network, self.store = Network(world), Store(world)
         self.checker = Checker(self)
         self.acknowledgements = 0
         self.excused = set()  # partitions whose last copies the faults took
         self.layout()
         self.store.check_change = self.checker.check_change
-        self.faults = Faults(self)
+        self.faults = Faults(self, favour)
 
     def layout(self):
         """How many brokers and topics, and of which kind."""

@@ -15,11 +15,13 @@ def plan_for(factor, minimum=None, mode="spread"):
 class Faults:
     """Chooses a fault, and does it."""
 
-    def __init__(self, cluster):
+    def __init__(self, cluster, favour=()):
         self.cluster, self.world = cluster, cluster.world
         self.network, self.store = cluster.network, cluster.store
         rng = self.world.rng
         self.weights = [weight * rng.choice([0, 1, 1, 3]) for weight in KINDS.values()]
+        if favour:
+            self.weights = [3 * (kind in favour) for kind in KINDS]
         self.weights[0] = self.weights[1] = 6  # things also get better
 
     def one(self):

@@ -4,7 +4,7 @@ import pytest
 from tests.simulation.mutations import DIRECTED, MUTATIONS, SEEDS, caught
 from tests.simulation.scenarios import SCENARIOS
 
-MORE = 25  # seeds that are tried when the remembered ones have gone stale
+MORE = 40  # seeds that are tried when the remembered ones have gone stale
 
 
 @pytest.mark.timeout(120)
