@@ -10,6 +10,7 @@ PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
 DATA    ?= ./data
 ROUNDS  ?= 50
+MINUTES ?= 10
 CASES   ?= 1000000
 SEEDS   ?= 1000
 MINUTES ?= 10
@@ -17,7 +18,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test packages check format bench crash memory recovery fuzz simulate simulate-campaign docs clean
+.PHONY: help run test packages check format bench crash failover chaos memory recovery fuzz simulate simulate-campaign docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +83,12 @@ bench: $(VENV)/.bench ## the comparison with the peers (QUICK=1: at most three m
 
 crash: $(VENV)/.bench ## kill -9 while publishing, ROUNDS=50 times; nothing acknowledged is lost
 	@$(PYTHON) -m bench.crash --rounds $(ROUNDS) $(ARGS)
+
+failover: $(VENV)/.bench $(VENV)/.dev ## how long publishing stands still when a broker fails (QUICK=1: at most four minutes)
+	@$(PYTHON) -m bench.failover $(if $(QUICK),--quick) $(ARGS)
+
+chaos: $(VENV)/.dev ## MINUTES=10 of random faults on a real cluster; nothing acknowledged is lost
+	@$(PYTHON) -m tests.cluster.chaos --minutes $(MINUTES) $(ARGS)
 
 memory: $(VENV)/.bench ## the broker's memory while 5 GB are written past slow subscribers
 	@$(PYTHON) -m bench.memory $(ARGS)
