@@ -32,6 +32,7 @@ class Node:
         self.config = config
         self.broker = Broker(config)
         self._http: Any = None
+        self._metrics: Any = None
 
     async def start(self) -> BrokerInfo:
         """Start everything, or nothing."""
@@ -47,10 +48,16 @@ class Node:
                 await self.broker.stop()
                 raise
             self.broker.http_address = f"{self._http.host}:{self._http.port}"
+        if self.config.metrics_interval_s:
+            from stentor.self_metrics import MetricsPublisher
+
+            self._metrics = MetricsPublisher(self.broker, self.config.metrics_interval_s)
         return self.broker.info()
 
     async def stop(self) -> None:
         """HTTP last, so that load balancers see the broker leave."""
+        if self._metrics is not None:
+            await self._metrics.stop()
         await self.broker.stop()
         if self._http is not None:
             await self._http.stop()

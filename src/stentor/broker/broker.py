@@ -506,6 +506,12 @@ class Broker:
     def address(self) -> str:
         return self.config.advertised_address or f"{self.config.host}:{self.port}"
 
+    @property
+    def local_address(self) -> str:
+        """Where this very process listens, whatever is advertised."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.config.host, self.config.host)  # noqa: S104
+        return f"{host}:{self.port}"
+
     def info(self) -> messages.BrokerInfo:
         return messages.BrokerInfo(
             id=self.broker_id,

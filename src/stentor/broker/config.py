@@ -88,6 +88,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connections_max: Annotated[int, msgspec.Meta(ge=1)] = _setting(
         limits.CONNECTIONS_MAX, "Further connections are refused, so that those that are there keep working."
     )
+    metrics_interval_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = _setting(
+        10.0, "How often the broker's statistics are published to the topic _metrics; 0: never."
+    )
     unclean: bool = _setting(
         default=False,
         meaning="Take logs as they are whose end is unknown: after a failed sync, or without a journal. Off: it may"

@@ -156,8 +156,7 @@ class Partition:
         self.bytes_in += len(view)
         if not ack:
             del self._requests[self._tickets]
-        # With a successor the loop is needed for it: only a chain of one may be synced in the loop.
-        self._publisher = request.session if self.feed is None else None
+        self._publisher = request.session
         self._perform(self.replica.step(r.Appended(event, effect), now_us))
         self._publisher = None
         if self.feed is not None:
@@ -205,7 +204,9 @@ class Partition:
         self.bytes_in += len(chunk)
         self.batches_in += len(headers)
         self.messages_in += headers[-1].end_offset - headers[0].base_offset
+        self._publisher = session
         self.step(r.Taken(headers))
+        self._publisher = None
         if self.feed is not None:
             self.feed.wake()
         self._hold_if_far_ahead(session, len(chunk))

@@ -221,10 +221,18 @@ class Session:
         deferred, self._deferred = self._deferred, []
         in_loop = len(deferred) == 1 and lone.is_lone(self)
         for partition in deferred:
-            began = self.broker.clock.monotonic()
-            partition.sync_deferred(in_loop=in_loop)
-            if in_loop:
-                lone.synced((self.broker.clock.monotonic() - began) * 1e6)
+            if not in_loop:
+                partition.sync_deferred(in_loop=False)
+            elif partition.feed is None:
+                self._sync_in_loop(partition)
+            else:
+                # The successor's batches leave first: they are written in the next turn, and sent at its end.
+                self.loop.call_soon(self.loop.call_soon, self._sync_in_loop, partition)
+
+    def _sync_in_loop(self, partition: Partition) -> None:
+        began = self.broker.clock.monotonic()
+        partition.sync_deferred(in_loop=True)
+        self.broker.lone.synced((self.broker.clock.monotonic() - began) * 1e6)
 
     def _flush_answers(self) -> None:
         if self._answers:
@@ -280,6 +288,7 @@ class Session:
 
     def _replicate(self, _: int, body: memoryview) -> None:
         self._check_peer()
+        self._publishes += 1 if len(body) <= SMALL_BYTES else 2
         self.broker.cluster.replicate(self.peer, body, self)
 
     def _check_peer(self) -> None:

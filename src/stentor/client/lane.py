@@ -297,9 +297,11 @@ class Lane:
         """Links or routes changed: use the new way if there is one."""
         producer = self.producer
         link = producer.core.head_link(producer.topic, producer.topic_id, self.partition)
-        if link is not None and link is not self.link:
+        if link is None:
+            return
+        if link is not self.link:
             self.stalled = False
-            self.dispatch()
+        self.dispatch()  # also over the old link: the head may have moved away and back
 
     def _may_send(self, sent: Sent) -> bool:
         """Never more unanswered than a broker remembers; a new generation only after the old one is through."""

@@ -137,7 +137,7 @@ class LocalCluster:
         self._count = brokers
         self._zones = zones
         self._port = port  # of the first broker; HTTP has the next one, and so on; 0: free ones
-        self._settings = settings or {}
+        self._settings = {"metrics_interval_s": 0, **(settings or {})}
         self._network = Network() if network else None
         self.brokers: dict[str, BrokerProcess] = {}
         self.balancers = [LocalHaproxy(f"haproxy-{index}", self.directory) for index in range(haproxy)]

@@ -30,7 +30,13 @@ class LocalBroker:
     def __init__(self, data: str | Path | None = None, **settings: Any) -> None:
         self._temporary = data is None
         self.data_directory = Path(tempfile.mkdtemp(prefix="stentor-") if data is None else data)
-        self._settings: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "http_port": 0, "http": False}
+        self._settings: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "http_port": 0,
+            "http": False,
+            "metrics_interval_s": 0,
+        }
         self._settings.update(settings)
         self.info: BrokerInfo | None = None
         self._node: Node | None = None
