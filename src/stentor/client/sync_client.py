@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from stentor.client.message import Receipt
-    from stentor.client.selectors import Selector
+    from stentor.client.selectors import Partitioner, Selector
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo
 
 _GRACE_S = 5.0  # on top of a call's own deadline, for the loop to report it
@@ -172,6 +172,7 @@ class Client:
         batch_bytes: int = limits.PRODUCER_BATCH_BYTES,
         buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
         timeout: float | None = None,
+        partitioner: Partitioner | None = None,
     ) -> Producer:
         """A self-batching sender to a topic: the fast path."""
         options = {
@@ -181,6 +182,7 @@ class Client:
             "batch_bytes": batch_bytes,
             "buffer_bytes": buffer_bytes,
             "timeout": timeout,
+            "partitioner": partitioner,
         }
         return Producer(self._call(self._async.producer_core(topic, **options)))
 
