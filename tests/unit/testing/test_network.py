@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -81,9 +82,15 @@ def is_ready(broker):
             return "hears neither the controller nor a majority" not in refused.read().decode()
 
 
-def interfaces():
+def bridge_of(network):
+    """The name that everything of a network begins with; other clusters of this machine have others."""
+    return network.namespace("").rstrip("-")
+
+
+def interfaces(bridge):
     shown = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True)
-    return {line.split(": ")[1].partition("@")[0] for line in shown.stdout.splitlines()}
+    names = {line.split(": ")[1].partition("@")[0] for line in shown.stdout.splitlines()}
+    return {name for name in names if name.startswith(bridge)}
 
 
 def test_everyone_reaches_everyone(network):
@@ -150,7 +157,6 @@ def test_what_cannot_be_cut_is_refused_with_a_sentence(network):
 
 
 def test_networks_stand_side_by_side_and_leave_nothing(network):
-    before = interfaces()
     with ExitStack() as removed:
         others = [Network(), Network()]
         for other in others:
@@ -158,20 +164,21 @@ def test_networks_stand_side_by_side_and_leave_nothing(network):
             other.start()
             other.add("b0")
         assert len({each.address("b0") for each in (network, *others)}) == 3
-        assert len(interfaces() - before) == 4
-    assert interfaces() == before
+        bridges = [bridge_of(other) for other in others]
+        assert [len(interfaces(bridge)) for bridge in bridges] == [2, 2]
+    assert [interfaces(bridge) for bridge in bridges] == [set(), set()]
 
 
 def test_what_a_killed_process_left_behind_is_removed(network):
-    before = interfaces()
     script = (
         "import os, signal\nfrom stentor.testing.network import Network\n"
-        "network = Network()\nnetwork.start()\nnetwork.add('b0')\nos.kill(os.getpid(), signal.SIGKILL)\n"
+        "network = Network()\nnetwork.start()\nnetwork.add('b0')\n"
+        "print(network.namespace(''), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=False)
-    assert len(interfaces() - before) == 2
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     remove_left_behind()
-    assert interfaces() == before
+    assert interfaces(done.stdout.strip().rstrip("-")) == set()
 
 
 def test_a_cluster_without_a_network_of_its_own_says_so():
@@ -188,8 +195,9 @@ def test_who_may_not_make_networks_is_told_why(monkeypatch):
 
 def test_a_cluster_goes_on_without_an_isolated_broker_and_takes_it_back():
     require_network()
-    before = interfaces()
     with LocalCluster(brokers=3, network=True) as cluster, cluster.client() as client:
+        bridge = bridge_of(cluster.network)
+        assert len(interfaces(bridge)) == 4
         client.publish("orders", "one")
         cluster.wait_for_chain("orders", 3)
         alone = cluster.brokers[min(set(cluster.brokers) - {cluster.controller()})]
@@ -200,4 +208,4 @@ def test_a_cluster_goes_on_without_an_isolated_broker_and_takes_it_back():
         cluster.wait_for(lambda: is_ready(alone), what="the broker to be ready again")
         cluster.wait_for_chain("orders", 3)
         assert [message.value for message in client.read("orders")] == [b"one", b"two"]
-    assert interfaces() == before
+    assert interfaces(bridge) == set()
