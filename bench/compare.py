@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bench.model import Row
 
 #: Works where less is better: they are compared by their median latency.
-LATENCY_WORKS = ("single", "openloop")
+LATENCY_WORKS = ("single", "openloop", "replicated single")
 PASS, SHORT, UNKNOWN = "pass", "short", "not measured"
 
 
@@ -94,7 +94,25 @@ def verdicts(rows: list[Row]) -> list[Verdict]:
         for durability in ("fsync", "os"):
             here = [row for row in rows if row.case.size == size and row.case.durability == durability]
             found += [_verdict(target, size, durability, here) for target in TARGETS if target.applies(here)]
+        here = [row for row in rows if row.case.size == size]
+        found += [_replicated(target, size, here) for target in REPLICATED if target.applies(here)]
     return found
+
+
+def _replicated(target: Target, size: int, rows: list[Row]) -> Verdict:
+    """Ours is synced on every replica; theirs is their best, synced or not."""
+    mine = [row for row in rows if row.case.system == "stentor3" and row.case.work == target.work]
+    ours = best([row for row in mine if row.case.durability == "fsync"])
+    theirs = best(target.their_rows(rows))
+    return Verdict(
+        target=target.sentence,
+        durability="fsync",
+        size=size,
+        ours=name(ours),
+        theirs=f"{name(theirs)} ({theirs.case.durability})" if theirs is not None else "–",
+        required=target.required,
+        measured=advantage(ours, theirs),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,5 +196,16 @@ TARGETS = (
         "the same, without bare hiredis, which is no client",
         "history", 1.0, ("stock", "tuned"),
         lambda row: row.case.system in {"redis", "nats"} and row.case.mode != "bare",
+    ),
+)  # fmt: skip
+
+REPLICATED = (
+    Target(
+        "three replicas ≥ 20 × JetStream R3",
+        "replicated", 20.0, ("stock", "tuned"), lambda row: row.case.system == "nats3",
+    ),
+    Target(
+        "three replicas, one publish at a time: p50 ≤ JetStream R3",
+        "replicated single", 1.0, ("stock", "tuned"), lambda row: row.case.system == "nats3",
     ),
 )  # fmt: skip

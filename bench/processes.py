@@ -27,7 +27,7 @@ from bench.measure import cpu_seconds, disk_bytes
 from bench.model import BenchError, NotAvailableError, Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 START_S_MAX = 30.0
 STOP_S_MAX = 5.0
@@ -73,6 +73,7 @@ class Processes:
 
     directory: Path
     _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _at_exit: list[Callable[[], None]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
         return self
@@ -80,6 +81,12 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         for process in self._running:
             stop(process)
+        for work in self._at_exit:
+            work()
+
+    def at_exit(self, work: Callable[[], None]) -> None:
+        """Something else that must be stopped at the end."""
+        self._at_exit.append(work)
 
     def log_path(self, name: str) -> Path:
         return self.directory / f"{name}.{len(self._running)}.log"

@@ -104,8 +104,26 @@ async def connect(spec: Spec) -> Any:
 async def jetstream(client: Any, spec: Spec) -> Any:
     """The JetStream context with the stream in place; making the same stream twice is no error."""
     context = client.jetstream(timeout=WAIT_S, publish_async_max_pending=spec.batch)
-    await context.add_stream(name="BENCH", subjects=[spec.topic], storage="file")
+    replicas = 3 if spec.system == "nats3" else 1
+    await context.add_stream(name="BENCH", subjects=[spec.topic], storage="file", num_replicas=replicas)
+    while replicas > 1 and not (await context.stream_info("BENCH")).cluster.leader:
+        await asyncio.sleep(0.05)  # its nodes are still electing
+    if replicas > 1:
+        await _first_answer(context, spec.topic)
     return context
+
+
+async def _first_answer(context: Any, topic: str) -> None:
+    """A new leader answers after a moment only. What is asked here is refused and leaves nothing in the stream."""
+    from nats.js.errors import APIError, NoStreamResponseError
+
+    while True:
+        try:
+            await context.publish(topic, b"", headers={"Nats-Expected-Stream": "another"})
+        except NoStreamResponseError:
+            await asyncio.sleep(0.05)
+        except APIError:
+            return
 
 
 class _Looped:

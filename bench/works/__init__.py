@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from bench.works import fanout, history, native, openloop, single, throughput
+from bench.works import (
+    fanout,
+    history,
+    native,
+    openloop,
+    replicated,
+    replicated_single,
+    scaling,
+    single,
+    throughput,
+)
 
 if TYPE_CHECKING:
     from bench.model import Case, Options, Sample
@@ -28,4 +38,7 @@ WORKS: dict[str, Work] = {
     "fanout": fanout,
     "openloop": openloop,
     "native": native,
+    "replicated": replicated,
+    "replicated single": replicated_single,
+    "scaling": scaling,
 }
