@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RULE: Final = re.compile(r" \([A-Z]\d+a?\)")
+RULE: Final = re.compile(r" \([A-Z]\d+a?(?:, [A-Z]\d+a?)*\)")
 PART: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)", re.DOTALL)
 
 ON_THE_WIRE: Final = (
@@ -33,13 +34,20 @@ ON_THE_WIRE: Final = (
     "LINK_WATCH_S", "LINK_SILENCE_S", "REPLICAS", "REPLICAS_MAX",
 )  # fmt: skip
 
+IN_A_CLUSTER: Final = (
+    "PEER_HEARTBEAT_S", "PEER_SILENCE_S", "CONTROLLER_SILENCE_S", "ELECTION_STAGGER_S", "PEER_DIAL_S", "LEASE_S",
+    "LINK_QUIET_S", "REPLICA_STALL_S", "JOIN_LAG_MESSAGES", "SUPERSEDED_S", "MOVES_MAX", "REPORT_S",
+    "STORE_CHANGES_MAX", "COORDINATION_TIMEOUT_S", "COORDINATION_POLL_S", "COORDINATION_POLL_TIMEOUT_S",
+    "LINK_WATCH_S", "LINK_SILENCE_S",
+)  # fmt: skip
 
-def limits_table() -> str:
+
+def limits_table(names: tuple[str, ...] = ON_THE_WIRE) -> str:
     """The bounds that a client meets, with the reasons that stand beside them in the code."""
     from stentor import limits
 
     reasons = _reasons(Path(limits.__file__))
-    rows = [f"| `{name}` | {getattr(limits, name)} | {reasons.get(name, '')} |" for name in ON_THE_WIRE]
+    rows = [f"| `{name}` | {getattr(limits, name)} | {reasons.get(name, '')} |" for name in names]
     return "\n".join(["| limit | value | why |", "|---|---|---|", *rows, ""])
 
 
@@ -87,6 +95,7 @@ def conversation() -> str:
 
 PARTS: Final[dict[str, Callable[[], str]]] = {
     "limits": limits_table,
+    "cluster_limits": partial(limits_table, IN_A_CLUSTER),
     "settings": settings_table,
     "conversation": conversation,
 }

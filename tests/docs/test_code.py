@@ -39,7 +39,7 @@ def is_test(case):
     return "def test_" in case.values[0]
 
 
-PYTHON = [case for name in ("README.md", "docs/testing.md") for case in blocks(name, "python")]
+PYTHON = [case for name in ("README.md", "docs/testing.md", "docs/cluster.md") for case in blocks(name, "python")]
 SHELL_LINES = [line for case in blocks("README.md", "sh") for line in case.values[0].splitlines()]
 COMMANDS = [case for case in blocks("README.md", "sh") if re.match(r"(\S*/)?stentor (?!serve)", case.values[0])]
 

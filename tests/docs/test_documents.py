@@ -1,5 +1,6 @@
 """The documents hang together, and name only what exists."""
 
+import ast
 import html
 import re
 import shlex
@@ -24,7 +25,7 @@ SOURCE = ROOT / "src" / "stentor"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")])
 
 # Names in capitals that are neither limits nor frame kinds.
-OTHER_CAPITALS = {"LZ4_FRAME", "ON_THE_WIRE"}
+OTHER_CAPITALS = {"LZ4_FRAME", "ON_THE_WIRE", "TOPIC_ID"}
 
 
 def name_of(path):
@@ -125,7 +126,7 @@ def command_lines():
 def test_a_command_that_is_shown_has_these_options(line):
     words = shlex.split(html.unescape(line), comments=False)
     command = typer.main.get_command(app).get_command(None, words[0])
-    if words[0] == "topic" and len(words) > 1:
+    if len(words) > 1 and words[1] in getattr(command, "commands", {}):
         command = command.commands[words[1]]
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} - known == set()
@@ -158,11 +159,54 @@ def test_every_rule_that_the_code_cites_is_explained():
     assert cited == {row[0] for row in table(ROOT / "ARCHITECTURE.md", "rule")}
 
 
+def test_every_safety_rule_is_kept_where_the_table_says():
+    rows = table(ROOT / "docs" / "replication.md", "rule")
+    assert [row[0] for row in rows] == [f"C{number}" for number in range(1, 28)]
+    for row in rows:
+        files = re.split(r"(?=`[\w/]+\.py`)", row[2])[1:]
+        assert files or "not needed yet" in row[2], row[0]
+        for part in files:
+            file, *names = re.findall(r"`([\w/]+(?:\.py)?)`", part)
+            source = text_of(SOURCE / file)
+            assert [name for name in names if f"def {name}(" not in source] == [], f"{row[0]}: {file}"
+
+
+def logged_lines():
+    """What the brokers log, as patterns."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(text_of(path))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("logger."):
+                texts = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+                for text in texts[:1]:
+                    parts = re.split(r"%[\w.]+(?:/?%[\w.]+)*", str(text))
+                    yield ".*".join(map(re.escape, parts))
+
+
+def test_every_log_line_that_is_explained_is_logged():
+    patterns = list(logged_lines())
+    lines = [row[0].strip("`") for row in table(ROOT / "docs" / "cluster.md", "log line")]
+    assert [line for line in lines if not any(re.fullmatch(pattern, line) for pattern in patterns)] == []
+
+
+def test_every_scenario_has_its_place_in_the_document():
+    recorded = re.findall(r"^<!-- recorded: (\w+) -->$", text_of(ROOT / "docs" / "failures.md"), re.MULTILINE)
+    source = text_of(ROOT / "scripts" / "walk_failures.py")
+    assert sorted(recorded) == sorted(re.findall(r"@scenario\ndef (\w+)\(", source))
+
+
 # --- settings and metrics -----------------------------------------------------------------------
 
 
 def test_the_example_file_is_a_configuration(tmp_path):
     example = re.search(r"```toml\n(.*?)```", text_of(ROOT / "docs" / "configuration.md"), re.DOTALL)[1]
+    file = tmp_path / "stentor.toml"
+    file.write_text(example, encoding="utf-8")
+    config = load_config({}, {}, file)
+    assert {name: getattr(config, name) for name in tomllib.loads(example)} == tomllib.loads(example)
+
+
+@pytest.mark.parametrize("example", re.findall(r"```toml\n(.*?)```", text_of(ROOT / "docs" / "cluster.md"), re.DOTALL))
+def test_the_files_of_a_cluster_are_configurations(example, tmp_path):
     file = tmp_path / "stentor.toml"
     file.write_text(example, encoding="utf-8")
     config = load_config({}, {}, file)
@@ -195,7 +239,7 @@ def test_every_path_of_the_http_table_answers():
         for path in paths:
             with urllib.request.urlopen(local.http_url + path, timeout=10) as answer:
                 assert answer.status == 200
-    assert len(paths) == 5
+    assert len(paths) == 6
 
 
 def test_the_data_directory_looks_as_it_is_drawn(tmp_path):
