@@ -106,7 +106,7 @@ async def jetstream(client: Any, spec: Spec) -> Any:
     context = client.jetstream(timeout=WAIT_S, publish_async_max_pending=spec.batch)
     replicas = 3 if spec.system == "nats3" else 1
     await context.add_stream(name="BENCH", subjects=[spec.topic], storage="file", num_replicas=replicas)
-    while replicas > 1 and not (await context.stream_info("BENCH")).cluster.leader:
+    while replicas > 1 and not (await context.stream_info("BENCH")).cluster.leader:  # noqa: ASYNC110
         await asyncio.sleep(0.05)  # its nodes are still electing
     if replicas > 1:
         await _first_answer(context, spec.topic)

@@ -48,6 +48,7 @@ class Node:
                 await self.broker.stop()
                 raise
             self.broker.http_address = f"{self._http.host}:{self._http.port}"
+            await self.broker.cluster.register()
         if self.config.metrics_interval_s:
             from stentor.self_metrics import MetricsPublisher
 

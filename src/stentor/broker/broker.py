@@ -364,7 +364,7 @@ class Broker:
     def route_table(self) -> messages.RouteTable:
         return messages.RouteTable(
             version=self.route_version,
-            brokers=self.cluster.broker_infos(),
+            brokers=self.cluster.routes.brokers(),
             topics=[self.catalogue.route(topic) for topic in self.catalogue.topics.values()],
         )
 
@@ -421,8 +421,8 @@ class Broker:
     def _checkpoint(self) -> None:
         """Record synced ends and commit floors (K3a), without holding up the loop."""
         if not self._checkpointing:
-            self._checkpointing = True
             self.replicas.note_floors()
+            self._checkpointing = True
             self.reads.submit(self._journal.store, self._checkpointed)
 
     def _checkpointed(self, _: Any, error: StentorError | None) -> None:

@@ -19,6 +19,7 @@ from stentor import limits
 from stentor._version import __version__
 from stentor.broker.catalogue import ACTIVE, CONTROLLER, News, Topic, broker_key, chain_key, encode
 from stentor.broker.peers import Peers
+from stentor.broker.routes import Routes
 from stentor.broker.topics import deleted_error
 from stentor.core import cluster as effects
 from stentor.core.cluster import ClusterMember
@@ -28,7 +29,7 @@ from stentor.core.peers import Adopt, Complaint, JoinerReady
 from stentor.core.replica import Offered, Received
 from stentor.errors import CoordinationUnavailable, InternalError, StentorError
 from stentor.ports import Changed
-from stentor.wire import messages, peer
+from stentor.wire import peer
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _IDENTITY = "identity/cluster"
+_GATHER_S = 0.01
 
 
 class Cluster:
@@ -55,14 +57,14 @@ class Cluster:
         self.member: ClusterMember | None = None
         self.confirmed = True  # C6: somebody who could replace this broker would have told it
         self._choosing = False
+        self._reporting = False
+        self._member_messages: list[tuple[Key, PartitionMessage]] = []
         self._fresh = True  # the records are not those from before a time of being cut off
         self._refreshing = False
         self._pinged_us = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lease = 0
-        self._changed_topics: dict[int, Topic | None] = {}
-        self._brokers_changed = False
-        self._announcing = False
+        self.routes = Routes(broker)
         self._views: dict[str, str] = {}
         self._closed = False
 
@@ -97,7 +99,7 @@ class Cluster:
         self.member = ClusterMember(
             broker.broker_id, broker.incarnation, self._now_us(), lambda: secrets.randbits(62) + 1
         )
-        await self._register()
+        await self.register()
         self._spawn(self._watch(revision))
         found = await broker.store.range("")
         news = News(brokers=True, chains=dict(broker.catalogue.chains))
@@ -107,7 +109,8 @@ class Cluster:
             self._spawn(self._keep_alive())
         self._tick()
 
-    async def _register(self) -> None:
+    async def register(self) -> None:
+        """Tell the others who and where this broker is."""
         broker = self._broker
         key = broker_key(broker.broker_id)
         while True:
@@ -187,8 +190,7 @@ class Cluster:
             if view != self._views.get(name):
                 logger.log(logging.INFO if view == "heard" else logging.WARNING, "broker %s: %s", name, view)
                 self._views[name] = view
-                self._brokers_changed = True
-                self._announce_soon()
+                self.routes.brokers_changed()
             if view != "heard":
                 self._broker.replicas.predecessor_lost(name)
             if view == "silent":
@@ -311,7 +313,7 @@ class Cluster:
 
     def _heard_about(self, key: Key, sender: str, message: PartitionMessage) -> None:
         if isinstance(message, JoinerReady | Complaint):
-            self._do(self.machine.heard_member(key, message, self._now_us()))
+            self._note_member(key, message)
         elif isinstance(message, Adopt):
             self._heard_records({key: Held(message.record, message.revision)})
         elif (partition := self._broker.replicas.partitions.get(key)) is not None:
@@ -332,12 +334,33 @@ class Cluster:
         """Tell the controller something about a partition."""
         controller = self.machine.controller_broker
         if controller == self._broker.broker_id:
-            self._do(self.machine.heard_member(key, message, self._now_us()))
+            self._note_member(key, message)
         elif controller:
             self.peers.send(controller, peer.ForPartition(*key, message))
 
+    def _note_member(self, key: Key, message: PartitionMessage) -> None:
+        """What members say within a moment is looked at together: many chains change in one transaction."""
+        if not self._member_messages:
+            self._loop.call_later(_GATHER_S, self._take_member_messages)
+        self._member_messages.append((key, message))
+
+    def _take_member_messages(self) -> None:
+        gathered, self._member_messages = self._member_messages, []
+        if self.machine.controller is not None and not self._closed:
+            for key, message in gathered:
+                self.machine.controller.heard_member(key, message)
+            self._do(self.machine.plan(self._now_us()))
+
     def report_replicas(self) -> None:
-        """Tell the controller everything this broker holds."""
+        """Tell the controller everything this broker holds; what changes within a moment is one report."""
+        if not self._reporting:
+            self._reporting = True
+            self._loop.call_later(_GATHER_S, self._report_now)
+
+    def _report_now(self) -> None:
+        self._reporting = False
+        if self._closed:
+            return
         controller = self.machine.controller_broker
         reports = self._broker.replicas.reports()
         if controller == self._broker.broker_id:
@@ -469,15 +492,13 @@ class Cluster:
             topic = broker.catalogue.by_id.get(key[0])
             if held is not None and topic is not None:
                 broker.replicas.configure(topic, key, held)
-                self._changed_topics[key[0]] = topic
-        if news.chains or news.topics or news.brokers:
-            self._announce_soon()
+                self.routes.topic_changed(key[0], topic)
 
     def _take_brokers(self) -> None:
         broker = self._broker
         addresses = {b.id: b.address for b in broker.catalogue.brokers.values() if b.id != broker.broker_id}
         self.peers.set(addresses)
-        self._brokers_changed = True
+        self.routes.brokers_changed()
         self._do(self.machine.registered(broker.catalogue.brokers, self._now_us()))
 
     def _take_topic(self, topic_id: int, topic: Topic | None) -> None:
@@ -485,7 +506,7 @@ class Cluster:
         controller = self.machine.controller
         if controller is not None:
             controller.topic(topic_id, None if topic is None else topic.plan)
-        self._changed_topics[topic_id] = topic
+        self.routes.topic_changed(topic_id, topic)
         if topic is None:
             self._spawn(broker.drop_topic(topic_id))
             return
@@ -524,59 +545,17 @@ class Cluster:
         catalogue = self._broker.catalogue
         catalogue.topics.pop(topic.record.name, None)
         catalogue.by_id.pop(topic.record.id, None)
-        self._changed_topics[topic.record.id] = None
+        self.routes.topic_changed(topic.record.id, None)
         for key in topic.keys:
             catalogue.chains.pop(key, None)
             news.chains[key] = None
         if self.machine.controller is not None:
             self.machine.controller.topic(topic.record.id, None)
         self._take_news(news)
-        self._announce()
+        self.routes.announce()
         for key in topic.keys:
             await self._broker.replicas.drop(key, deleted_error(topic.record.name))
         self.peers.send_all(peer.TopicsChanged(0))
-
-    # --- routes for clients ---------------------------------------------------------------------
-
-    def _announce_soon(self) -> None:
-        if not self._announcing:
-            self._announcing = True
-            self._loop.call_soon(self._announce)
-
-    def _announce(self) -> None:
-        self._announcing = False
-        changed, self._changed_topics = self._changed_topics, {}
-        brokers, self._brokers_changed = self._brokers_changed, False
-        catalogue = self._broker.catalogue
-        if not changed and not brokers:
-            return
-        self._broker.announce(
-            messages.RouteChange(
-                version=self._broker.next_route_version(),
-                topics=[catalogue.route(topic) for topic in changed.values() if topic is not None],
-                removed=[topic_id for topic_id, topic in changed.items() if topic is None],
-                brokers=self.broker_infos() if brokers else [],
-            )
-        )
-
-    def broker_infos(self) -> list[messages.BrokerInfo]:
-        """All brokers, as clients see them."""
-        broker, membership, now_us = self._broker, self.machine.membership, self._now_us()
-        return [
-            broker.info()
-            if record.id == broker.broker_id
-            else messages.BrokerInfo(
-                id=record.id,
-                cluster_id=broker.cluster_id,
-                version=record.version,
-                address=record.address,
-                http_address=record.http_address,
-                zone=record.zone,
-                alive=membership.view(record.id, now_us) == "heard",
-                load=membership.load_of(record.id),
-            )
-            for record in broker.catalogue.brokers.values()
-        ]
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class Operators:
                 replicas=replicas[info.id],
                 heads=heads[info.id],
             )
-            for info in cluster.broker_infos()
+            for info in cluster.routes.brokers()
         ]
 
     async def drain(self, name: str, *, draining: bool) -> None:

@@ -78,6 +78,21 @@ class Replicas:
         self._add(partition)
         return partition
 
+    async def create_many(self, topic: Topic, log_ids: dict[Key, int]) -> None:
+        """Begin several new logs, a few at a time."""
+        with ThreadPoolExecutor(_RECOVERY_THREADS, "stentor-create") as pool:
+            making = [
+                self._broker.loop.run_in_executor(pool, self._create, topic, key, log_id)
+                for key, log_id in log_ids.items()
+            ]
+            outcomes = await asyncio.gather(*making, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Partition):
+                self._add(outcome)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
     def _create(self, topic: Topic, key: Key, log_id: int) -> Partition:
         known = self._journal.get(*key)
         if known is not None and known.log_id != log_id:

@@ -46,8 +46,7 @@ class Topics:
             if member.broker == broker.broker_id
         }
         try:
-            for key, log_id in mine.items():
-                await broker.replicas.create(topic, key, log_id)
+            await broker.replicas.create_many(topic, mine)
             await self._add(topic, chains)
         except BaseException:
             await self._discard(list(mine))

@@ -25,7 +25,7 @@ import msgspec
 
 from stentor import limits
 from stentor.core.peers import Complaint, JoinerReady, PartitionMessage, ReplicaReport
-from stentor.core.placement import Candidate, Load, Mode, better_head, next_member
+from stentor.core.placement import Candidate, Load, Mode, Tally, better_head, next_member
 from stentor.core.records import ChainRecord, Key, Member
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class Controller:
         self._reported: dict[str, int] = {}  # which life of a broker has said what it holds
         self._ready: dict[Key, JoinerReady] = {}
         self._complaints: dict[Key, Complaint] = {}
-        self._under_way: dict[Key, tuple[int, ChainRecord]] = {}  # proposals and what they want
+        self._under_way: dict[Key, int] = {}  # key -> proposal
+        self._tally = Tally()  # of all records as they will be once what is under way is through
         self._stale: set[Key] = set()  # to be looked at
         self._settled = True
         self._moves = 0
@@ -107,15 +108,21 @@ class Controller:
         """Everything anew from the store; nothing that was under way counts any more (C17)."""
         self.brokers, self.topics, self.records = dict(brokers), dict(topics), dict(records)
         self._under_way.clear()
+        self._tally = Tally()
+        for key, held in records.items():
+            self._tally.put(key, held.record)
         self._stale = set(records)
 
     def heard_record(self, key: Key, held: Held | None) -> None:
         """The store says this of a partition."""
         if held is None:
             self.records.pop(key, None)
+            self._tally.put(key, None)
             self._stale.discard(key)
         elif key not in self.records or held.revision > self.records[key].revision:
             self.records[key] = held
+            if key not in self._under_way:
+                self._tally.put(key, held.record)
             self._stale.add(key)
 
     def heard_broker(self, record: BrokerRecord) -> None:
@@ -176,13 +183,12 @@ class Controller:
         """The next changes, in transactions of bounded size."""
         if not self._stale:
             return []
-        planned = self._planned()
-        load = Load.of([m.broker for m in record.chain] for record in planned.values())
-        settled = not any(r.joining is not None or len(r.chain) < r.factor for r in planned.values())
+        settled = not self._tally.unsettled
         if settled and not self._settled:
             self._look_at_everything()  # now heads may move
         self._settled = settled
-        self._moves = sum(record.joining is not None for record in planned.values())
+        load = self._tally.load.copy()
+        self._moves = self._tally.joining
         changes: list[Change] = []
         for key in sorted(self._stale):
             held = self.records.get(key)
@@ -194,31 +200,26 @@ class Controller:
                 changes.append(Change(key, held.revision, _replace(wanted, proposal=self._new_id())))
         return [self._propose(part) for part in _parts(changes, limits.STORE_CHANGES_MAX - 1)]
 
-    def _planned(self) -> dict[Key, ChainRecord]:
-        """All records as they will be once what is under way is through."""
-        return {
-            key: self._under_way[key][1] if key in self._under_way else held.record
-            for key, held in self.records.items()
-        }
-
     def _propose(self, changes: tuple[Change, ...]) -> Propose:
         proposal = self._new_id()
         for change in changes:
-            self._under_way[change.key] = (proposal, change.record)
+            self._under_way[change.key] = proposal
+            self._tally.put(change.key, change.record)
         return Propose(proposal, changes)
 
     def proposed(self, propose: Propose, revision: int | None) -> list[tuple[Key, Held]]:
         """The swap came through at this revision; or not (None), and what is true must be read first."""
         done = []
         for change in propose.changes:
-            if self._under_way.get(change.key, (0,))[0] != propose.proposal:
+            if self._under_way.get(change.key) != propose.proposal:
                 continue
             del self._under_way[change.key]
             if revision is not None:
                 self.changes += 1
                 self.heard_record(change.key, Held(change.record, revision))
                 done.append((change.key, self.records[change.key]))
-            else:
+            elif change.key in self.records:
+                self._tally.put(change.key, self.records[change.key].record)
                 self._stale.add(change.key)
         return done
 

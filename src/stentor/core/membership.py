@@ -153,12 +153,15 @@ class Membership:
     # --- judgements -----------------------------------------------------------------------------
 
     def hears_majority(self, now_us: int) -> bool:
-        heard = sum(self.view(broker, now_us) == "heard" for broker in self.registered)
-        return 2 * heard > len(self.registered)
+        """Of all registered brokers but those whose liveness key is gone too: they cannot be on another side."""
+        heard = {broker for broker in self.registered if self.view(broker, now_us) == "heard"}
+        return 2 * len(heard) > len(heard | (self.registered - self._expired))
 
     def is_confirmed(self, now_us: int) -> bool:
         """C6: someone who could replace us would have told us."""
-        return self.hears_majority(now_us) or self.hears_controller(now_us)
+        if self.hears_majority(now_us):
+            return True
+        return not self.is_controller and self.hears_controller(now_us)
 
     def is_dead(self, broker: str, now_us: int) -> bool:
         """The controller's judgement (C15): refused, or silent for two observers."""

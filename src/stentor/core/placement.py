@@ -15,6 +15,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from stentor.core.records import ChainRecord, Key
+
 Mode = Literal["spread", "active-passive", "multi-primary"]
 
 
@@ -39,11 +41,43 @@ class Load(msgspec.Struct):
             load.add(chain)
         return load
 
+    def copy(self) -> Load:
+        return Load(self.replicas.copy(), self.heads.copy(), self.tails.copy())
+
     def add(self, chain: Sequence[str]) -> None:
         self.replicas.update(chain)
         if chain:
             self.heads[chain[0]] += 1
             self.tails[chain[-1]] += 1
+
+
+class Tally:
+    """All chains, counted up and down as they change: nobody counts a thousand of them for each that does."""
+
+    def __init__(self) -> None:
+        self.load = Load.of([])
+        self.joining = 0  # chains with a joiner
+        self.unsettled = 0  # chains with a joiner, or too few members
+        self._records: dict[Key, ChainRecord] = {}
+
+    def put(self, key: Key, record: ChainRecord | None) -> None:
+        """This is the record now; None: there is none."""
+        before = self._records.pop(key, None)
+        if before is not None:
+            self._count(before, -1)
+        if record is not None:
+            self._records[key] = record
+            self._count(record, 1)
+
+    def _count(self, record: ChainRecord, step: int) -> None:
+        brokers = [member.broker for member in record.chain]
+        for broker in brokers:
+            self.load.replicas[broker] += step
+        self.load.heads[brokers[0]] += step
+        self.load.tails[brokers[-1]] += step
+        joins = record.joining is not None
+        self.joining += step * joins
+        self.unsettled += step * (joins or len(brokers) < record.factor)
 
 
 def place(
