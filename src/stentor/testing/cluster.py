@@ -158,11 +158,18 @@ class LocalCluster:
                 broker.launch()
             for broker in self.brokers.values():
                 broker.wait_ready()
+            for broker in self.brokers.values():
+                self._wait_until_all_hear(broker)
             self._start_balancers()
         except BaseException:
             self.cleanup()
             raise
         return self
+
+    def _wait_until_all_hear(self, broker: BrokerProcess) -> None:
+        """A topic made before brokers have found each other would be placed on those that had."""
+        with Client(broker.address, name="stentor.testing") as client:
+            self.wait_for(lambda: _all_heard(client, len(self.brokers)), _START_S, f"all brokers to hear {broker.name}")
 
     def zone(self, index: int) -> str:
         """The zone of a broker: they take turns."""
@@ -370,6 +377,11 @@ class LocalCluster:
     def heal(self) -> None:
         """End all cuts."""
         self.network.heal()
+
+
+def _all_heard(client: Client, count: int) -> bool:
+    states = client.brokers()
+    return len(states) >= count and all(state.view == "heard" for state in states) and any(s.controller for s in states)
 
 
 @contextmanager
