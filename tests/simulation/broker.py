@@ -113,7 +113,7 @@ class Broker(MemberSide):
         for key, replica in list(self.replicas.items()):
             log = self.disk.logs[key]
             log.floor = max(log.floor, min(replica.committed, log.synced_end))
-            log.checked = max(log.checked, log.synced_end) if log.whole else log.checked
+            log.checked = log.checked if replica.damaged else log.synced_end
             self.world.touched[self.name, key] = None
             if self.world.chance(self.world.rates.retention):
                 self.retain(key, replica, log)

@@ -65,6 +65,7 @@ class Log:
         while self.batches and self.batches[-1].end_offset > end:
             self.batches.pop()
         self.synced = len(self.batches)
+        self.checked = min(self.checked, end)
         for sync in self.syncs:
             sync[0] = min(sync[0], self.synced)
 

@@ -250,32 +250,38 @@ SEEDS = {
     "epochs": [1, 5, 7],
     "old-records": [1],
     "epoch-stored": [1],
-    "incarnations": [2],
+    "incarnations": [1, 2, 3],
     "top-down": [8],
     "commit-minimum": [1],
-    "forget-epoch": [8, 10, 20],
     "quorum": [2],
-    "minimum": [1],
+    "minimum": [20, 42],
     "eligible": [37, 51, 56],
-    "reconcile": [2],
-    "continues": [2],
-    "joint": [1],
+    "reconcile": [1, 2, 5],
+    "continues": [1, 2, 5],
+    "joint": [1, 3, 4],
     "ready": [1],
-    "others-wait": [1],
+    "others-wait": [14, 37, 39],
     "damaged": [5, 13, 15],
-    "read-back": [5],
+    "read-back": [3, 4, 8],
     "resend-level": [1],
     "dedupe": [1],
-    "derived": [2],
+    "derived": [15, 19, 32],
 }
 # What brings about the situation that a rule is for, where that is rare.
 FAVOURED = {
+    "incarnations": {"favour": ("bounce", "head_bounces"), "rates": {"torn": 1.0, "sync_us": 20_000}},
+    "minimum": {"favour": ("crash", "head", "tail", "power"), "rates": {"sync_error": 0.0}},
+    "others-wait": {"favour": ("crash", "head", "tail", "power"), "rates": {"sync_error": 0.0}},
+    "reconcile": {"favour": ("head", "cut", "split", "pause"), "rates": {"sync_us": 20_000}},
+    "continues": {"favour": ("head", "cut", "split", "pause"), "rates": {"sync_us": 20_000}},
+    "derived": {"favour": ("head", "cut", "split", "pause"), "rates": {"sync_us": 20_000}},
+    "joint": {"favour": ("crash", "bounce", "tail"), "rates": {"sync_us": 20_000}},
+    "read-back": {"favour": ("crash", "bounce", "store_away"), "rates": {"unknown": 0.2}},
     "epochs": {"favour": ("bounce", "pause", "head_bounces"), "rates": {"reorder": 0.2, "delay_us": 20_000}},
-    "forget-epoch": {"favour": ("bounce", "cut", "split", "full"), "rates": {"sync_us": 20_000, "disk_full": 0.01}},
     "damaged": {"favour": ("crash", "shorten", "head"), "rates": {"retention": 0.0}},
     "eligible": {"favour": ("crash", "head", "tail", "power"), "rates": {"sync_error": 0.0}},
 }
-DIRECTED = {"halt": "restored-head", "controller-key": "replaced-controller"}
+DIRECTED = {"forget-epoch": "shorter-head", "halt": "restored-head", "controller-key": "replaced-controller"}
 
 
 def caught_by(name, run, *arguments):

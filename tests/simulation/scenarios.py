@@ -1,10 +1,11 @@
 """Directed runs, for what chance alone brings about too seldom. Each raises what it finds."""
 
+import msgspec
 from tests.simulation.checks import require
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import plan_for
 from tests.simulation.store import CONTROLLER
-from tests.simulation.world import SECOND
+from tests.simulation.world import SECOND, Rates
 
 from stentor.core.membership import ControllerKey
 
@@ -58,4 +59,32 @@ def replaced_controller():
     require(store.value(*CONTROLLER) is not None, "there is no controller")
 
 
-SCENARIOS = {"restored-head": restored_head, "replaced-controller": replaced_controller}
+class Four(Cluster):
+    """The same with four brokers in one chain, and slow disks."""
+
+    def layout(self):
+        self.world.rates = Rates(sync_us=20_000, delay_us=1_000)
+        self.build(["b0", "b1", "b2", "b3"], [], {1: plan_for(4)}, 1)
+
+
+def shorter_head():
+    """C5: the last two have no room while the first two go on; then the last one leads, and all are cut back to it.
+
+    What the third one heard from above in the old epoch is more than anybody has in the new one.
+    """
+    cluster = Four(3)
+    cluster.go(2 * SECOND)
+    chain = cluster.record(KEY).chain
+    third, last = (cluster.brokers[member.broker] for member in chain[2:])
+    for broker in (third, last):
+        broker.full_until = cluster.world.now + 400_000
+    cluster.go(390_000)
+    require(third.replicas[KEY]._above > last.replicas[KEY].end, "the first two are not ahead")
+    record = msgspec.structs.replace(cluster.record(KEY), epoch=2, chain=(chain[3], *chain[:3]))
+    cluster.store.check_change = None
+    cluster.store.put({("chains", KEY): record})
+    cluster.go(2 * SECOND)
+    require(cluster.record(KEY).epoch >= 2, "the chain was not changed")
+
+
+SCENARIOS = {"shorter-head": shorter_head, "restored-head": restored_head, "replaced-controller": replaced_controller}
