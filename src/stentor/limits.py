@@ -245,7 +245,7 @@ COORDINATION_PAGE_ENTRIES: Final = 1_000
 COORDINATION_PAGING_TRIES_MAX: Final = 3
 """How often a range is begun again because its revision was compacted between two pages."""
 
-COORDINATION_TIMEOUT_S: Final = 5.0
+COORDINATION_TIMEOUT_S: Final = 3.0
 """The deadline of a call: longer than an election of etcd's leader, which takes one or two seconds."""
 
 COORDINATION_ATTEMPT_S: Final = 2.0

@@ -83,8 +83,17 @@ async def _run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     node = Node(config)
-    on_ready(await node.start())
-    await stop.wait()
+    starting, stopping = loop.create_task(node.start()), loop.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # told to stop while it waited for its coordination store, perhaps
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return
+    try:
+        on_ready(starting.result())
+        await stopping
+    finally:
+        stopping.cancel()
     await node.stop()
 
 

@@ -263,6 +263,10 @@ class Broker:
             revision=held.revision,
         )
 
+    def _is_named(self, partition: Partition) -> bool:
+        """Whether the chain names this broker, in this life or the last: then what is below its floor is committed."""
+        return partition.replica.record is None or self.broker_id in partition.replica.place.brokers
+
     def address_of(self, name: str) -> str:
         """Where another broker is, for clients that can reach only this one."""
         record = self.catalogue.brokers.get(name)
@@ -280,7 +284,7 @@ class Broker:
         predecessor = partition.replica.place.predecessor
         if predecessor is not None and self.cluster.view(predecessor.broker) != "heard":
             raise NotReady(f"{partition.name} does not hear its predecessor {predecessor.broker}.", hint="Try another.")
-        if partition.replica.record is not None and partition.replica.place.position is None:
+        if not self._is_named(partition):
             raise self._elsewhere(*partition.key)
         if partition.settings.placement == "active-passive" and not partition.replica.place.is_head:
             chain = partition.replica.place.brokers

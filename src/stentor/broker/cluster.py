@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _IDENTITY = "identity/cluster"
 _GATHER_S = 0.01
+_RESTART_US = int(2 * limits.PEER_DIAL_S * 1_000_000)
 
 
 class Cluster:
@@ -62,6 +63,8 @@ class Cluster:
         self._fresh = True  # the records are not those from before a time of being cut off
         self._refreshing = False
         self._pinged_us = 0
+        self._restarted_us: dict[str, int] = {}
+        self.unheard: frozenset[str] = frozenset()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lease = 0
         self.routes = Routes(broker)
@@ -193,8 +196,10 @@ class Cluster:
                 self.routes.brokers_changed()
             if view != "heard":
                 self._broker.replicas.predecessor_lost(name)
-            if view == "silent":
+            if view == "silent" and now_us - self._restarted_us.get(name, 0) > _RESTART_US:
+                self._restarted_us[name] = now_us
                 self.peers.restart(name)
+        self.unheard = frozenset(name for name, view in self._views.items() if view != "heard")
 
     def _set_confirmed(self, confirmed: bool) -> None:
         """C6, C25: cut off from everyone who could replace it, a broker takes nothing and serves nobody."""
@@ -456,6 +461,7 @@ class Cluster:
                     self._note_liveness(key, alive=False)
             else:
                 self._broker.catalogue.replace(event.entries, event.revision, news)
+                self._note_all_liveness([entry.key for entry in event.entries])
             self._take_news(news)
 
     def _note_liveness(self, key: str, *, alive: bool) -> None:
@@ -469,6 +475,14 @@ class Cluster:
         news = News()
         self._broker.catalogue.replace(found.entries, found.revision, news)
         self._take_news(news)
+        self._note_all_liveness([entry.key for entry in found.entries])
+
+    def _note_all_liveness(self, keys: list[str]) -> None:
+        """Liveness keys that went while nobody watched; a broker on its own has none."""
+        if not self._broker.replicas.single:
+            live = {key.removeprefix("live/") for key in keys if key.startswith("live/")}
+            for name in self._broker.catalogue.brokers:
+                self.machine.membership.liveness(name, alive=name in live)
 
     def _heard_records(self, records: dict[Key, Held]) -> None:
         news = News()

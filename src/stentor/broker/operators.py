@@ -96,7 +96,8 @@ class Operators:
         held = broker.catalogue.chains.get(key)
         if partition is None or held is None:
             raise PartitionNotFound(f"This broker has no copy of {topic}/{index}.", hint="Ask a broker that has one.")
-        if any(
+        restored = held.record.epoch < partition.replica.epoch  # the store came from a backup (C27)
+        if not restored and any(
             broker.cluster.view(member.broker) == "heard"
             for member in held.record.chain
             if member.broker != broker.broker_id

@@ -58,6 +58,12 @@ class ChainWork(Protocol):
     def store_epoch(self, partition: Partition, epoch: int) -> None: ...
     def cut_log(self, partition: Partition, effect: r.Truncate) -> PartitionLog: ...
     def retire(self, partition: Partition, start: int) -> None: ...
+    def unheard(self) -> frozenset[str]: ...
+
+
+def _unconfirmed(successor: str) -> NotReady:
+    """C6: a head that its successor does not confirm may have been replaced."""
+    return NotReady(f"The head does not hear the next member of the chain, {successor}.", hint="Try again in a moment.")
 
 
 class Partition:
@@ -141,6 +147,12 @@ class Partition:
             header.body_checksum,
         )
         self._requests[self._tickets] = request
+        place = self.replica.place
+        if self._chain is not None and not place.is_tail and place.successor is not None:
+            successor = place.successor.broker
+            if successor in self._chain.unheard():
+                self._perform([r.Refuse(self._tickets, _unconfirmed(successor))])
+                return
         now_us = self._clock.now_us()
         (effect,) = self.replica.step(event, now_us)
         if not isinstance(effect, r.Append):
@@ -181,7 +193,11 @@ class Partition:
     def step(self, event: ReplicaEvent) -> None:
         """Tell the machine, do what it says. Its timers run on a clock that never jumps."""
         self._perform(self.replica.step(event, int(self._clock.monotonic() * 1_000_000)))
-        if self.streams and self.replica.record is not None and self.replica.place.position is None:
+        if (
+            self.streams
+            and self.replica.record is not None
+            and self.replica.me.broker not in self.replica.place.brokers
+        ):
             self.end_streams_for_now()  # no longer a member (C25)
 
     def offered(self, offered: r.Offered, view: memoryview, session: Session) -> None:

@@ -68,9 +68,22 @@ class Replicas:
                     wanted.append((topic, key, log_id))
         loop = self._broker.loop
         with ThreadPoolExecutor(_RECOVERY_THREADS, "stentor-recovery") as pool:
-            opening = [loop.run_in_executor(pool, self._open, topic, key, log_id) for topic, key, log_id in wanted]
+            opening = [loop.run_in_executor(pool, self._reopen, topic, key, log_id) for topic, key, log_id in wanted]
             for partition in await asyncio.gather(*opening):
-                self._add(partition)
+                if partition is not None:
+                    self._add(partition)
+
+    def _reopen(self, topic: Topic, key: Key, log_id: int) -> Partition | None:
+        """A copy that cannot be opened is put aside if others have the partition; alone, it is for the operator."""
+        try:
+            return self._open(topic, key, log_id)
+        except StentorError as error:
+            if topic.plan.factor == 1:
+                raise
+            aside = self._directory.put_aside(*key)
+            self._journal.remove(*key)
+            logger.error("%s/%d cannot be opened and was put aside (%s): %s", topic.record.name, key[1], aside, error)  # noqa: TRY400
+            return None
 
     async def create(self, topic: Topic, key: Key, log_id: int) -> Partition:
         """Begin a new log; what was in its place is put aside."""
@@ -98,6 +111,10 @@ class Replicas:
         if known is not None and known.log_id != log_id:
             aside = self._directory.put_aside(*key)
             logger.warning("%s/%d: the old copy of the log was put aside: %s", topic.record.name, key[1], aside)
+        if known is None or known.log_id != log_id:
+            # The journal knows of a copy before it exists: a crash in between finds an empty one, not a stranger's.
+            self._journal.update(*key, log_id=log_id)
+            self._journal.store()
         return self._open(topic, key, log_id)
 
     def _add(self, partition: Partition) -> None:
@@ -278,6 +295,9 @@ class Replicas:
 
     def report(self, key: Key, message: PartitionMessage) -> None:
         self._broker.cluster.report(key, message)
+
+    def unheard(self) -> frozenset[str]:
+        return self._broker.cluster.unheard
 
     def data_link(self, to: str) -> PeerLink | None:
         return self._broker.cluster.peers.data_link(to)

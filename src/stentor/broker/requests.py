@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.core.names import check_pattern, matches
-from stentor.errors import InvalidArgument, NotReady, ProtocolError, TopicNotFound
+from stentor.errors import InvalidArgument, NotReady, ProtocolError, TopicExists, TopicNotFound
 from stentor.wire import batch, messages
 from stentor.wire.header import extents, unpack
 
@@ -62,7 +62,13 @@ async def _create_topic(broker: Broker, request: messages.CreateTopic) -> Topic:
             object=request.name,
         )
     settings = messages.merge_settings(broker.config.topic_settings(), request.settings)
-    return await broker.create_topic(request.name, settings)
+    try:
+        return await broker.create_topic(request.name, settings)
+    except TopicExists:
+        await broker.cluster.look_again()  # another broker was first
+        if not (request.exist_ok or request.automatic) or request.name not in broker.catalogue.topics:
+            raise
+        return broker.catalogue.get(request.name)
 
 
 async def _alter(broker: Broker, _: Session, request: messages.AlterTopic) -> messages.TopicDescribed:

@@ -22,6 +22,7 @@ class Routes:
         self._topics: dict[int, Topic | None] = {}
         self._brokers = False
         self._announcing = False
+        self._known: set[str] = set()
 
     def topic_changed(self, topic_id: int, topic: Topic | None) -> None:
         """A topic, or where its partitions are; None: it is gone."""
@@ -51,8 +52,13 @@ class Routes:
                 topics=[catalogue.route(topic) for topic in changed.values() if topic is not None],
                 removed=[topic_id for topic_id, topic in changed.items() if topic is None],
                 brokers=self.brokers() if brokers else [],
+                gone=self._gone() if brokers else [],
             )
         )
+
+    def _gone(self) -> list[str]:
+        known, self._known = self._known, set(self._broker.catalogue.brokers)
+        return sorted(known - self._known)
 
     def brokers(self) -> list[messages.BrokerInfo]:
         """All brokers, as clients see them."""

@@ -408,6 +408,7 @@ class ClientCore:
 
     def _routes_changed(self, change: messages.RouteChange) -> None:
         self.links.learned(change.brokers)
+        self.links.forget(change.gone)
         removed = set(change.removed)
         if removed:
             self.routes = {name: topic for name, topic in self.routes.items() if topic.id not in removed}

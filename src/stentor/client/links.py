@@ -61,6 +61,11 @@ class Links:
         for info in brokers:
             self.brokers[info.id] = info
 
+    def forget(self, brokers: Iterable[str]) -> None:
+        """These are gone for good."""
+        for broker in brokers:
+            self.brokers.pop(broker, None)
+
     # --- making ---------------------------------------------------------------------------------
 
     async def _connect(self, broker: str) -> None:

@@ -30,13 +30,20 @@ class Below:
         self.since_us = now_us  # when the successor last said something, or had nothing to say
         self.joint = False
         self._joint_from = NEVER
+        self._linked_end = NEVER
         self.joiner_changed()
 
     def joiner_changed(self) -> None:
         """The tail has another joiner, or none."""
         self.joiner = NEVER  # up to where it is on disk
+        self._linked_end = NEVER
         self.told = (NEVER, NEVER)
         self.told_ready = False
+
+    def asked(self, end: int, now_us: int) -> None:
+        """The successor asks to be fed; one that asks again and again without getting further gets no more time."""
+        if end != self._linked_end:
+            self._linked_end, self.since_us = end, now_us
 
     def heard(self, up: Up, now_us: int, *, at_tail: bool) -> None:
         """The successor says how far it and everyone after it are; at the tail that is the joiner."""

@@ -437,7 +437,7 @@ class Replica:
         if self.below.fed is not None and link.attempt < self.below.fed:
             return []  # it asked again since
         self._asked = None
-        self.below.since_us = now_us
+        self.below.asked(link.end, now_us)
         linked = self._reconcile(link)
         effects: list[Effect] = [r.Send(event.sender, linked)]
         if linked.reset or linked.cut != link.end:

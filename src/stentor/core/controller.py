@@ -97,6 +97,7 @@ class Controller:
         self._stale: set[Key] = set()  # to be looked at
         self._settled = True
         self._moves = 0
+        self.behind: set[Key] = set()  # partitions of which the store knows an older epoch than their members
         self.removals = 0
         self.changes = 0
 
@@ -230,6 +231,8 @@ class Controller:
         plan = self.topics.get(key[0])
         if plan is None:
             return None
+        if self._is_behind(key, record):
+            return None
         record = _replace(record, committed=max(record.committed, self._known_committed(key, record)))
         staying = [self._staying(key, record, member) for member in record.chain]
         survivors = tuple(member for member in staying if member is not None)
@@ -243,8 +246,21 @@ class Controller:
             or self._without_surplus(record, plan, load)
             or self._rebalanced(key, record, plan, load)
             or self._resettled(record, plan)
-            or self._moved(record, plan, load)
+            or self._moved(key, record, plan, load)
         )
+
+    def _is_behind(self, key: Key, record: ChainRecord) -> bool:
+        """C27: members are further than the store, which was restored from a backup: for an operator to judge."""
+        behind = any(
+            report.epoch > record.epoch
+            for broker in self.alive
+            if (report := self._reports.get((key, broker))) is not None
+        )
+        if behind:
+            self.behind.add(key)
+        else:
+            self.behind.discard(key)
+        return behind
 
     def _known_committed(self, key: Key, record: ChainRecord) -> int:
         """What members of the chain, and only they, have reported to be committed."""
@@ -395,7 +411,7 @@ class Controller:
         members = sorted(record.chain, key=lambda member: member.broker != better)
         return _replace(record, epoch=record.epoch + 1, chain=tuple(members))
 
-    def _moved(self, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
+    def _moved(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
         """New brokers get their share, a few replicas at a time: one more joins, then the surplus leaves."""
         if record.joining is not None or len(record.chain) != plan.factor or self._moves >= limits.MOVES_MAX:
             return None
@@ -410,7 +426,7 @@ class Controller:
             return None
         load.replicas[to] += 1
         self._moves += 1
-        return _replace(record, joining=Member(to, self._new_id(), self.alive[to]))
+        return _replace(record, joining=Member(to, self._usable_log(key, to) or self._new_id(), self.alive[to]))
 
     def _resettled(self, record: ChainRecord, plan: TopicPlan) -> ChainRecord | None:
         """The topic's factor or minimum was changed."""
@@ -449,6 +465,7 @@ class Controller:
             "short": sum(held.record.is_short for held in self.records.values()),
             "joining": sum(held.record.joining is not None for held in self.records.values()),
             "chain_lengths": dict(lengths),
+            "behind": len(self.behind),
             "removals": self.removals,
             "changes": self.changes,
         }
