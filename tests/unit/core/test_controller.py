@@ -1,0 +1,214 @@
+"""The next step of every chain, from what is to what should be."""
+
+from itertools import count
+
+import pytest
+
+from stentor.core.controller import BrokerRecord, Controller, Held, TopicPlan
+from stentor.core.peers import Complaint, JoinerReady, ReplicaReport
+from stentor.core.records import ChainRecord, Member
+
+KEY = (1, 0)
+
+
+def member(broker, incarnation=1):
+    return Member(broker, ord(broker), incarnation)
+
+
+class Cluster:
+    """A controller, and a store that takes whatever it proposes."""
+
+    def __init__(self, brokers="abc", *, factor=3, minimum=2, chain=None, **record):
+        self.ids = count(1000)
+        self.controller = Controller(lambda: next(self.ids))
+        chain = chain or brokers[:factor]
+        first = ChainRecord(5, tuple(member(name) for name in chain), factor=factor, min_replicas=minimum, **record)
+        self.revision = 10
+        self.brokers = {name: BrokerRecord(name, 1) for name in brokers}
+        self.controller.load(self.brokers, {1: TopicPlan(factor, minimum)}, {KEY: Held(first, self.revision)})
+        self.alive(brokers)
+        for name in brokers:
+            self.report(name, holds=name in chain)
+
+    def alive(self, names, **incarnations):
+        self.controller.heard_alive({name: incarnations.get(name, 1) for name in names})
+
+    def report(self, name, *, incarnation=1, end=100, committed=0, holds=True, **more):
+        told = ReplicaReport(member(name, incarnation), 5, end, committed, **more)
+        self.controller.heard_reports(name, incarnation, {KEY: told} if holds else {})
+
+    def settle(self, *, steps=20):
+        """Let it change the chain until there is nothing left to do."""
+        for _ in range(steps):
+            proposals = self.controller.plan()
+            if not proposals:
+                break
+            for propose in proposals:
+                self.revision += 1
+                self.controller.proposed(propose, self.revision)
+        return self.record
+
+    @property
+    def record(self):
+        return self.controller.records[KEY].record
+
+    @property
+    def chain(self):
+        return "".join(m.broker for m in self.record.chain)
+
+
+def test_a_whole_chain_is_left_alone():
+    cluster = Cluster()
+    assert cluster.settle().epoch == 5
+    assert cluster.controller.plan() == []
+
+
+@pytest.mark.parametrize(("dead", "left"), [("a", "bc"), ("b", "ac"), ("c", "ab")])
+def test_a_dead_member_leaves_and_the_next_takes_its_place(dead, left):
+    cluster = Cluster()
+    cluster.alive(left)
+    record = cluster.settle()
+    assert (cluster.chain, record.epoch, record.eligible) == (left, 6, ())
+
+
+def test_who_leaves_by_crossing_the_minimum_may_still_lead():
+    cluster = Cluster(chain="ab")
+    cluster.alive("a")
+    record = cluster.settle()
+    assert cluster.chain == "a"
+    assert record.is_short
+    assert [m.broker for m in record.eligible] == ["b"]
+    cluster.alive("b")
+    record = cluster.settle()
+    assert cluster.chain == "b", "the last one died: the eligible one leads"
+    assert [m.broker for m in record.eligible] == ["a"]
+
+
+def test_nobody_is_removed_when_nobody_answers_and_others_wait():
+    cluster = Cluster("abc", factor=1, minimum=1, chain="a")
+    cluster.alive("bc")
+    assert cluster.settle().epoch == 5
+    assert cluster.chain == "a"
+
+
+def test_on_the_minoritys_side_nobody_is_judged():
+    cluster = Cluster()
+    cluster.controller.may_remove = False
+    cluster.alive("a")
+    assert cluster.settle().epoch == 5
+
+
+def test_a_restarted_member_is_named_anew_in_its_place():
+    cluster = Cluster()
+    cluster.alive("abc", b=2)
+    assert cluster.settle().epoch == 5, "it has not said yet what it holds"
+    cluster.report("b", incarnation=2)
+    record = cluster.settle()
+    assert (cluster.chain, record.epoch) == ("abc", 6)
+    assert record.chain[1].incarnation == 2
+
+
+@pytest.mark.parametrize("flaw", [{"damaged": True}, {"failed": "a sync failed"}, {"end": 5}, {"holds": False}])
+def test_a_restarted_member_that_lost_something_joins_again_instead(flaw):
+    cluster = Cluster(committed=50)
+    cluster.alive("abc", b=2)
+    cluster.report("b", incarnation=2, **flaw)
+    record = cluster.settle()
+    assert cluster.chain == "ac"
+    assert record.joining.broker == "b"
+
+
+def test_a_joiner_becomes_the_tail_when_it_is_ready_and_not_before():
+    cluster = Cluster(chain="ab")
+    record = cluster.settle()
+    assert (cluster.chain, record.epoch) == ("ab", 5), "naming a joiner is no new epoch"
+    assert record.joining.broker == "c"
+    cluster.controller.heard_member(KEY, JoinerReady(4, record.joining))
+    assert cluster.settle().joining is not None, "of an older epoch"
+    cluster.controller.heard_member(KEY, JoinerReady(5, record.joining))
+    record = cluster.settle()
+    assert (cluster.chain, record.epoch, record.joining) == ("abc", 6, None)
+
+
+def test_a_joiner_that_dies_leaves_with_a_new_epoch():
+    cluster = Cluster(chain="ab")
+    cluster.settle()
+    cluster.alive("ab")
+    record = cluster.settle()
+    assert (cluster.chain, record.joining, record.epoch) == ("ab", None, 6)
+
+
+def test_a_member_that_stands_still_leaves_if_enough_stay():
+    cluster = Cluster()
+    cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ac"
+    cluster = Cluster(chain="ab")
+    cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ab", "two must stay"
+
+
+def test_a_drained_broker_is_replaced_before_it_leaves():
+    cluster = Cluster("abcd", chain="abc")
+    cluster.controller.heard_broker(BrokerRecord("a", 1, draining=True))
+    record = cluster.settle()
+    assert (cluster.chain, record.joining.broker) == ("abc", "d")
+    cluster.controller.heard_member(KEY, JoinerReady(record.epoch, record.joining))
+    cluster.settle()
+    assert sorted(cluster.chain) == ["b", "c", "d"]
+
+
+def test_a_longer_minimum_keeps_who_may_lead_and_a_shorter_one_forgets_them():
+    cluster = Cluster(chain="ab")
+    cluster.alive("a")
+    cluster.settle()
+    cluster.controller.topic(1, TopicPlan(3, 1))
+    record = cluster.settle()
+    assert record.min_replicas == 1
+    assert record.eligible == (), "it commits alone from now on"
+
+
+def test_members_that_are_further_than_the_store_are_left_to_the_operator():
+    cluster = Cluster()
+    cluster.controller.heard_reports("a", 1, {KEY: ReplicaReport(member("a"), 9, 100, 90)})
+    cluster.alive("ab")
+    assert cluster.settle().epoch == 5
+    assert cluster.controller.behind == {KEY}
+
+
+def test_a_proposal_that_failed_is_made_again_from_what_is_true():
+    cluster = Cluster()
+    cluster.alive("bc")
+    (propose,) = cluster.controller.plan()
+    assert cluster.controller.plan() == [], "one at a time"
+    assert cluster.controller.proposed(propose, None) == []
+    (again,) = cluster.controller.plan()
+    assert again.changes[0].record.proposal != propose.changes[0].record.proposal
+    assert [m.broker for m in again.changes[0].record.chain] == ["b", "c"]
+
+
+def test_proposals_are_of_bounded_size():
+    ids = count(1)
+    controller = Controller(lambda: next(ids))
+    record = ChainRecord(1, (member("a"), member("b")), factor=2)
+    records = {(1, index): Held(record, 1) for index in range(300)}
+    controller.load({name: BrokerRecord(name, 1) for name in "ab"}, {1: TopicPlan(2, 1)}, records)
+    controller.heard_alive({"b": 1})
+    sizes = [len(propose.changes) for propose in controller.plan()]
+    assert sum(sizes) == 300
+    assert max(sizes) < 128
+
+
+def test_heads_that_piled_up_are_spread_again():
+    ids = count(1)
+    controller = Controller(lambda: next(ids))
+    record = ChainRecord(1, (member("a"), member("b"), member("c")), factor=3, min_replicas=2)
+    records = {(1, index): Held(record, 1) for index in range(6)}
+    controller.load({name: BrokerRecord(name, 1) for name in "abc"}, {1: TopicPlan(3, 2)}, records)
+    controller.heard_alive(dict.fromkeys("abc", 1))
+    for _ in range(10):
+        for propose in controller.plan():
+            controller.proposed(propose, 2)
+    heads = sorted(held.record.chain[0].broker for held in controller.records.values())
+    assert heads == ["a", "a", "b", "b", "c", "c"]

@@ -1,0 +1,149 @@
+"""Who is heard, who is dead, who becomes the controller."""
+
+import pytest
+
+from stentor import limits
+from stentor.core.membership import ControllerKey, Heartbeat, Membership
+
+SECOND = 1_000_000
+BEAT = int(limits.PEER_HEARTBEAT_S * SECOND)
+SILENCE = int(limits.PEER_SILENCE_S * SECOND)
+
+
+class World:
+    """Three brokers that tell each other what they hear, as far as they can."""
+
+    def __init__(self, names="abc"):
+        self.now = SECOND
+        self.members = {name: Membership(name, 1, self.now) for name in names}
+        self.cut = set()
+        for member in self.members.values():
+            member.register(self.members, self.now)
+            member.controller_is(ControllerKey("a", 1), 5)
+
+    def run(self, seconds, paused=()):
+        for _ in range(round(seconds * SECOND / BEAT)):
+            self.now += BEAT
+            for name, member in self.members.items():
+                if name not in paused:
+                    member.tick(self.now)
+            for name, member in self.members.items():
+                if name in paused:
+                    continue
+                heartbeat = member.heartbeat(self.now)
+                for other, hearer in self.members.items():
+                    if other != name and other not in paused and (name, other) not in self.cut:
+                        hearer.heard(heartbeat, self.now)
+
+    def takers(self):
+        return [name for name, member in self.members.items() if member.should_take_over(self.now)]
+
+    def isolate(self, name):
+        for other in self.members:
+            self.cut |= {(name, other), (other, name)}
+
+
+@pytest.fixture
+def world():
+    world = World()
+    world.run(1)
+    return world
+
+
+def test_everyone_is_heard_and_confirmed(world):
+    for member in world.members.values():
+        assert all(member.view(other, world.now) == "heard" for other in world.members)
+        assert member.is_confirmed(world.now)
+        assert not any(member.is_dead(other, world.now) for other in world.members)
+    assert world.takers() == []
+
+
+def test_a_silent_broker_is_dead_only_when_a_second_observer_says_so(world):
+    world.cut |= {("c", "a")}  # only a does not hear c
+    world.run(2 * limits.PEER_SILENCE_S)
+    assert world.members["a"].view("c", world.now) == "silent"
+    assert not world.members["a"].is_dead("c", world.now)
+    world.cut |= {("c", "b")}
+    world.run(2 * limits.PEER_SILENCE_S)
+    assert world.members["a"].is_dead("c", world.now)
+
+
+def test_a_refused_connection_means_dead_now(world):
+    assert world.members["a"].refused("c")
+    assert not world.members["a"].refused("c"), "it is news only once"
+    assert world.members["a"].is_dead("c", world.now)
+    world.run(0.2)
+    assert not world.members["a"].is_dead("c", world.now), "it is back"
+
+
+def test_a_liveness_key_that_expired_is_a_second_observer(world):
+    world.isolate("c")
+    world.cut |= {("b", "a")}
+    world.run(2 * limits.PEER_SILENCE_S)
+    member = world.members["a"]
+    assert not member.is_dead("c", world.now)
+    member.liveness("c", alive=False)
+    assert member.is_dead("c", world.now)
+
+
+def test_an_observer_that_stood_still_itself_counts_anew(world):
+    world.now += 10 * SECOND
+    member = world.members["a"]
+    member.tick(world.now)
+    assert member.lags == 1
+    assert member.view("b", world.now) == "heard"
+
+
+def test_an_echo_of_an_earlier_life_is_not_heard(world):
+    member = world.members["a"]
+    member.heard(Heartbeat("b", 2), world.now)
+    assert member.incarnation_of("b") == 2
+    assert not member.heard(Heartbeat("b", 1), world.now + 10 * SECOND)
+    assert member.view("b", world.now + 10 * SECOND) == "silent"
+
+
+def test_the_controller_is_replaced_by_one_of_the_majority_and_by_rank(world):
+    world.isolate("a")
+    world.run(limits.CONTROLLER_SILENCE_S + 3 * limits.PEER_HEARTBEAT_S)
+    assert world.takers() == ["b"], "c waits for its turn"
+    world.run(0.2)
+    assert world.takers() == ["b", "c"], "b may be gone too"
+
+
+def test_a_broker_that_alone_does_not_hear_the_controller_leaves_it_alone(world):
+    world.cut |= {("a", "c")}
+    world.run(3 * limits.CONTROLLER_SILENCE_S)
+    assert not world.members["c"].hears_controller(world.now)
+    assert world.takers() == []
+
+
+def test_an_isolated_controller_is_not_confirmed_by_hearing_itself(world):
+    world.isolate("a")
+    world.run(2 * limits.PEER_SILENCE_S)
+    assert not world.members["a"].is_confirmed(world.now)
+    assert world.members["b"].is_confirmed(world.now)
+
+
+def test_the_last_of_two_is_confirmed_once_the_others_key_expired():
+    world = World("ab")
+    world.run(1)
+    world.isolate("b")
+    world.run(2 * limits.PEER_SILENCE_S)
+    assert not world.members["a"].is_confirmed(world.now)
+    world.members["a"].liveness("b", alive=False)
+    assert world.members["a"].is_confirmed(world.now)
+
+
+def test_a_restarted_controller_takes_its_own_key_again(world):
+    again = Membership("a", 2, world.now)
+    again.register(world.members, world.now)
+    again.controller_is(ControllerKey("a", 1), 5)
+    assert not again.is_controller
+    assert again.should_take_over(world.now)
+
+
+def test_an_older_key_is_not_news(world):
+    member = world.members["b"]
+    member.controller_is(ControllerKey("b", 1), 9)
+    member.controller_is(ControllerKey("a", 1), 7)
+    assert member.is_controller
