@@ -33,8 +33,7 @@ class MemberSide:
     def hear_partition(self, key, sender, message):
         if isinstance(message, Adopt):
             self.know(key, Held(message.record, message.revision))
-        else:
-            self.step(key, r.Received(sender, message))
+        self.step(key, r.Received(sender, message))
 
     def hear_offered(self, key, offered, run):
         self.take(key, offered, run)
