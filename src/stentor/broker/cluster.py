@@ -321,6 +321,8 @@ class Cluster:
             self._note_member(key, message)
         elif isinstance(message, Adopt):
             self._heard_records({key: Held(message.record, message.revision)})
+            if (partition := self._broker.replicas.partitions.get(key)) is not None:
+                partition.step(Received(sender, message))
         elif (partition := self._broker.replicas.partitions.get(key)) is not None:
             partition.step(Received(sender, message))
 

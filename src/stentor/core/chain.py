@@ -295,6 +295,8 @@ class Replica:
     def _received(self, event: r.Received, now_us: int) -> list[Effect]:
         match event.message:
             case Adopt(record, revision):
+                if revision == self.revision and self._is_from_predecessor(event.sender, record.epoch):
+                    return self._ask(now_us)  # known already: it says that it feeds us no more
                 return self._configure(r.Configure(record, revision), now_us)
             case Link():
                 return self._link(event, event.message, now_us)
@@ -495,8 +497,7 @@ class Replica:
         self.damaged = self.damaged and self.place.is_head
         effects: list[Effect] = []
         successor = self.place.successor
-        if successor is not None:
-            assert self.record is not None
+        if successor is not None and self._asked is None and self.record is not None:
             effects.append(r.Send(successor.broker, Adopt(self.record, self.revision)))
         self._told_up = None
         effects.extend(self._answer_asked(now_us))
@@ -518,8 +519,7 @@ class Replica:
             if self.below.fed is not None:
                 effects.extend(self._unfeed())
                 self.below.since_us = now_us
-            if self.linked:
-                assert self.record is not None
+            if self.linked and self.record is not None:
                 effects.append(r.Send(broker, Adopt(self.record, self.revision)))
         if predecessor is not None and predecessor.broker == broker and self._adopting is None:
             effects.extend(self._ask(now_us))
