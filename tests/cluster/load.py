@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Self
 from tests.cluster.copies import differences
 from tests.cluster.history import ACKNOWLEDGED, FAILED, UNKNOWN, History, Poll
 
+from stentor.client.sync_client import Client
 from stentor.errors import DeadlineExceeded, StentorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stentor.client.sync_client import Client
     from stentor.testing.cluster import LocalCluster
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ class Load:
         self._clients: list[Client] = []
         self._ends: dict[int, int] = {}
         self._probes = itertools.count()
+        self._subscriptions: dict[str, Any] = {}
+        self.positions: dict[str, dict[int, int]] = {}  # of live consumers, by partition
         self.answered: dict[int, list[float]] = {}  # by partition: when publishes were acknowledged
         self.errors: list[StentorError] = []
         self.trouble: list[Exception] = []  # what ended a thread that should have gone on
@@ -161,7 +163,8 @@ class Load:
     def _consume(self, name: str) -> None:
         polls = self.history.consumer(name)
         subscription = self._connect(name).subscribe(self.topic, start="earliest")
-        at: dict[int, int] = {}
+        at = self.positions.setdefault(name, {})
+        self._subscriptions[name] = subscription
         while self._following.is_set():
             if self._ends and all(at.get(partition, 0) >= end for partition, end in self._ends.items()):
                 return
@@ -198,6 +201,17 @@ class Load:
     def chains(self) -> list[list[str]]:
         return [list(found.chain) for found in self.client.describe_topic(self.topic, timeout=5).partitions]
 
+    def routes_at(self, name: str) -> list[list[str]]:
+        """The chains as one broker tells them to its clients."""
+        with Client(f"stentor://{self.cluster.brokers[name].address}", timeout=5) as client:
+            return _chains(client._core.routes[self.topic])
+
+    def wait_for_agreement(self, timeout: float = 30.0) -> None:
+        """Wait until all brokers tell their clients the same."""
+        self.wait_for(
+            lambda: len({str(self.routes_at(name)) for name in self.cluster.brokers}) == 1, "all to agree", timeout
+        )
+
     def wait_until_whole(self, timeout: float = 30.0) -> None:
         """Wait until every partition has all its replicas again."""
         self.wait_for(
@@ -229,6 +243,7 @@ class Load:
     def finish(self) -> None:
         """Stop sending, let live consumers come to the end, read everything afresh, compare the copies."""
         self.wait_until_whole(FINISH_S)
+        self.wait_for_agreement()
         self._sending.clear()
         for thread in self._threads[self._consumers :]:
             thread.join(self._timeout + 10)
@@ -239,9 +254,25 @@ class Load:
         deadline = time.monotonic() + FINISH_S
         for thread in self._threads[: self._consumers]:
             thread.join(max(0.0, deadline - time.monotonic()))
-            assert not thread.is_alive(), f"a live consumer stays behind {self._ends}"
+            assert not thread.is_alive(), self._behind()
         assert not self.trouble, self.trouble
         self.compare_copies()
+
+    def _behind(self) -> str:
+        """Which live consumers have not come to the end, and what they say about it."""
+        found = [f"live consumers stay behind {self._ends}"]
+        for name, at in self.positions.items():
+            if any(at.get(partition, 0) < end for partition, end in self._ends.items()):
+                found.append(f"{name} is at {at}")
+                for (_, partition), reader in self._subscriptions[name]._core.readers.items():
+                    link = reader.link
+                    where = "" if link is None or link.broker is None else f"{link.broker.id} alive={link.alive}"
+                    found.append(f"{partition}: stream {reader.stream_id} from {where}, told {reader.committed}")
+                core = self._subscriptions[name]._core.core
+                home = None if core.link is None or core.link.broker is None else core.link.broker.id
+                found.append(f"its home is {home}, its routes {_chains(core.routes[self.topic])}")
+        found += [f"routes at {name}: {self.routes_at(name)}" for name in self.cluster.brokers]
+        return "; ".join(found)
 
     def _read_all(self, name: str) -> None:
         polls = self.history.consumer(name, final=True)
@@ -269,6 +300,10 @@ class Load:
         for times in self.answered.values():
             gaps += [after - before for before, after in itertools.pairwise(times) if after >= since]
         return max(gaps)
+
+
+def _chains(route: Any) -> list[list[str]]:
+    return [list(partition.chain) for partition in route.partitions]
 
 
 def _close(client: Client) -> None:
