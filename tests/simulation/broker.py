@@ -341,9 +341,10 @@ class Broker(MemberSide):
             if other != self.name:
                 outcome = self.network.try_connect(self.name, other)
                 if outcome == "connected":
-                    self.peer_connected(other)
+                    # Each side notices in its own time, one perhaps after the other has linked already.
+                    self.world.at(self.world.delay() * 3, self.guard(self.peer_connected), other)
                     peer = self.network.brokers[other]
-                    peer.when_awake(peer.peer_connected, self.name)
+                    self.world.at(self.world.delay() * 3, peer.guard(peer.peer_connected), self.name)
                 elif outcome == "refused":
                     self.do(self.cluster.refused(other, self.clock()))
         self.do(self.cluster.tick(self.clock()))

@@ -114,7 +114,8 @@ class Replica:
             case r.Taken():
                 return self._taken(event)
             case r.NotTaken():
-                self.linked = False  # the next tick asks again
+                self.linked = False  # a later tick asks again; what was answered before counts no more
+                self._attempt += 1
                 return []
             case r.Received():
                 return self._received(event, now_us)
