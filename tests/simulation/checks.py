@@ -1,4 +1,4 @@
-"""What must hold after every step, whatever has failed (SAFETY §4)."""
+"""What must hold after every step, whatever has failed."""
 
 from collections import defaultdict
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Rules of SAFETY §1, each switched off: some seed must notice.
+"""Safety rules (docs/replication.md), each switched off: some seed must notice.
 
     python -m tests.simulation.mutations                  every mutation on its remembered seeds
     python -m tests.simulation.mutations --search NAME    look for seeds that notice it
