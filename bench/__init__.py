@@ -17,4 +17,5 @@ is and is not fair about it, is in ``bench/README.md``.
     memory      broker memory while subscribers stand still     (python -m bench.memory)
     recovery    start after kill -9 with a big log              (python -m bench.recovery)
     crash       kill -9 while publishing, nothing lost          (python -m bench.crash)
+    failover    how long publishing stands still when a broker fails, here and at NATS (python -m bench.failover)
 """

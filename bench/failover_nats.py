@@ -65,6 +65,7 @@ class NatsNodes:
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._answers: list[float] = []
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda *_: None)  # the client's own tasks fail when their node does
         self._stop = False
 
     def __enter__(self) -> Self:
@@ -101,6 +102,8 @@ class NatsNodes:
         for client in self._clients:
             with suppress(Exception):
                 self._call(client.close(), 2)
+        with suppress(Exception):
+            self._call(_cancel_all(), 2)
         self._loop.call_soon_threadsafe(self._loop.stop)
         for process in self._nodes.values():
             with suppress(ProcessLookupError):
@@ -217,6 +220,13 @@ class NatsNodes:
 
     def suspicions(self) -> int:
         return 0  # its servers do not say whom they suspect
+
+
+async def _cancel_all() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=1)
 
 
 def _program() -> str:

@@ -83,19 +83,6 @@ def test_a_short_pause_harms_nobody(three, load):
     assert flow.errors == []
 
 
-def test_a_broker_is_paused_and_another_one_killed(three, load):
-    """Both are back before publishes run out of time, so nobody notices more than a delay."""
-    with load(three) as flow:
-        head, middle, _ = flow.chains()[0]
-        three.pause(head)
-        three.kill(middle)
-        three.resume(head)
-        restart(three, middle)
-        flow.wait_for_acks()
-        flow.wait_until_whole()
-    assert flow.errors == []
-
-
 def test_a_paused_head_is_killed_before_it_wakes(three, load):
     with load(three) as flow:
         [name] = victims(three, flow, "head")

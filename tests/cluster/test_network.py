@@ -61,15 +61,11 @@ def test_each_broker_reaches_only_its_neighbours(five, load):
     assert flow.errors == []
 
 
-@pytest.mark.parametrize("direction", ["down", "up"])
-def test_a_link_of_the_chain_is_cut_in_one_direction(five, load, direction):
+def test_a_link_of_the_chain_is_cut_in_one_direction(five, load):
     with load(five) as flow:
         head, middle, _ = flow.chains()[0]
         since = time.monotonic()
-        if direction == "down":
-            five.cut(head, middle, one_way=True)
-        else:
-            five.cut(middle, head, one_way=True)
+        five.cut(head, middle, one_way=True)
         flow.wait_for(lambda: flow.chains()[0][:2] != [head, middle], "another chain")
         flow.wait_for_acks()
         assert flow.longest_gap_s(since) < 8
