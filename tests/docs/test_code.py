@@ -17,7 +17,10 @@ from stentor.testing import broker
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 30
-NOT_RUN = {"pip install ."}  # it needs a network; the environment of these tests is its result
+NOT_RUN = {
+    "pip install .",
+    "pip install '.[cluster]'",
+}  # it needs a network; the environment of these tests is its result
 
 
 def blocks(name, *languages):
@@ -41,6 +44,7 @@ def is_test(case):
 
 PYTHON = [case for name in ("README.md", "docs/testing.md", "docs/cluster.md") for case in blocks(name, "python")]
 SHELL_LINES = [line for case in blocks("README.md", "sh") for line in case.values[0].splitlines()]
+CLUSTER_LINES = [line for line in SHELL_LINES if line.startswith("stentor cluster ")]
 COMMANDS = [case for case in blocks("README.md", "sh") if re.match(r"(\S*/)?stentor (?!serve)", case.values[0])]
 
 
@@ -153,6 +157,21 @@ def test_the_serve_line_starts_a_broker_that_stops_when_told(shell):
         process.wait()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_cluster_lines_of_the_readme_work_word_for_word(shell):
+    up, down = CLUSTER_LINES[0], CLUSTER_LINES[-1]
+    assert (up.split()[2], down.split()[2]) == ("up", "down")
+    process = shell("\n".join(CLUSTER_LINES), "")
+    try:
+        out, err = process.communicate(timeout=150)
+        assert process.returncode == 0, out + err
+        assert all(name in out for name in ("b0", "b1", "b2"))
+    finally:
+        process.kill()
+        shell(f"{down} || true", "").communicate(timeout=60)
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize("line", [line for line in SHELL_LINES if line.startswith("make ")])
 def test_a_make_line_names_a_target_that_make_knows(line):
@@ -163,7 +182,7 @@ def test_a_make_line_names_a_target_that_make_knows(line):
 
 
 def test_every_shell_line_of_the_readme_is_covered():
-    known = {line for case in COMMANDS for line in case.values[0].splitlines()} | NOT_RUN
+    known = {line for case in COMMANDS for line in case.values[0].splitlines()} | NOT_RUN | set(CLUSTER_LINES)
     rest = [line for line in SHELL_LINES if line not in known and not line.startswith(("make ", "stentor serve"))]
     assert rest == []
 
