@@ -124,6 +124,11 @@ class Link:
         elif impatient and now - self._heard_at >= limits.LINK_WATCH_S:
             self.connection.send(Kind.PING, 0)
 
+    def give_way(self) -> None:
+        """Another link to the same broker takes its place: whoever used this one is told."""
+        self._lose(_unreachable(self.address, "another connection took its place"))
+        self.connection.close()
+
     def close(self) -> None:
         """Say goodbye; what is written is still sent."""
         if self._heartbeat is not None:

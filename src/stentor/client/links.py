@@ -80,8 +80,10 @@ class Links:
                     await asyncio.sleep(random.uniform(0, delay))  # noqa: S311 - jitter, not a secret
                     delay = min(2 * delay, limits.RECONNECT_DELAY_S_MAX)
                     continue
-                self._connecting.pop(broker, None)
-                self.add(link)
+                if broker in self._links:  # somebody made one meanwhile
+                    link.close()
+                else:
+                    self.add(link)
                 return
         finally:
             self._connecting.pop(broker, None)
@@ -103,9 +105,9 @@ class Links:
         self._links[link.broker.id] = link
         if self._watch is None:
             self._watch = self._loop.call_later(limits.LINK_WATCH_S, self._look)
-        if known is not None:
-            known.close()
         self.on_linked(link)
+        if known is not None:
+            known.give_way()
 
     def _lost(self, link: Link, error: StentorError) -> None:
         if link.broker is not None and self._links.get(link.broker.id) is link:

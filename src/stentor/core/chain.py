@@ -495,7 +495,7 @@ class Replica:
 
     def _become_linked(self, now_us: int) -> list[Effect]:
         self.linked = True
-        self.damaged = self.damaged and self.place.is_head
+        self.damaged = self.damaged and not self.place.position  # a member below the head has all that is committed
         effects: list[Effect] = []
         successor = self.place.successor
         if successor is not None and self._asked is None and self.record is not None:
@@ -523,7 +523,7 @@ class Replica:
             if self.linked and self.record is not None:
                 effects.append(r.Send(broker, Adopt(self.record, self.revision)))
         if predecessor is not None and predecessor.broker == broker and self._adopting is None:
-            effects.extend(self._ask(now_us))
+            effects += self._ask(now_us)
         return effects
 
     # --- joint mode -----------------------------------------------------------------------------
@@ -553,7 +553,7 @@ class Replica:
     def _complain(self, now_us: int) -> list[Effect]:
         """C14, C15: a successor that cannot be linked, or stands still while there is something to do."""
         successor = self.place.successor
-        if successor is None or not self.linked:
+        if successor is None or not self.linked or (self.below.fed is not None and self.place.waits_for_joiner):
             return []
         if self.below.fed is not None and self.below.reached(at_tail=self.place.is_tail) >= self.durable_here():
             self.below.since_us = now_us

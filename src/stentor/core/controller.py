@@ -238,6 +238,8 @@ class Controller:
         survivors = tuple(member for member in staying if member is not None)
         if not survivors:
             return self._revive(key, record)
+        if not any(self.alive.get(member.broker) == member.incarnation for member in survivors):
+            return None  # nobody leaves while no survivor has said what it holds (C8)
         survivors = self._without_reported(key, record, survivors)
         if survivors != record.chain:
             return self._shrunk(record, survivors)
@@ -393,6 +395,8 @@ class Controller:
         """One member too many leaves: one on a draining broker, else on the one that holds most."""
         if len(record.chain) <= plan.factor:
             return None
+        if any(self.alive.get(member.broker) != member.incarnation for member in record.chain):
+            return None  # who was restarted has not said yet what it holds: it may hold nothing
         leaving = max(reversed(record.chain), key=lambda m: (self._is_draining(m.broker), load.replicas[m.broker]))
         chain = tuple(member for member in record.chain if member != leaving)
         return _replace(record, epoch=record.epoch + 1, chain=chain)

@@ -40,6 +40,11 @@ class Place:
         return self.position is not None and self.record is not None and self.position + 1 == self.record.quorum
 
     @property
+    def waits_for_joiner(self) -> bool:
+        """In joint mode the tail answers for the joiner: if that one stands still, the tail says so itself."""
+        return not self.is_tail and self.record is not None and self.record.joining is not None
+
+    @property
     def predecessor(self) -> Member | None:
         if self.record is None or self.is_head:
             return None
