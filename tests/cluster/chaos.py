@@ -14,6 +14,7 @@ import argparse
 import random
 import shutil
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -52,6 +53,7 @@ class Chaos:
         self._clock = cluster.directory / "clock"
         self._clock.write_text("+0\n")
         self._paused: set[str] = set()
+        self._hold = threading.Event()  # never set: faults last for a while
         self._faults: dict[str, Callable[[], str]] = {
             "kill": self._kill,
             "kill two": lambda: f"{self._kill()} {self._kill()}",
@@ -90,7 +92,7 @@ class Chaos:
         else:
             for name in self.chance.sample(sorted(self._faults), self.chance.choice((1, 1, 1, 2))):
                 self._strike(name, self._faults[name])
-                time.sleep(self.chance.uniform(*HOLD_S))
+                self._hold.wait(self.chance.uniform(*HOLD_S))
         self.mend()
         if self.chance.random() < 0.7:
             flow.wait_for_acks(timeout=STUCK_S)
@@ -141,7 +143,7 @@ class Chaos:
     def _kill_twice(self) -> str:
         name = self._kill()
         self.cluster.brokers[name].launch()
-        time.sleep(self.chance.uniform(0, 2))
+        self._hold.wait(self.chance.uniform(0, 2))
         return self._kill(name)
 
     def _pause(self) -> str:

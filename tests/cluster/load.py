@@ -68,6 +68,7 @@ class Load:
         self._clients: list[Client] = []
         self._ends: dict[int, int] = {}
         self._probes = itertools.count()
+        self._clock = threading.Event()  # never set: its waiting is the producers' pace
         self._subscriptions: dict[str, Any] = {}
         self.positions: dict[str, dict[int, int]] = {}  # of live consumers, by partition
         self.answered: dict[int, list[float]] = {}  # by partition: when publishes were acknowledged
@@ -131,7 +132,7 @@ class Load:
             key = b"key-%d" % (number % KEYS)
             producer.send(value, key, on_delivery=partial(self._answered, value))
             due = max(due + 1 / self._rate, time.monotonic() - 0.5)
-            time.sleep(max(0.0, due - time.monotonic()))
+            self._clock.wait(max(0.0, due - time.monotonic()))
         with suppress(StentorError):  # each callback has heard what there is to say
             producer.flush(self._timeout + 5)
 
