@@ -263,10 +263,6 @@ class Broker:
             revision=held.revision,
         )
 
-    def _is_named(self, partition: Partition) -> bool:
-        """Whether the chain names this broker, in this life or the last: then what is below its floor is committed."""
-        return partition.replica.record is None or self.broker_id in partition.replica.place.brokers
-
     def address_of(self, name: str) -> str:
         """Where another broker is, for clients that can reach only this one."""
         record = self.catalogue.brokers.get(name)
@@ -284,8 +280,10 @@ class Broker:
         predecessor = partition.replica.place.predecessor
         if predecessor is not None and self.cluster.view(predecessor.broker) != "heard":
             raise NotReady(f"{partition.name} does not hear its predecessor {predecessor.broker}.", hint="Try another.")
-        if not self._is_named(partition):
+        if self.broker_id not in partition.replica.place.brokers and partition.replica.record is not None:
             raise self._elsewhere(*partition.key)
+        if not partition.replica.serves and not (partition.replica.failed and self.replicas.single):
+            raise NotReady(f"{partition.name} does not know yet what is committed.", hint="Try again in a moment.")
         if partition.settings.placement == "active-passive" and not partition.replica.place.is_head:
             chain = partition.replica.place.brokers
             raise NotHead(
@@ -339,7 +337,8 @@ class Broker:
     async def drop_topic(self, topic_id: int) -> None:
         """A topic was deleted, here or elsewhere: its logs go."""
         for key in [key for key in self.replicas.partitions if key[0] == topic_id]:
-            await self.replicas.drop(key, deleted_error(self.replicas.partitions[key].topic))
+            if (partition := self.replicas.partitions.get(key)) is not None:
+                await self.replicas.drop(key, deleted_error(partition.topic))
 
     async def _remove_deleted(self) -> None:
         """A crash may have come between deleting a topic and removing its files."""

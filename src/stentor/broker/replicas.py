@@ -92,7 +92,8 @@ class Replicas:
         return partition
 
     async def create_many(self, topic: Topic, log_ids: dict[Key, int]) -> None:
-        """Begin several new logs, a few at a time."""
+        """Begin the logs of a new topic, a few at a time."""
+        await asyncio.to_thread(self._note_copies, log_ids)
         with ThreadPoolExecutor(_RECOVERY_THREADS, "stentor-create") as pool:
             making = [
                 self._broker.loop.run_in_executor(pool, self._create, topic, key, log_id)
@@ -112,10 +113,14 @@ class Replicas:
             aside = self._directory.put_aside(*key)
             logger.warning("%s/%d: the old copy of the log was put aside: %s", topic.record.name, key[1], aside)
         if known is None or known.log_id != log_id:
-            # The journal knows of a copy before it exists: a crash in between finds an empty one, not a stranger's.
-            self._journal.update(*key, log_id=log_id)
-            self._journal.store()
+            self._note_copies({key: log_id})
         return self._open(topic, key, log_id)
+
+    def _note_copies(self, log_ids: dict[Key, int]) -> None:
+        """The journal knows of copies before they exist: a crash in between finds an empty one, not a stranger's."""
+        for key, log_id in log_ids.items():
+            self._journal.update(*key, log_id=log_id)
+        self._journal.store()
 
     def _add(self, partition: Partition) -> None:
         self.partitions[partition.key] = partition
@@ -282,6 +287,7 @@ class Replicas:
         """The topic was deleted: its log goes."""
         partition = self.partitions.pop(key, None)
         if partition is None:
+            self._journal.remove(*key)
             return
         partition.end_streams(error)
         await self.settle(partition)

@@ -98,6 +98,12 @@ class Replica:
         """Whether the whole chain below has adopted the epoch and is linked (C4)."""
         return self.linked and self.record is not None and (self.place.is_tail or bool(self.below.durable))
 
+    @property
+    def serves(self) -> bool:
+        """Whether the commit point was renewed in this epoch: what was acknowledged before is below it (C24)."""
+        heard = (self.place.is_head or self._above >= 0) and (self.place.is_tail or bool(self.below.durable))
+        return self.linked and self._adopting is None and self.place.position is not None and heard
+
     # --- events ---------------------------------------------------------------------------------
 
     def step(self, event: Event, now_us: int) -> list[Effect]:  # noqa: C901, PLR0911, PLR0912 - one line per event
@@ -467,9 +473,8 @@ class Replica:
         if self._cutting is not None:
             return []  # said twice
         if self._loses_committed(linked):
-            return self._halt(
-                f"epoch {self.epoch} would cut the log at {linked.cut}, below {self.committed}, committed"
-            )
+            reason = f"epoch {self.epoch} would cut the log at {linked.cut}, below {self.committed}, committed"
+            return [r.Halt(reason), *self._fail(reason)]
         if linked.cut == self.end and not linked.reset:
             return self._become_linked(now_us)
         self._cutting = linked
@@ -530,12 +535,10 @@ class Replica:
 
     def _consider_joint(self, effects: list[Effect]) -> None:
         """C11: near the end, commit nothing without the joiner; with everything, propose it."""
-        assert self.record is not None
-        assert self.record.joining is not None
         self.below.consider_joint(self.end, self.durable)
-        if not self.below.told_ready and self.below.joiner_is_ready:
+        if not self.below.told_ready and self.below.joiner_is_ready and self.place.successor is not None:
             self.below.told_ready = True  # ticks say it again
-            effects.append(r.Report(JoinerReady(self.epoch, self.record.joining)))
+            effects.append(r.Report(JoinerReady(self.epoch, self.place.successor)))
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -569,9 +572,6 @@ class Replica:
         error = refusals.unknown(reason)
         refused: list[Effect] = [r.Refuse(ticket, error) for ticket in self._acks.give_up()]
         return refused + self._unfeed()
-
-    def _halt(self, reason: str) -> list[Effect]:
-        return [r.Halt(reason), *self._fail(reason)]
 
     # --- what others see ------------------------------------------------------------------------
 

@@ -299,10 +299,15 @@ class Controller:
         if complaint is None:
             return survivors
         if complaint.epoch != record.epoch:
-            del self._complaints[key]
-            return survivors
+            return survivors  # it was followed, or is out of date
         rest = tuple(member for member in survivors if member != complaint.member)
-        return rest if len(rest) >= max(1, record.min_replicas) else survivors
+        enough = len(rest) >= max(1, record.min_replicas)
+        return rest if enough or (rest and self._has_other(rest, complaint.member)) else survivors
+
+    def _has_other(self, rest: tuple[Member, ...], reported: Member) -> bool:
+        """Whether another broker could take the place of one that is reported: meanwhile nothing is committed (C8)."""
+        taken = {reported.broker, *(member.broker for member in rest)}
+        return any(self._is_candidate(broker) and broker.id not in taken for broker in self.brokers.values())
 
     def _shrunk(self, record: ChainRecord, survivors: tuple[Member, ...]) -> ChainRecord:
         """C8: whoever leaves by the change that crosses below the minimum may still lead later."""
@@ -404,7 +409,8 @@ class Controller:
     def _rebalanced(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
         """A permutation of the same members; C9 reconciles."""
         chain = [member.broker for member in record.chain]
-        if not self._settled or self._complaints.get(key) is not None:
+        complaint = self._complaints.get(key)
+        if not self._settled or (complaint is not None and complaint.epoch == record.epoch):
             return None  # heads move once, when everyone is back
         wanted = sorted(self.brokers)[key[1] % len(self.brokers)] if self.brokers else ""
         better = better_head(chain, load, mode=plan.mode, active=self.active, wanted=wanted)

@@ -143,10 +143,19 @@ def test_a_member_that_stands_still_leaves_if_enough_stay():
     cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still"))
     cluster.settle(steps=1)
     assert cluster.chain == "ac"
-    cluster = Cluster(chain="ab")
+    cluster = Cluster("ab", chain="ab")
     cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still"))
     cluster.settle(steps=1)
-    assert cluster.chain == "ab", "two must stay"
+    assert cluster.chain == "ab", "two must stay, and nobody else is there"
+
+
+def test_a_reported_member_leaves_below_the_minimum_if_another_can_take_its_place():
+    cluster = Cluster(chain="ab")
+    cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b cannot be linked"))
+    record = cluster.settle()
+    assert cluster.chain == "a"
+    assert [m.broker for m in record.eligible] == ["b"], "nothing is committed without it meanwhile"
+    assert record.joining.broker == "c"
 
 
 def test_a_drained_broker_is_replaced_before_it_leaves():
