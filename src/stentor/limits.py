@@ -153,6 +153,9 @@ LINK_SILENCE_S: Final = 0.9
 LINK_AVOIDED_S: Final = 2.0
 """How long a client does not ask a broker again that said it is cut off from its cluster."""
 
+LINK_CLOSE_S: Final = 0.5
+"""How long a client that closes waits for its last words to be sent."""
+
 LINK_PROVEN_S: Final = 0.5
 """A link that lived this long was a good one: the next back-off starts small again."""
 

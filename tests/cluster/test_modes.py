@@ -150,10 +150,10 @@ def test_a_client_that_reaches_one_broker_reaches_all_topics(cluster, client, mo
     only = cluster.brokers["b1"].address
     direct = Link.open.__func__
 
-    async def blocked(cls, address, name, timeout, target=""):
+    async def blocked(cls, address, *rest):
         if address != only:
             raise stentor.ConnectionFailed(f"{address} is behind a wall.")
-        return await direct(cls, address, name, timeout, target)
+        return await direct(cls, address, *rest)
 
     monkeypatch.setattr(Link, "open", classmethod(blocked))
     with stentor.connect(only, timeout=20) as walled:

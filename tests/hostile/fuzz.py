@@ -37,7 +37,7 @@ from stentor.broker.lone import LonePublisher
 from stentor.broker.partition import Partition
 from stentor.broker.session import Session
 from stentor.client.decode import decode_messages, record_batches
-from stentor.errors import NotReady, PartitionNotFound, StentorError
+from stentor.errors import InvalidArgument, NotReady, PartitionNotFound, StentorError
 from stentor.storage.model import LogSlice, LogStatistics
 from stentor.wire import arrow_body, batch, frames, messages, peer
 from stentor.wire.frames import Kind
@@ -440,6 +440,10 @@ class StubBroker:
 
     cluster = StubCluster()
     cluster_id = "c"
+    broker_id = "b"
+
+    def address_of(self, name: str) -> str:
+        raise InvalidArgument(f"There is no broker {name}.")
 
     def check_serves(self, partition: Partition) -> None: ...
 

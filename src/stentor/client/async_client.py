@@ -50,7 +50,11 @@ class AsyncClient:
                 f"The client's name has {len(label)} characters; the limit is {limits.CLIENT_NAME_CHARACTERS_MAX}."
             )
         core = ClientCore(parse_url(url), name=label, timeout=timeout, read_from=read_from)
-        await core.start()
+        try:
+            await core.start()
+        except BaseException:
+            await core.links.close()
+            raise
         return cls(core)
 
     # --- publishing -----------------------------------------------------------------------------

@@ -51,6 +51,8 @@ class Link:
         self.broker: messages.BrokerInfo | None = None
         self.alive = False
         self.relayed = False  # it goes through another broker
+        self.opened = False  # there was a socket
+        self.gone = False  # there is none any more
         self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
         self.on_routes: Callable[[messages.RouteChange], None] = lambda _: None
         self._loop = loop
@@ -68,11 +70,15 @@ class Link:
     # --- life -----------------------------------------------------------------------------------
 
     @classmethod
-    async def open(cls, address: str, name: str, timeout: float, target: str = "") -> Link:
+    async def open(
+        cls, address: str, name: str, timeout: float, target: str = "", made: list[Link] | None = None
+    ) -> Link:
         """Connect and greet, within the time; through the broker there to another one, if a target is named."""
         loop = asyncio.get_running_loop()
         link = cls(address, loop)
         link.relayed = bool(target)
+        if made is not None:
+            made.append(link)
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(timeout):
@@ -196,8 +202,8 @@ class Link:
 
     # --- what the connection reports ------------------------------------------------------------
 
-    def connected(self, connection: Connection) -> None:
-        pass
+    def connected(self, connection: Connection) -> None:  # noqa: ARG002
+        self.opened = True
 
     def read_finished(self) -> None:
         pass
@@ -274,6 +280,7 @@ class Link:
         self.connection.abort()
 
     def disconnected(self, error: Exception | None) -> None:
+        self.gone = True
         self._lose(_unreachable(self.address, str(error) if error else "the connection was closed"))
 
     def _lose(self, error: StentorError) -> None:

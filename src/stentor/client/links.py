@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_POLL_S = 0.002
+
 
 class Links:
     """Links by the broker's id."""
@@ -37,6 +39,7 @@ class Links:
         self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
         self._watch: asyncio.TimerHandle | None = None
         self._closed = False
+        self._made: list[Link] = []  # all that may still have a socket
 
     # --- finding --------------------------------------------------------------------------------
 
@@ -92,8 +95,12 @@ class Links:
         """Directly; but every other time, where that fails, through a broker that is linked already."""
         relays = [link.address for name, link in self._links.items() if name != broker and not link.relayed]
         if relays and attempt % 2 == 1 and self.brokers[broker].alive:
-            return await Link.open(random.choice(relays), self._name, limits.LINK_OPEN_S, broker)  # noqa: S311
-        return await Link.open(self.brokers[broker].address, self._name, limits.LINK_OPEN_S)
+            return await self._make(random.choice(relays), limits.LINK_OPEN_S, broker)  # noqa: S311
+        return await self._make(self.brokers[broker].address, limits.LINK_OPEN_S)
+
+    async def _make(self, address: str, timeout: float, target: str = "") -> Link:
+        self._made = [link for link in self._made if not link.gone]
+        return await Link.open(address, self._name, timeout, target, self._made)
 
     def add(self, link: Link) -> None:
         """A link that was made, here or for the home."""
@@ -129,7 +136,7 @@ class Links:
             part = addresses[start : start + limits.LINK_RACE_MAX]
             if len(part) == 1:
                 try:
-                    return await Link.open(part[0], self._name, timeout)
+                    return await self._make(part[0], timeout)
                 except StentorError as failure:
                     error = failure
                     continue
@@ -141,7 +148,7 @@ class Links:
     async def _race(
         self, addresses: list[str], timeout: float, error: StentorError | None
     ) -> tuple[Link | None, StentorError | None]:
-        tasks = [self._loop.create_task(Link.open(address, self._name, timeout)) for address in addresses]
+        tasks = [self._loop.create_task(self._make(address, timeout)) for address in addresses]
         winner: Link | None = None
         try:
             for finished in asyncio.as_completed(tasks):
@@ -170,3 +177,14 @@ class Links:
         for link in self.alive():
             link.close()
         self._links.clear()
+        await self._until_gone()
+
+    async def _until_gone(self) -> None:
+        """A loop that is closed over open sockets complains, or worse."""
+        deadline = self._loop.time() + limits.LINK_CLOSE_S
+        while any(link.opened and not link.gone for link in self._made):
+            if self._loop.time() > deadline:
+                for link in self._made:
+                    link.connection.abort()
+                deadline = float("inf")
+            await asyncio.sleep(_POLL_S)

@@ -39,6 +39,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_de
     controller_revision: int = 0  # of the controller key it knows
     hears_controller: bool = True
     load: int = 0  # connections; for whoever chooses between brokers
+    hears_majority: bool = True
 
 
 class ControllerKey(msgspec.Struct, frozen=True):
@@ -148,7 +149,8 @@ class Membership:
             broker: view for broker, peer in self._peers.items() if (view := self._view(peer, now_us)) != "heard"
         }
         hears = self.hears_controller(now_us)
-        return Heartbeat(self.me, self.incarnation, suspects, self.controller_revision, hears, self.load)
+        majority = self.hears_majority(now_us)
+        return Heartbeat(self.me, self.incarnation, suspects, self.controller_revision, hears, self.load, majority)
 
     # --- judgements -----------------------------------------------------------------------------
 
@@ -161,7 +163,12 @@ class Membership:
         """C6: someone who could replace us would have told us."""
         if self.hears_majority(now_us):
             return True
-        return not self.is_controller and self.hears_controller(now_us)
+        return not self.is_controller and self.hears_controller(now_us) and self._controller_is_confirmed()
+
+    def _controller_is_confirmed(self) -> bool:
+        """A controller on the minority's side confirms nobody."""
+        peer = self._peers.get(self.controller.broker) if self.controller is not None else None
+        return peer is not None and peer.opinion is not None and peer.opinion.hears_majority
 
     def is_dead(self, broker: str, now_us: int) -> bool:
         """The controller's judgement (C15): refused, or silent for two observers."""

@@ -124,6 +124,18 @@ def test_an_isolated_controller_is_not_confirmed_by_hearing_itself(world):
     assert world.members["b"].is_confirmed(world.now)
 
 
+def test_a_controller_on_the_minoritys_side_confirms_nobody():
+    world = World("abcde")
+    world.run(1)
+    for one in "ab":
+        for other in "cde":
+            world.cut |= {(one, other), (other, one)}
+    world.run(2 * limits.PEER_SILENCE_S)
+    assert world.members["b"].hears_controller(world.now)
+    assert not world.members["b"].is_confirmed(world.now)
+    assert world.members["c"].is_confirmed(world.now)
+
+
 def test_the_last_of_two_is_confirmed_once_the_others_key_expired():
     world = World("ab")
     world.run(1)
