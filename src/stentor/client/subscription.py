@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from stentor.client.streams import Delivery, Event, Reader, SubscriptionCore
 
 
+_SLICE_S = 1.0
+
+
 class _Face:
     """What the sync and async subscriptions share: from deliveries to messages."""
 
@@ -124,6 +127,14 @@ class _Face:
 class Subscription(_Face):
     """Messages as they come. Iterate, or `get(timeout=...)`; use as a context manager."""
 
+    def _take(self, timeout: float | None) -> Any:
+        """Wait in slices: a signal that comes just before a wait without end would not be seen until it ends."""
+        while timeout is None or timeout > _SLICE_S:
+            with suppress(queue.Empty):
+                return self._inbox.get(timeout=_SLICE_S)
+            timeout = None if timeout is None else timeout - _SLICE_S
+        return self._inbox.get(timeout=max(0.0, timeout))
+
     def __init__(self, core: SubscriptionCore, inbox: queue.SimpleQueue[Any]) -> None:
         super().__init__(core)
         self._inbox = inbox
@@ -132,7 +143,7 @@ class Subscription(_Face):
         """The next delivery; None when the subscription has ended."""
         while not self._ended:
             try:
-                item = self._inbox.get(timeout=timeout)
+                item = self._take(timeout)
             except queue.Empty:
                 raise DeadlineExceeded(
                     f"No message within {timeout:.3g} s.", operation="subscribe", object=", ".join(self._core.patterns)
