@@ -56,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 _ACTIVATION_S = 10.0  # how long a start or a new topic waits for its chains
 _POLL_S = 0.002
+_LAST_BYTES_S = 0.05  # what clients had sent already is read, and not answered: they send it again elsewhere
 _SYNC_THREADS = 4
 _READ_THREADS = 2
 
@@ -468,7 +469,9 @@ class Broker:
             await asyncio.wait_for(asyncio.gather(*settling), limits.SHUTDOWN_S)
         except TimeoutError:
             logger.warning("some logs could not be synced within %g s", limits.SHUTDOWN_S)
-        await asyncio.sleep(0)  # answers leave at the end of a turn of the loop
+        for session in list(self.sessions):
+            session.discard()
+        await asyncio.sleep(_LAST_BYTES_S if self.sessions else 0)  # answers leave at the end of a turn of the loop
         await self._close_sessions()
         await self._release()
         logger.info("broker stopped")

@@ -70,6 +70,7 @@ class Session:
         self._answers_scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._holds = 0
+        self._discarding = False
         self._seen_bytes = 0
         self._seen_frames = 0
         self._seen_taken = 0  # bytes that the client's side has taken from us
@@ -125,6 +126,12 @@ class Session:
             self._silent_since = self._frame_since = self.broker.clock.monotonic()
             self.connection.resume_reading()
 
+    def discard(self) -> None:
+        """Read on, and take nothing: a socket that is closed over unread bytes may lose its last words."""
+        self._discarding = True
+        self._holds = 0
+        self.connection.resume_reading()
+
     def sweep(self, now: float) -> None:
         """Called every second: close what is half-open, stuck in a frame, deaf or silent."""
         connection = self.connection
@@ -172,6 +179,8 @@ class Session:
     # --- frames ---------------------------------------------------------------------------------
 
     def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
+        if self._discarding:
+            return
         self._reading = True
         if self._relay is not None:
             self._relay.forward(kind, flags, correlation, body)

@@ -1,5 +1,6 @@
 import io
 import os
+import signal
 import subprocess
 import sys
 from typing import NamedTuple
@@ -14,6 +15,11 @@ class Outcome(NamedTuple):
     code: int
     out: str
     err: str
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Whoever runs the tests in the background has Ctrl-C ignored, and children would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
