@@ -37,7 +37,7 @@ ON_THE_WIRE: Final = (
 IN_A_CLUSTER: Final = (
     "PEER_HEARTBEAT_S", "PEER_SILENCE_S", "CONTROLLER_SILENCE_S", "ELECTION_STAGGER_S", "PEER_DIAL_S", "LEASE_S",
     "LINK_QUIET_S", "REPLICA_STALL_S", "JOIN_LAG_MESSAGES", "SUPERSEDED_S", "MOVES_MAX", "REPORT_S",
-    "STORE_CHANGES_MAX", "COORDINATION_TIMEOUT_S", "COORDINATION_POLL_S", "COORDINATION_POLL_TIMEOUT_S",
+    "COORDINATION_SWAP_OPERATIONS_MAX", "COORDINATION_TIMEOUT_S", "COORDINATION_POLL_S", "COORDINATION_POLL_TIMEOUT_S",
     "LINK_WATCH_S", "LINK_SILENCE_S",
 )  # fmt: skip
 
@@ -101,6 +101,17 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
 }
 
 
+def result_table(name: str) -> str:
+    """A table of measured figures."""
+    import result_tables
+
+    table: Callable[[], str] = getattr(result_tables, name)
+    return table()
+
+
+PARTS.update({name: partial(result_table, name) for name in ("speed", "replicas", "scaling", "failover")})
+
+
 def made(text: str) -> str:
     """A document with its made parts as they must be."""
     return PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}{part[3]}", text)
@@ -109,7 +120,7 @@ def made(text: str) -> str:
 def main() -> int:
     """Write or check all documents."""
     old = []
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = path.read_text(encoding="utf-8")
         wanted = made(text)
         if wanted == text:

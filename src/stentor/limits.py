@@ -203,9 +203,6 @@ REPLICAS_MAX: Final = 7
 REPLICAS: Final = 3
 """Of a topic that does not say, if there are as many brokers: one may fail while another is being replaced."""
 
-STORE_CHANGES_MAX: Final = 128
-"""Chain records in one transaction of the coordination store (etcd's own default limit)."""
-
 # --- storage ------------------------------------------------------------------------------------
 
 SEGMENT_BYTES: Final = 256 * MIB

@@ -85,7 +85,7 @@ class MemberSide:
 
     def took_over(self, revision):
         if isinstance(revision, int):
-            self.do(self.cluster.took_over(self.me(), revision, self.clock()))
+            self.do(self.cluster.took_over(self.me(), revision))
         else:
             self.cluster.takeover_failed(self.clock())
             self.load_all(None)

@@ -26,8 +26,9 @@ from stentor.broker.replicas import Replicas
 from stentor.broker.requests import serve
 from stentor.broker.session import Session
 from stentor.broker.syncer import DiskThreads
-from stentor.broker.topics import Topics, deleted_error
+from stentor.broker.topics import Topics, delete_all, deleted_error
 from stentor.coordination import EmbeddedStore
+from stentor.core import refusals
 from stentor.errors import (
     Closed,
     CoordinationUnavailable,
@@ -132,9 +133,7 @@ class Broker:
         self._every(limits.RETENTION_CHECK_S, self._retain)
         await self.cluster.join(revision)
         if self.replicas.single:
-            await self._until(
-                lambda: all(p.replica.active or p.replica.failed for p in self.partitions.values()), _ACTIVATION_S
-            )
+            await self._until(self._all_at_work, _ACTIVATION_S)
         self.ready = True
         logger.info(
             "broker %s ready on %s: %d topics, %d partitions, %.2f s",
@@ -274,10 +273,7 @@ class Broker:
     def check_serves(self, partition: Partition) -> None:
         """Whether readers are served here: a member that hears of commits, and of an active-passive topic the head."""
         if not self.cluster.confirmed:
-            raise NotReady(
-                "This broker hears neither the controller nor a majority of the cluster, so it serves nobody.",
-                hint="Another broker does; clients find it by themselves.",
-            )
+            raise refusals.cut_off()
         predecessor = partition.replica.place.predecessor
         if predecessor is not None and self.cluster.view(predecessor.broker) != "heard":
             raise NotReady(f"{partition.name} does not hear its predecessor {predecessor.broker}.", hint="Try another.")
@@ -351,9 +347,7 @@ class Broker:
                 self._journal.remove(found.topic_id, found.partition)
         if topic_ids and self.replicas.single:
             # In a cluster the marks stay: another broker may come back with its copies.
-            marks = [deleted_key(topic_id) for topic_id in topic_ids]
-            for first in range(0, len(marks), limits.STORE_CHANGES_MAX):
-                await self.store.swap(expect={}, put={}, delete=tuple(marks[first : first + limits.STORE_CHANGES_MAX]))
+            await delete_all(self.store, [deleted_key(topic_id) for topic_id in topic_ids])
 
     def next_route_version(self) -> int:
         self.route_version += 1

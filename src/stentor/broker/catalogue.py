@@ -107,7 +107,7 @@ class Catalogue:
         """A key has this value now."""
         kind, _, rest = entry.key.partition("/")
         if kind == "topics":
-            self._put_topic(Topic(_topics.decode(entry.value), entry.revision), news)
+            self.put_topic(Topic(_topics.decode(entry.value), entry.revision), news)
         elif kind == "chains":
             topic_id, _, partition = rest.partition("/")
             self.put_chain((int(topic_id, 16), int(partition)), Held(_chains.decode(entry.value), entry.revision), news)
@@ -124,7 +124,8 @@ class Catalogue:
             self.active, self.active_revision = entry.value.decode(), entry.revision
             news.active = True
 
-    def _put_topic(self, topic: Topic, news: News) -> None:
+    def put_topic(self, topic: Topic, news: News) -> None:
+        """A topic's record; only a newer one is news."""
         known = self.topics.get(topic.record.name)
         if known is not None and known.revision >= topic.revision:
             return

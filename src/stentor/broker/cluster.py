@@ -319,11 +319,10 @@ class Cluster:
     def _heard_about(self, key: Key, sender: str, message: PartitionMessage) -> None:
         if isinstance(message, JoinerReady | Complaint):
             self._note_member(key, message)
-        elif isinstance(message, Adopt):
+            return
+        if isinstance(message, Adopt):
             self._heard_records({key: Held(message.record, message.revision)})
-            if (partition := self._broker.replicas.partitions.get(key)) is not None:
-                partition.step(Received(sender, message))
-        elif (partition := self._broker.replicas.partitions.get(key)) is not None:
+        if (partition := self._broker.replicas.partitions.get(key)) is not None:
             partition.step(Received(sender, message))
 
     def replicate(self, sender: str, body: memoryview, session: Session) -> None:
@@ -405,7 +404,7 @@ class Cluster:
             return
         if swap.succeeded:
             logger.info("broker %s is the controller", self._broker.broker_id)
-            self._do(self.machine.took_over(key, swap.revision, self._now_us()))
+            self._do(self.machine.took_over(key, swap.revision))
         else:
             self.machine.takeover_failed(self._now_us())
             await self.look_again()
@@ -535,24 +534,15 @@ class Cluster:
 
     async def topic_made(self, topic: Topic, held: dict[Key, Held]) -> None:
         """This broker made a topic: everyone hears of it now."""
-        news = News()
-        broker = self._broker
-        broker.catalogue.topics[topic.record.name] = broker.catalogue.by_id[topic.record.id] = topic
-        news.topics[topic.record.id] = topic
-        for key, one in held.items():
-            broker.catalogue.put_chain(key, one, news)
-        controller = self.machine.controller
-        if controller is not None:
-            controller.topic(topic.record.id, topic.plan)
-        self._take_news(news)
-        self.peers.send_all(peer.TopicsChanged(topic.revision))
-        await broker.wait_until_active(topic)
+        self.topic_changed(topic, held)
+        await self._broker.wait_until_active(topic)
 
-    def topic_changed(self, topic: Topic) -> None:
+    def topic_changed(self, topic: Topic, held: dict[Key, Held] | None = None) -> None:
+        """This broker changed a topic, or made it with these chains."""
         news = News()
-        catalogue = self._broker.catalogue
-        catalogue.topics[topic.record.name] = catalogue.by_id[topic.record.id] = topic
-        news.topics[topic.record.id] = topic
+        self._broker.catalogue.put_topic(topic, news)
+        for key, one in (held or {}).items():
+            self._broker.catalogue.put_chain(key, one, news)
         self._take_news(news)
         self.peers.send_all(peer.TopicsChanged(topic.revision))
 

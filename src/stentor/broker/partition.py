@@ -17,6 +17,7 @@ import msgspec
 from stentor import limits
 from stentor.broker.feed import Feed
 from stentor.broker.tail import TailCache
+from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.peers import Linked
 from stentor.errors import InternalError, NotReady, ProtocolError, StentorError
@@ -434,7 +435,7 @@ class Partition:
     def end_streams_for_now(self) -> None:
         """This broker is cut off: nobody shall stay "live" on it (C25)."""
         for stream in list(self.streams):
-            stream.fail(NotReady("This broker is cut off from its cluster.", hint="Clients go to another one."))
+            stream.fail(refusals.cut_off())
 
     def info(self) -> PartitionInfo:
         return PartitionInfo(

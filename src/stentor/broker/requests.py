@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.core import refusals
 from stentor.core.names import check_pattern, matches
-from stentor.errors import InvalidArgument, NotReady, ProtocolError, TopicExists, TopicNotFound
+from stentor.errors import InvalidArgument, ProtocolError, TopicExists, TopicNotFound
 from stentor.wire import batch, messages
 from stentor.wire.header import extents, unpack
 
@@ -93,7 +94,7 @@ async def _list(broker: Broker, _: Session, request: messages.ListTopics) -> mes
 
 async def _watch_routes(broker: Broker, session: Session, _: messages.WatchRoutes) -> messages.RouteTable:
     if not broker.cluster.confirmed:
-        raise NotReady("This broker is cut off from its cluster.", hint="Ask another one for the way.")
+        raise refusals.cut_off()
     session.watches_routes = True
     return broker.route_table()
 

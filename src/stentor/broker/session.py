@@ -16,12 +16,12 @@ from stentor.broker.lone import SMALL_BYTES
 from stentor.broker.partition import Partition, Request
 from stentor.broker.relay import Relay
 from stentor.broker.stream import Stream
+from stentor.core import refusals
 from stentor.core.flow import Cursor
 from stentor.errors import (
     Closed,
     InternalError,
     LimitExceeded,
-    NotReady,
     OffsetOutOfRange,
     ProtocolError,
     StentorError,
@@ -317,7 +317,7 @@ class Session:
         if partition.topic not in self.publishing and len(self.publishing) < _TOPICS_REMEMBERED_MAX:
             self.publishing[partition.topic] = None
         if not self.broker.cluster.confirmed:
-            self.fail(correlation, _unconfirmed(), "publish", partition.name)
+            self.fail(correlation, refusals.cut_off(), "publish", partition.name)
             return
         self._publishes += 1 if len(body) <= SMALL_BYTES else 2
         partition.publish(body, header, Request(self, correlation), flags & 3)
@@ -433,14 +433,6 @@ class Session:
             bytes_in=self.connection.bytes_in,
             bytes_out=self.connection.bytes_out,
         )
-
-
-def _unconfirmed() -> StentorError:
-    """C6: cut off from everyone who could have replaced it, a broker takes nothing."""
-    return NotReady(
-        "This broker hears neither the controller nor a majority of the cluster, so it takes no messages.",
-        hint="Another broker may; clients find it by themselves.",
-    )
 
 
 _HANDLERS: Final[dict[int, Callable[[Session, int, memoryview], None]]] = {

@@ -23,6 +23,7 @@ from stentor.wire.messages import merge_settings
 
 if TYPE_CHECKING:
     from stentor.broker.broker import Broker
+    from stentor.ports import CoordinationStore
     from stentor.wire.messages import TopicSettings
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Topics:
         """Chains first where one swap cannot hold all; the topic's own key last: it makes them count."""
         broker, name = self._broker, topic.record.name
         records = list(chains.items())
-        size = limits.STORE_CHANGES_MAX - 1
+        size = limits.COORDINATION_SWAP_OPERATIONS_MAX - 1
         parts = [records[start : start + size] for start in range(0, len(records), size)]
         held: dict[Key, Held] = {}
         for number, part in enumerate(parts):
@@ -163,11 +164,16 @@ class Topics:
         swap = await broker.store.swap(expect={key: topic.revision}, put={deleted_key(topic_id): b""}, delete=(key,))
         if not swap.succeeded:
             raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
-        chains = [chain_key(partition) for partition in topic.keys]
-        for start in range(0, len(chains), limits.STORE_CHANGES_MAX):
-            await broker.store.swap(expect={}, put={}, delete=tuple(chains[start : start + limits.STORE_CHANGES_MAX]))
+        await delete_all(broker.store, [chain_key(partition) for partition in topic.keys])
         await broker.cluster.topic_deleted(topic)
         logger.info("topic %s deleted", name)
+
+
+async def delete_all(store: CoordinationStore, keys: list[str]) -> None:
+    """Delete keys, as many at a time as a swap may."""
+    size = limits.COORDINATION_SWAP_OPERATIONS_MAX
+    for start in range(0, len(keys), size):
+        await store.swap(expect={}, put={}, delete=tuple(keys[start : start + size]))
 
 
 def deleted_error(name: str) -> TopicNotFound:

@@ -120,15 +120,13 @@ class ClusterMember:
         self._taking_over = True
         return [TakeOver(self.membership.controller_revision)]
 
-    def took_over(self, key: ControllerKey | None, revision: int, now_us: int) -> list[ClusterEffect]:
-        """The swap is through, or it failed and this is the key now."""
+    def took_over(self, key: ControllerKey, revision: int) -> list[ClusterEffect]:
+        """The swap is through."""
         self._taking_over = False
-        if key is None or key.broker != self.membership.me:
-            self.membership.took_over_in_vain(now_us)
         return self.controller_is(key, revision)
 
     def takeover_failed(self, now_us: int) -> None:
-        """The store did not answer."""
+        """Someone else was first, or the store did not answer."""
         self._taking_over = False
         self.membership.took_over_in_vain(now_us)
 

@@ -43,7 +43,6 @@ class BrokerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     http_address: str = ""
     zone: str = ""
     draining: bool = False
-    listeners: dict[str, str] = {}
     version: str = ""
 
 
@@ -199,7 +198,7 @@ class Controller:
             wanted = self.next_record(key, held.record, load)
             if wanted is not None and wanted != held.record:
                 changes.append(Change(key, held.revision, _replace(wanted, proposal=self._new_id())))
-        return [self._propose(part) for part in _parts(changes, limits.STORE_CHANGES_MAX - 1)]
+        return [self._propose(part) for part in _parts(changes, limits.COORDINATION_SWAP_OPERATIONS_MAX - 1)]
 
     def _propose(self, changes: tuple[Change, ...]) -> Propose:
         proposal = self._new_id()
@@ -451,22 +450,6 @@ class Controller:
             min_replicas=plan.min_replicas,
             eligible=eligible,
         )
-
-    # --- the operator ---------------------------------------------------------------------------
-
-    def unclean(self, key: Key, member: Member) -> Change:
-        """The operator's explicit word: this copy leads, whatever is lost (C13)."""
-        held = self.records[key]
-        record = _replace(
-            held.record,
-            epoch=held.record.epoch + 1,
-            chain=(member,),
-            joining=None,
-            eligible=(),
-            committed=0,
-            proposal=self._new_id(),
-        )
-        return Change(key, held.revision, record)
 
     def statistics(self) -> dict[str, object]:
         lengths = Counter(len(held.record.chain) for held in self.records.values())

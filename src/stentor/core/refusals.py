@@ -30,6 +30,14 @@ def not_head(head: str, epoch: int, revision: int) -> StentorError:
     )
 
 
+def cut_off() -> StentorError:
+    """C6, C25: nobody who could have replaced this broker is heard, so it takes nothing and serves nobody."""
+    return NotReady(
+        "This broker is cut off: it hears neither the controller nor a majority of its cluster.",
+        hint="Another broker takes its place; clients find it by themselves.",
+    )
+
+
 def not_active() -> StentorError:
     """The epoch is not active yet (C4)."""
     return NotReady("The chain of this partition is being put together.", hint="Try again in a moment.")

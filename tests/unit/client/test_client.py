@@ -17,18 +17,6 @@ from stentor.client.core import parse_url
 from stentor.testing import broker
 
 
-@pytest.fixture(scope="module")
-def shared():
-    with broker() as local:
-        yield local
-
-
-@pytest.fixture
-def client(shared):
-    with shared.client() as connected:
-        yield connected
-
-
 def test_the_public_names_are_these_and_all_load():
     assert set(stentor.__all__) >= {"Client", "AsyncClient", "connect", "connect_async", "Last", "StentorError"}
     for name in stentor.__all__:

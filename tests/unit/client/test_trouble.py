@@ -11,18 +11,6 @@ import stentor
 from stentor.testing import broker
 
 
-@pytest.fixture(scope="module")
-def shared():
-    with broker() as local:
-        yield local
-
-
-@pytest.fixture
-def client(shared):
-    with shared.client() as connected:
-        yield connected
-
-
 def values_of(client, topic):
     return [message.value for message in client.read(topic)]
 
