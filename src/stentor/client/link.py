@@ -82,7 +82,7 @@ class Link:
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(timeout):
-                await loop.create_connection(lambda: link.connection, host.strip("[]"), int(port))
+                await link._dial(host.strip("[]"), int(port))
                 hello = messages.Hello(
                     version_min=frames.PROTOCOL_VERSION_MIN,
                     version_max=frames.PROTOCOL_VERSION,
@@ -106,6 +106,13 @@ class Link:
         link.alive = True
         link._beat()
         return link
+
+    async def _dial(self, host: str, port: int) -> None:
+        try:
+            await self._loop.create_connection(lambda: self.connection, host, port)
+        except BaseException:
+            self.gone = True  # an attempt given up in its last moment is closed without a word by uvloop
+            raise
 
     def _beat(self) -> None:
         """Ping a quiet broker; give up on a silent one."""

@@ -181,10 +181,15 @@ class Links:
 
     async def _until_gone(self) -> None:
         """A loop that is closed over open sockets complains, or worse."""
-        deadline = self._loop.time() + limits.LINK_CLOSE_S
+        if not await self._gone_within(limits.LINK_CLOSE_S):
+            for link in self._made:
+                link.connection.abort()
+            await self._gone_within(limits.LINK_CLOSE_S)
+
+    async def _gone_within(self, seconds: float) -> bool:
+        deadline = self._loop.time() + seconds
         while any(link.opened and not link.gone for link in self._made):
             if self._loop.time() > deadline:
-                for link in self._made:
-                    link.connection.abort()
-                deadline = float("inf")
+                return False
             await asyncio.sleep(_POLL_S)
+        return True

@@ -311,6 +311,10 @@ class Client:
         _open_clients.discard(self)
         try:
             self._thread.call(self._async.close(), limits.SHUTDOWN_S + self._timeout)
+        except TimeoutError as error:
+            if isinstance(error, StentorError):
+                raise
+            raise self._core.late("close", limits.SHUTDOWN_S + self._timeout) from error
         finally:
             self._thread.stop()
 

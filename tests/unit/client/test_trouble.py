@@ -6,8 +6,11 @@ import time
 
 import pyarrow as pa
 import pytest
+import uvloop
 
 import stentor
+from stentor import limits
+from stentor.client.link import Link
 from stentor.testing import broker
 
 
@@ -291,3 +294,25 @@ def test_many_threads_never_have_more_unanswered_than_a_broker_remembers(client)
     producer.close()
     assert most <= limits.PRODUCER_IN_FLIGHT_BATCHES_MAX
     assert len(values_of(client, "crowd")) == 800
+
+
+def test_a_connection_given_up_in_its_last_moment_does_not_hold_up_closing(shared, monkeypatch):
+    """uvloop tells nobody that it closed such a connection; the client must not wait to hear of it."""
+
+    async def give_up_late():
+        client = await stentor.connect_async(shared.url)
+        attempts = []
+        connected = Link.connected
+        monkeypatch.setattr(
+            Link, "connected", lambda link, *rest: (connected(link, *rest), attempts[0].cancel(), attempts.append(link))
+        )
+        attempts.append(asyncio.create_task(client._core.links._make(client._core.addresses[0], 5.0)))
+        with pytest.raises(asyncio.CancelledError):
+            await attempts[0]
+        assert attempts[1].opened
+        began = time.monotonic()
+        await client.close()
+        assert time.monotonic() - began < limits.LINK_CLOSE_S
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(give_up_late(), 10))
