@@ -10,7 +10,7 @@ PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
 DATA    ?= ./data
 ROUNDS  ?= 50
-MINUTES ?= 10
+WORKERS ?= 2
 CASES   ?= 1000000
 SEEDS   ?= 1000
 MINUTES ?= 10
@@ -49,8 +49,8 @@ $(VENV)/.bench: $(VENV)/.run requirements/bench.txt
 run: $(VENV)/.run ## start one broker on port 7440 (DATA=./data, ARGS=... for more flags)
 	@exec $(BIN)/stentor serve --data $(DATA) $(ARGS)
 
-test: check packages ## everything that must pass: check, then all tests (ARGS=... for pytest)
-	@$(PYTHON) -m pytest $(ARGS)
+test: check packages ## everything that must pass: check, then all tests (WORKERS=2 processes, ARGS=... for pytest)
+	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 packages: ## Debian packages that tests of clusters need (HAProxy, ip, iptables), as root
 	@scripts/debian-packages
