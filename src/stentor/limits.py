@@ -140,11 +140,18 @@ RECONNECT_DELAY_S: Final = 0.05
 RECONNECT_DELAY_S_MAX: Final = 1.0
 """Back-off doubles from the first to the last of these, with full jitter."""
 
+RECONNECT_SPREAD_S: Final = 0.0005
+"""For each client that a lost broker had, first attempts are spread over this much more: what a broker needs to greet
+one and tell it the routes. A lone client tries at once."""
+
 LINK_OPEN_S: Final = 1.5
 """How long a client waits for one broker of several to greet it before it tries others."""
 
 LINK_RACE_MAX: Final = 3
 """How many brokers a client tries at one time when it looks for a home."""
+
+LINK_HEAD_START_S: Final = 0.2
+"""A broker that is tried first has this long to answer before the next one is tried beside it."""
 
 LINK_WATCH_S: Final = 0.2
 LINK_SILENCE_S: Final = 0.9

@@ -520,6 +520,7 @@ class Broker:
             address=self.address,
             http_address=self.http_address,
             zone=self.config.zone,
+            load=len(self.sessions),
         )
 
     def statistics(self) -> dict[str, Any]:

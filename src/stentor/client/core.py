@@ -189,28 +189,32 @@ class ClientCore:
             self._ready.clear()
             self._last_error = error
             logger.warning("%s Trying to connect again.", error.message)
-            self._connecting = self.loop.create_task(self._reconnect())
+            self._connecting = self.loop.create_task(self._reconnect(link))
         self._tell_routes()  # whoever used this link looks for another way
 
-    async def _reconnect(self) -> None:
+    async def _reconnect(self, lost: Link) -> None:
         """Back off exponentially with full jitter, so that a thousand clients do not come at once."""
+        spread_s = self.links.spread_s(lost.broker.id if lost.broker is not None else "")
         while True:
             for link in self.links.alive():  # another broker that is linked already can be home at once
                 with suppress(StentorError, TimeoutError):
                     return await self._adopt(link, limits.LINK_OPEN_S)
-            await asyncio.sleep(random.uniform(0, self._backoff_s))  # noqa: S311 - jitter, not a secret
+            await asyncio.sleep(random.uniform(0, max(self._backoff_s, spread_s)))  # noqa: S311 - jitter, not a secret
             self._backoff_s = min(max(2 * self._backoff_s, limits.RECONNECT_DELAY_S), limits.RECONNECT_DELAY_S_MAX)
             try:
-                link = await self.links.race(self._homes(), limits.HANDSHAKE_S)
+                link = await self.links.race(self._homes(lost.address), limits.HANDSHAKE_S)
                 return await self._adopt(link)
             except (StentorError, TimeoutError, OSError) as error:
                 self._last_error = error if isinstance(error, StentorError) else None
 
-    def _homes(self) -> list[str]:
-        """Where a home may be found: the addresses given, and all brokers heard of since."""
+    def _homes(self, lost: str = "") -> list[str]:
+        """Where a home may be found: the addresses given, and all brokers heard of since; in any order, so that
+        clients spread over the brokers, but the one that was lost last.
+        """
         learned = [info.address for info in self.links.brokers.values() if info.alive]
-        random.shuffle(learned)
         homes = list(dict.fromkeys([*self.addresses, *learned]))
+        random.shuffle(homes)
+        homes.sort(key=lambda address: address == lost)
         now = self.loop.time()
         return [address for address in homes if self._avoided.get(address, 0.0) <= now] or homes
 

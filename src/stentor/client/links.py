@@ -39,6 +39,7 @@ class Links:
         self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
         self._watch: asyncio.TimerHandle | None = None
         self._closed = False
+        self._lost_once: set[str] = set()  # brokers that were linked, and are not
         self._made: list[Link] = []  # all that may still have a socket
 
     # --- finding --------------------------------------------------------------------------------
@@ -68,6 +69,13 @@ class Links:
         """These are gone for good."""
         for broker in brokers:
             self.brokers.pop(broker, None)
+            self._lost_once.discard(broker)
+
+    def spread_s(self, broker: str) -> float:
+        """Over which time clients that lost a broker spread their first attempts: the more it had, the longer."""
+        info = self.brokers.get(broker)
+        load = 0 if info is None else info.load
+        return min(load * limits.RECONNECT_SPREAD_S, limits.RECONNECT_DELAY_S_MAX)
 
     # --- making ---------------------------------------------------------------------------------
 
@@ -75,11 +83,16 @@ class Links:
         """Try until it works, or the broker is not needed any more; back off with full jitter."""
         delay, attempt = limits.RECONNECT_DELAY_S, 0
         try:
+            if broker in self._lost_once:  # so has everyone else who was linked to it
+                delay = max(delay, self.spread_s(broker))
+                await asyncio.sleep(random.uniform(0, self.spread_s(broker)))  # noqa: S311 - jitter, not a secret
             while not self._closed and broker in self.brokers:
                 try:
                     link = await self._open(broker, attempt)
                 except (StentorError, TimeoutError, OSError):
                     attempt += 1
+                    if broker in self.brokers and not self.brokers[broker].alive:
+                        delay = limits.RECONNECT_DELAY_S_MAX  # the others say so too: it will not answer soon
                     await asyncio.sleep(random.uniform(0, delay))  # noqa: S311 - jitter, not a secret
                     delay = min(2 * delay, limits.RECONNECT_DELAY_S_MAX)
                     continue
@@ -110,6 +123,7 @@ class Links:
             return
         link.on_lost = self._lost
         self._links[link.broker.id] = link
+        self._lost_once.discard(link.broker.id)
         if self._watch is None:
             self._watch = self._loop.call_later(limits.LINK_WATCH_S, self._look)
         self.on_linked(link)
@@ -119,6 +133,7 @@ class Links:
     def _lost(self, link: Link, error: StentorError) -> None:
         if link.broker is not None and self._links.get(link.broker.id) is link:
             del self._links[link.broker.id]
+            self._lost_once.add(link.broker.id)
         if not self._closed:
             self.on_lost(link, error)
 
@@ -130,7 +145,9 @@ class Links:
         self._watch = None if self._closed else self._loop.call_later(limits.LINK_WATCH_S, self._look)
 
     async def race(self, addresses: list[str], timeout: float) -> Link:
-        """The first of several brokers that answers; a dead one does not hold up the others."""
+        """The first of several brokers that answers, asked one after the other with a small head start each: a silent
+        one holds up nobody for long, and a thousand clients that lost a broker do not knock at all others at once.
+        """
         error: StentorError | None = None
         for start in range(0, len(addresses), limits.LINK_RACE_MAX):
             part = addresses[start : start + limits.LINK_RACE_MAX]
@@ -148,20 +165,21 @@ class Links:
     async def _race(
         self, addresses: list[str], timeout: float, error: StentorError | None
     ) -> tuple[Link | None, StentorError | None]:
-        tasks = [self._loop.create_task(self._make(address, timeout)) for address in addresses]
+        waiting, running = list(addresses), set[asyncio.Task[Link]]()
         winner: Link | None = None
         try:
-            for finished in asyncio.as_completed(tasks):
-                try:
-                    winner = await finished
-                    break
-                except StentorError as failure:
-                    error = failure
+            while winner is None and (waiting or running):
+                if waiting:
+                    running.add(self._loop.create_task(self._make(waiting.pop(0), timeout)))
+                head_start = limits.LINK_HEAD_START_S if waiting else None
+                done, running = await asyncio.wait(running, timeout=head_start, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    winner, error = _outcome(task, winner, error)
         finally:
-            for task in tasks:
+            for task in running:
                 task.cancel()
-            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(outcome, Link) and outcome is not winner:
+            for outcome in await asyncio.gather(*running, return_exceptions=True):
+                if isinstance(outcome, Link):
                     outcome.close()
         return winner, error
 
@@ -193,3 +211,17 @@ class Links:
                 return False
             await asyncio.sleep(_POLL_S)
         return True
+
+
+def _outcome(
+    task: asyncio.Task[Link], winner: Link | None, error: StentorError | None
+) -> tuple[Link | None, StentorError | None]:
+    """What a finished attempt adds to a race."""
+    try:
+        link = task.result()
+    except StentorError as failure:
+        return winner, failure
+    if winner is not None:  # two answered in the same moment
+        link.close()
+        return winner, error
+    return link, error

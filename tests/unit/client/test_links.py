@@ -1,0 +1,127 @@
+"""How clients find brokers: one after the other, and not all clients at once."""
+
+import asyncio
+import random
+import socket
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+import uvloop
+
+from stentor import limits
+from stentor.client.link import Link
+from stentor.client.links import Links
+from stentor.errors import ConnectionFailed
+from stentor.testing import broker
+from stentor.wire.messages import BrokerInfo
+
+
+@contextmanager
+def silent():
+    """The address of someone who takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield "{}:{}".format(*server.getsockname())
+
+
+def refusing():
+    """An address where nobody is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return "{}:{}".format(*server.getsockname())
+
+
+@pytest.fixture
+def there(shared):
+    """The address of a broker."""
+    return shared.url.removeprefix("stentor://")
+
+
+@pytest.fixture
+def dialled(monkeypatch):
+    """The ports that were tried, in order."""
+    found = []
+    dial = Link._dial
+
+    async def counted(link, host, port):
+        found.append(f"{host}:{port}")
+        await dial(link, host, port)
+
+    monkeypatch.setattr(Link, "_dial", counted)
+    return found
+
+
+def race(addresses):
+    """Who wins."""
+
+    async def run():
+        links = Links("racer")
+        try:
+            link = await links.race(addresses, 5.0)
+            link.close()
+            return link.address
+        finally:
+            await links.close()
+
+    return uvloop.run(run())
+
+
+def test_a_broker_that_answers_is_the_only_one_asked(there, dialled, monkeypatch):
+    monkeypatch.setattr(limits, "LINK_HEAD_START_S", 5.0)
+    with silent() as other:
+        assert race([there, other]) == there
+    assert dialled == [there]
+
+
+def test_a_silent_broker_has_a_head_start_only(there, dialled):
+    with silent() as other:
+        assert race([other, there]) == there
+    assert dialled == [other, there]
+
+
+def test_a_broker_that_refuses_has_no_head_start(there, monkeypatch):
+    monkeypatch.setattr(limits, "LINK_HEAD_START_S", 60.0)
+    assert race([refusing(), there]) == there
+
+
+def test_if_nobody_answers_the_last_one_says_why():
+    with pytest.raises(ConnectionFailed):
+        race([refusing(), refusing()])
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds"), [(0, 0.0), (1, limits.RECONNECT_SPREAD_S), (10**6, limits.RECONNECT_DELAY_S_MAX)]
+)
+def test_the_more_clients_a_broker_had_the_longer_they_spread_over(load, seconds):
+    async def run():
+        links = Links("one of many")
+        links.learned([BrokerInfo(id="b", cluster_id="c", version="1", address="b:1", load=load)])
+        return links.spread_s("b")
+
+    assert asyncio.run(run()) == seconds
+
+
+def test_a_client_of_many_does_not_come_back_at_once(monkeypatch):
+    """Its first attempt, for the home and for the head alike, is drawn from the whole spread."""
+    drawn = []
+    uniform = random.uniform
+
+    def noted(low, high):
+        drawn.append(high)
+        return uniform(low, high)
+
+    with broker() as local, local.client() as client:
+        client.publish("orders", "before")
+        links = client._core.links
+        links.learned([msgspec.structs.replace(info, load=600) for info in links.brokers.values()])
+        monkeypatch.setattr(random, "uniform", noted)
+        local.stop()
+        local.start()
+        client.publish("orders", "after")
+    assert 600 * limits.RECONNECT_SPREAD_S in drawn
+    assert min(drawn) >= 600 * limits.RECONNECT_SPREAD_S
+
+
+def test_a_broker_says_how_many_it_serves(shared):
+    with shared.client(), shared.client() as client:
+        (info,) = client._core.links.brokers.values()
+        assert info.load >= 2
