@@ -16,6 +16,7 @@ from stentor.client.producer import AsyncProducer, Producer, ProducerCore, parse
 from stentor.client.streams import SubscriptionCore
 from stentor.client.subscription import AsyncInbox, AsyncSubscription
 from stentor.client.typed import AsyncTopic, Codec
+from stentor.core.names import is_pattern
 from stentor.errors import InvalidArgument, StentorError
 from stentor.wire import messages
 
@@ -24,9 +25,16 @@ if TYPE_CHECKING:
 
     from stentor.client.message import Receipt
     from stentor.client.selectors import Selector
-    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo
+    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 _PUBLISHERS_MAX = 1_000
+
+
+class TopicOffsets(msgspec.Struct, frozen=True):
+    """An offset in each partition of a topic; the id tells a topic from a later one of the same name."""
+
+    id: int
+    offsets: dict[int, int]
 
 
 class AsyncClient:
@@ -229,6 +237,10 @@ class AsyncClient:
         request = messages.RecoverPartition(topic=topic, partition=partition)
         return await self._core.ask_one(request, broker, timeout)  # type: ignore[no-any-return]
 
+    async def find_topic(self, name: str, *, timeout: float | None = None) -> TopicRoute:
+        """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
+        return await self._core.topic(name, timeout)
+
     async def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
         """All topics, or those that match a pattern."""
         request = messages.ListTopics(pattern=pattern or ">")
@@ -241,14 +253,31 @@ class AsyncClient:
 
     async def offsets(self, topic: str, at: Any = "latest", *, timeout: float | None = None) -> dict[int, int]:
         """The offset of a position in each partition."""
+        return (await self.find_offsets([topic], at, timeout=timeout))[topic].offsets
+
+    async def find_offsets(
+        self, topics: list[str], at: Any = "latest", *, timeout: float | None = None
+    ) -> dict[str, TopicOffsets]:
+        """The offset of a position in each partition of topics or patterns, all asked at once.
+
+        A topic that is named and does not exist is an error; a pattern that matches none is not.
+        """
         check_position(at, "at")
-        info = await self.describe_topic(topic, timeout=timeout)
+        await self._core.link_within(timeout, "find offsets")
+        if not all(is_pattern(topic) or topic in self._core.routes for topic in topics):
+            await self._core.refresh_routes(timeout)  # it may have been made a moment ago
+        now_us, routes = _now_us(), self._core.matching_routes(topics)
+
+        async def find(route: messages.TopicRoute, partition: int) -> int:
+            wish = find_request(at, route.id, partition, now_us)
+            if isinstance(wish, int):
+                return wish
+            return (await self._core.call_partition(wish, route.name, timeout)).offset  # type: ignore[no-any-return]
+
         found = {}
-        for partition in info.partitions:
-            wish = find_request(at, info.id, partition.partition, _now_us())
-            found[partition.partition] = (
-                wish if isinstance(wish, int) else (await self._core.call_partition(wish, topic, timeout)).offset
-            )
+        for route in routes:
+            offsets = await asyncio.gather(*(find(route, index) for index in range(len(route.partitions))))
+            found[route.name] = TopicOffsets(route.id, dict(enumerate(offsets)))
         return found
 
     async def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:

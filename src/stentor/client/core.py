@@ -25,7 +25,7 @@ import msgspec
 from stentor import limits
 from stentor.client.links import Links
 from stentor.client.selectors import tail_first
-from stentor.core.names import check_topic_name
+from stentor.core.names import check_pattern, check_topic_name, is_pattern, matches
 from stentor.errors import (
     Closed,
     ConnectionFailed,
@@ -35,6 +35,7 @@ from stentor.errors import (
     NotReady,
     PartitionNotFound,
     StentorError,
+    TopicNotFound,
 )
 from stentor.wire import messages
 
@@ -431,10 +432,30 @@ class ClientCore:
         route = self.routes.get(name)
         if route is None:
             await self.call(messages.CreateTopic(name=name, automatic=True), timeout)
-            table = await self.call(messages.WatchRoutes(), timeout)
-            self._take_table(table)
+            await self.refresh_routes(timeout)
             route = self.routes[name]
         return route
+
+    async def refresh_routes(self, timeout: float | None = None) -> None:
+        """Ask for the table, instead of waiting for news of it."""
+        self._take_table(await self.call(messages.WatchRoutes(), timeout))
+
+    def matching_routes(self, topics: list[str]) -> list[messages.TopicRoute]:
+        """The routes of topics and patterns, by name; TopicNotFound for a topic that is not there."""
+        found: dict[str, messages.TopicRoute] = {}
+        for topic in topics:
+            check_pattern(topic)
+            if is_pattern(topic):
+                found |= {name: route for name, route in self.routes.items() if matches(topic, name)}
+            elif topic in self.routes:
+                found[topic] = self.routes[topic]
+            else:
+                raise TopicNotFound(
+                    f"There is no topic {topic}.",
+                    hint=f"Make it with `stentor topic create {topic}`, or look with `stentor topic list`.",
+                    object=topic,
+                )
+        return [found[name] for name in sorted(found)]
 
     # --- the end --------------------------------------------------------------------------------
 

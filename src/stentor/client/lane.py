@@ -43,6 +43,9 @@ from stentor.errors import (
 )
 from stentor.wire import batch
 
+_WRITTEN_BEFORE = ("forgotten", "old_generation")
+"""Refusals that tell a producer with a lasting identity: this batch is in the log already."""
+
 if TYPE_CHECKING:
     from stentor.client.link import Link
     from stentor.client.producer import ProducerCore
@@ -146,7 +149,7 @@ class Lane:
         self.unsent: deque[Sent] = deque()
         self.sealed_bytes = 0  # only changed under the lock
         self.done_bytes = 0  # only changed in the loop
-        self.generation = 0
+        self.generation: int = producer.generation
         self.sequence = 0
         self.stalled = False  # refused for now; a timer will send again
         self.refusal: StentorError | None = None  # why, if so
@@ -238,12 +241,12 @@ class Lane:
         encoded = batch.encode((time_us,), (extra.key,), values, headers, compression=compression)
         return encoded, [(0, extra.on_delivery, time_us)] if extra.on_delivery is not None else []
 
-    def add_encoded(self, encoded: Encoded) -> None:
+    def add_encoded(self, encoded: Encoded, callbacks: list[Any] | None = None) -> None:
         """A batch that was encoded elsewhere, after everything that gathered before it."""
         while self.rows:
             self.seal()
         with self.lock:
-            self._seal(encoded, [])
+            self._seal(encoded, callbacks or [])
 
     def _seal(self, encoded: Encoded, callbacks: list[Any]) -> None:
         producer = self.producer
@@ -352,7 +355,11 @@ class Lane:
         """Try again later what can be tried again; give up the rest, and all that follows it."""
         if sent.done:
             return
-        gap = isinstance(error, SequenceError) and error.detail.get("reason") == "gap"
+        reason = error.detail.get("reason") if isinstance(error, SequenceError) else None
+        if self.producer.lasting and reason in _WRITTEN_BEFORE:
+            self.acknowledged(sent, -1)
+            return
+        gap = reason == "gap"
         if isinstance(error, NotHead):
             self.producer.core.redirected(self.producer.topic, self.partition, error)
         elif isinstance(error, PartitionNotFound):
@@ -373,8 +380,9 @@ class Lane:
             failed = numbered[place:]
             self.pending = deque(numbered[:place])
             self.unsent = deque(sent for sent in self.unsent if sent not in failed)
-            self.generation += 1
-            self.sequence = 0
+            if not self.producer.lasting:  # a lasting identity must not go on behind a gap
+                self.generation += 1
+                self.sequence = 0
             self.stalled = False
         for index, sent in enumerate(failed):
             sent.done = True

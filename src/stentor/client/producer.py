@@ -18,6 +18,7 @@ from zlib import crc32
 
 from stentor import limits
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
+from stentor.client.identity import by_partition, lasting_id
 from stentor.client.lane import Extra, FailedBatch, Lane
 from stentor.client.tables import as_batches, conform
 from stentor.errors import Closed, InvalidArgument, PublishError, StentorError
@@ -71,6 +72,8 @@ class ProducerCore:
         timeout: float | None = None,
         keep_failures: bool = True,
         partitioner: Partitioner | None = None,
+        identity: str | None = None,
+        generation: int = 0,
     ) -> None:
         if (compression or "") not in arrow_body.COMPRESSIONS:
             raise InvalidArgument(f"compression={compression!r} is unknown.", hint="Use 'lz4', 'zstd' or None.")
@@ -88,7 +91,9 @@ class ProducerCore:
         self.batch_bytes = batch_bytes
         self.buffer_bytes = buffer_bytes
         self.timeout = core.timeout if timeout is None else timeout
-        self.producer_id = secrets.randbits(62) + 1
+        self.lasting = identity is not None
+        self.producer_id = secrets.randbits(62) + 1 if identity is None else lasting_id(identity)
+        self.generation = generation
         self.extras = False  # some row carried headers, a time or a callback; from then on all may
         self.lanes = [Lane(self, index) for index in range(len(route.partitions))]
         self.partitioner = partitioner
@@ -393,7 +398,7 @@ class _Face:
             self._wake(lane)
         return False
 
-    def _offer_batch(self, data: Any, partition: int | None) -> Any:
+    def _offer_batch(self, data: Any, partition: int | None, on_delivery: OnDelivery | None = None) -> Any:
         """Yield after each sealed batch whether the sender must wait now."""
         core = self._core
         now_us = time.time_ns() // 1000
@@ -401,31 +406,13 @@ class _Face:
             rows_max = max(1, int(part.num_rows * core.batch_bytes * 2 / max(1, part.nbytes)))
             for start in range(0, part.num_rows, rows_max):
                 conformed = conform(part.slice(start, rows_max), now_us)
-                for index, rows in _by_partition(conformed, core, partition):
+                for index, rows in by_partition(conformed, core, partition):
                     lane = core.lanes[index]
                     core.check_open()
-                    lane.add_encoded(batch.encode_arrow(rows, compression=core.compression))
+                    callbacks = [] if on_delivery is None else [(0, on_delivery, now_us)]
+                    lane.add_encoded(batch.encode_arrow(rows, compression=core.compression), callbacks)
                     self._sealed(lane)
                     yield core.is_full()
-
-
-def _by_partition(rows: Any, core: ProducerCore, partition: int | None) -> list[tuple[int, Any]]:
-    """Split a batch by key hash, keeping the order inside each partition."""
-    if partition is not None:
-        return [(core.lane_for(None, partition).partition, rows)]
-    if core.single is not None:
-        return [(0, rows)]
-    count = len(core.lanes)
-    core.turn += 1
-    turn = core.turn % count
-    chosen: dict[int, list[int]] = {}
-    for index, key in enumerate(rows.column(1).to_pylist()):
-        if core.partitioner is not None:
-            lane = core.lane_for(key, None).partition
-        else:
-            lane = turn if key is None else crc32(key) % count
-        chosen.setdefault(lane, []).append(index)
-    return [(lane, rows.take(indices)) for lane, indices in sorted(chosen.items())]
 
 
 def _call(work: Callable[[], None]) -> None:
@@ -488,9 +475,12 @@ class Producer(_Face):
             if must_wait:
                 self._wait_for_room()
 
-    def send_batch(self, data: Any, *, partition: int | None = None) -> None:
-        """Hand a pyarrow Table or RecordBatch over: column value, and key, timestamp, headers."""
-        for must_wait in self._offer_batch(data, partition):
+    def send_batch(self, data: Any, *, partition: int | None = None, on_delivery: OnDelivery | None = None) -> None:
+        """Hand a pyarrow Table or RecordBatch over: column value, and key, timestamp, headers.
+
+        `on_delivery` is called once for every batch it becomes, with the receipt of that batch's first message.
+        """
+        for must_wait in self._offer_batch(data, partition, on_delivery):
             if must_wait:
                 self._wait_for_room()
 
@@ -556,9 +546,11 @@ class AsyncProducer(_Face):
             if must_wait:
                 await self._wait_for_room()
 
-    async def send_batch(self, data: Any, *, partition: int | None = None) -> None:
+    async def send_batch(
+        self, data: Any, *, partition: int | None = None, on_delivery: OnDelivery | None = None
+    ) -> None:
         """Hand a pyarrow Table or RecordBatch over."""
-        for must_wait in self._offer_batch(data, partition):
+        for must_wait in self._offer_batch(data, partition, on_delivery):
             if must_wait:
                 await self._wait_for_room()
 

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from datetime import timedelta
 
+    from stentor.client.async_client import TopicOffsets
     from stentor.client.message import Receipt
     from stentor.client.selectors import Partitioner, Selector
-    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo
+    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 _GRACE_S = 5.0  # on top of a call's own deadline, for the loop to report it
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -173,8 +174,15 @@ class Client:
         buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
         timeout: float | None = None,
         partitioner: Partitioner | None = None,
+        identity: str | None = None,
+        generation: int = 0,
     ) -> Producer:
-        """A self-batching sender to a topic: the fast path."""
+        """A self-batching sender to a topic: the fast path.
+
+        A producer with an `identity` may be made again after a crash: the same batches, sent again in the same order
+        under the same identity and generation, are recognised by the brokers and written once. What is new gets the
+        next generation.
+        """
         options = {
             "ack": ack,
             "compression": compression,
@@ -183,6 +191,8 @@ class Client:
             "buffer_bytes": buffer_bytes,
             "timeout": timeout,
             "partitioner": partitioner,
+            "identity": identity,
+            "generation": generation,
         }
         return Producer(self._call(self._async.producer_core(topic, **options)))
 
@@ -251,6 +261,10 @@ class Client:
         """A topic's settings and partitions."""
         return self._call(self._async.describe_topic(name, timeout=timeout))  # type: ignore[no-any-return]
 
+    def find_topic(self, name: str, *, timeout: float | None = None) -> TopicRoute:
+        """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
+        return self._call(self._async.find_topic(name, timeout=timeout))  # type: ignore[no-any-return]
+
     def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
         """All topics, or those that match a pattern."""
         return self._call(self._async.topics(pattern, timeout=timeout))  # type: ignore[no-any-return]
@@ -262,6 +276,12 @@ class Client:
     def offsets(self, topic: str, at: Any = "latest", *, timeout: float | None = None) -> dict[int, int]:
         """The offset of a position in each partition."""
         return self._call(self._async.offsets(topic, at, timeout=timeout))  # type: ignore[no-any-return]
+
+    def find_offsets(
+        self, topics: list[str], at: Any = "latest", *, timeout: float | None = None
+    ) -> dict[str, TopicOffsets]:
+        """The offset of a position in each partition of topics or patterns, with the topics' ids."""
+        return self._call(self._async.find_offsets(topics, at, timeout=timeout))  # type: ignore[no-any-return]
 
     def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
         """All brokers of the cluster, as the one that is asked sees them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -11,6 +12,8 @@ from stentor.wire.arrow_body import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_RAMP_MIN: Final = 4096
 
 MESSAGE_SCHEMA: Final = pa.schema(
     [
@@ -29,11 +32,23 @@ def with_position(batch: Any, topic: str, partition: int, first_offset: int) -> 
         [
             pa.repeat(pa.scalar(topic, pa.string()), count),
             pa.repeat(pa.scalar(partition, pa.int32()), count),
-            pa.array(range(first_offset, first_offset + count), pa.int64()),
+            offsets(first_offset, count),
             *batch.columns,
         ],
         schema=MESSAGE_SCHEMA,
     )
+
+
+def offsets(first: int, count: int) -> Any:
+    """Consecutive offsets as an Arrow array."""
+    import pyarrow.compute as pc  # not at the start of every command
+
+    return pc.add(_ramp(max(_RAMP_MIN, 1 << (count - 1).bit_length())).slice(0, count), first)
+
+
+@lru_cache(maxsize=32)
+def _ramp(count: int) -> Any:
+    return pa.array(range(count), pa.int64())
 
 
 def to_table(batches: Iterable[Any]) -> Any:

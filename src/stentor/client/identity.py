@@ -1,0 +1,34 @@
+"""Who sends, and to which partition: ids of producers that last, and rows spread by their keys."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+if TYPE_CHECKING:
+    from stentor.client.producer import ProducerCore
+
+
+def lasting_id(identity: str) -> int:
+    """The producer id of a name: whoever has the name continues what was sent under it."""
+    return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little") >> 2 or 1
+
+
+def by_partition(rows: Any, core: ProducerCore, partition: int | None) -> list[tuple[int, Any]]:
+    """Split a batch by key hash, keeping the order inside each partition."""
+    if partition is not None:
+        return [(core.lane_for(None, partition).partition, rows)]
+    if core.single is not None:
+        return [(0, rows)]
+    count = len(core.lanes)
+    core.turn += 1
+    turn = core.turn % count
+    chosen: dict[int, list[int]] = {}
+    for index, key in enumerate(rows.column(1).to_pylist()):
+        if core.partitioner is not None:
+            lane = core.lane_for(key, None).partition
+        else:
+            lane = turn if key is None else crc32(key) % count
+        chosen.setdefault(lane, []).append(index)
+    return [(lane, rows.take(indices)) for lane, indices in sorted(chosen.items())]

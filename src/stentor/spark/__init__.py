@@ -1,0 +1,14 @@
+"""Spark: every topic is a table that it reads and writes, and the pipelines that run on it.
+
+from stentor.spark import session
+
+spark = session()
+orders = spark.read.format("stentor").option("subscribe", "orders").load()
+"""
+
+from __future__ import annotations
+
+from stentor.spark.session import register, session
+from stentor.spark.values import parse_json, text_values, to_json_value
+
+__all__ = ["parse_json", "register", "session", "text_values", "to_json_value"]

@@ -1,0 +1,227 @@
+"""Exactly once into topics: what tasks staged is published by the driver, and a redo publishes nothing twice.
+
+Theory of operation. A streaming write goes in three steps per epoch (Spark's batch id):
+
+1. *Stage.* Every task attempt publishes its rows to `_spark.<application>.staged`, one batch per chunk, and reports
+   where they are. What an attempt that lost leaves there is never looked at, and retention deletes it.
+2. *Decide.* The driver writes the list of the winning attempts' chunks, the manifest, as one message to
+   `_spark.<application>.commits`. The first manifest of an epoch is the decision: from here on the epoch's rows and
+   their order are fixed, whatever a repetition of its tasks may yield.
+3. *Publish.* The chunks of the manifest are read back and published to their partitions, always in the same order and
+   cut in the same way, by a producer whose identity is the application and whose generation is the epoch. Brokers
+   recognise every batch they have, so this step may be repeated as often as it is interrupted.
+
+A repeated epoch finds its manifest and does step 3 again, from the rows that were staged first. An epoch that is older
+than the last manifest was published completely, since Spark begins no epoch before the one before it is committed.
+
+What is promised: every row of an epoch is in its partition exactly once. The rows of an epoch appear in a partition at
+once, up to GROUP_BYTES; more of them appear in pieces of that size. Different partitions do not appear at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+
+import stentor
+from stentor.errors import InternalError, OffsetOutOfRange, StentorError
+from stentor.spark.offsets import recreated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from stentor.client.sync_client import Client
+
+CHUNK_BYTES: Final = 1 << 20
+GROUP_BYTES: Final = 8 << 20
+STAGED_PARTITIONS: Final = 4
+STAGED_KEPT_S: Final = 24 * 3600
+_MANIFESTS_KEPT_BYTES: Final = 64 << 20
+_MANIFESTS_LOOKED_AT: Final = 64
+_MESSAGE_COLUMNS: Final = ["timestamp", "key", "value", "headers"]
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Staged rows of one task for one partition of one topic."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    staged_partition: int
+    staged_offset: int
+    rows: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What an epoch consists of."""
+
+    epoch: int
+    chunks: list[Chunk]
+    group_bytes: int = GROUP_BYTES
+
+
+_decoder = msgspec.msgpack.Decoder(Manifest)
+
+
+def staged_topic(application: str) -> str:
+    """Where tasks put their rows."""
+    return f"_spark.{application}.staged"
+
+
+def commits_topic(application: str) -> str:
+    """Where the driver writes its decisions."""
+    return f"_spark.{application}.commits"
+
+
+class Stage:
+    """A task's rows on their way to the staging topic."""
+
+    def __init__(self, client: Client, application: str, task: int) -> None:
+        name = staged_topic(application)
+        client.create_topic(name, exist_ok=True, partitions=STAGED_PARTITIONS, retention_age_s=STAGED_KEPT_S)
+        self._client = client
+        self._partition = task % STAGED_PARTITIONS
+        self._producer = client.producer(name, batch_bytes=CHUNK_BYTES)
+        self._gathered: dict[tuple[str, int], list[Any]] = {}
+        self._topic_ids: dict[str, int] = {}
+        self._chunks: list[Chunk] = []
+
+    def add(self, topic: str, partition: int, rows: Any) -> None:
+        gathered = self._gathered.setdefault((topic, partition), [])
+        gathered.append(rows)
+        if sum(part.nbytes for part in gathered) >= CHUNK_BYTES:
+            self._put(topic, partition)
+
+    def _put(self, topic: str, partition: int) -> None:
+        rows = pa.concat_batches(self._gathered.pop((topic, partition)))
+        if topic not in self._topic_ids:
+            self._topic_ids[topic] = self._client.find_topic(topic).id
+        for piece in _pieces(rows):
+            note = self._noter(topic, self._topic_ids[topic], partition, piece.num_rows)
+            self._producer.send_batch(piece, partition=self._partition, on_delivery=note)
+
+    def _noter(self, topic: str, topic_id: int, partition: int, rows: int) -> Any:
+        def note(receipt: Any, error: StentorError | None) -> None:
+            if error is None:
+                self._chunks.append(Chunk(topic, topic_id, partition, self._partition, receipt.offset, rows))
+
+        return note
+
+    def finish(self) -> list[Chunk]:
+        """All rows are staged; where they are."""
+        for topic, partition in list(self._gathered):
+            self._put(topic, partition)
+        self._producer.close()
+        return self._chunks
+
+
+def _pieces(rows: Any) -> Iterator[Any]:
+    """Pieces that the producer makes one batch of each."""
+    count = max(1, -(-rows.nbytes // (2 * CHUNK_BYTES)))
+    step = -(-rows.num_rows // count)
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
+
+
+class Ledger:
+    """The driver's side: decides what an epoch is, and publishes it."""
+
+    def __init__(self, client: Client, application: str) -> None:
+        self._client = client
+        self._application = application
+        self._commits = commits_topic(application)
+        self._id = client.create_topic(self._commits, exist_ok=True, retention_bytes=_MANIFESTS_KEPT_BYTES).id
+
+    def commit(self, epoch: int, chunks: Iterable[Chunk]) -> None:
+        """Publish an epoch, or go on with publishing it."""
+        manifest = self._decision(epoch, chunks)
+        if manifest is not None:
+            self._publish(manifest)
+
+    # --- deciding -------------------------------------------------------------------------------
+
+    def _decision(self, epoch: int, chunks: Iterable[Chunk]) -> Manifest | None:
+        """The manifest that holds for an epoch; None when the epoch is past."""
+        known, end = self._last_manifest()
+        if known is not None and known.epoch >= epoch:
+            return known if known.epoch == epoch else None
+        order = sorted(chunks, key=lambda chunk: (chunk.staged_partition, chunk.staged_offset))
+        mine = Manifest(epoch, order)
+        receipt = self._client.publish(self._commits, msgspec.msgpack.encode(mine))
+        if receipt.offset == end:
+            return mine
+        return self._last_manifest()[0]  # another driver of the same query was here: the first one counts
+
+    def _last_manifest(self) -> tuple[Manifest | None, int]:
+        """The first manifest of the newest epoch, and the offset after the last one."""
+        end = self._client.offsets(self._commits)[0]
+        found = [
+            _decoder.decode(message.value)
+            for message in self._client.read(self._commits, start=stentor.Last(_MANIFESTS_LOOKED_AT), end=end)
+            if message.value is not None
+        ]
+        newest = max((manifest.epoch for manifest in found), default=None)
+        return next((manifest for manifest in found if manifest.epoch == newest), None), end
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    def _publish(self, manifest: Manifest) -> None:
+        producers: dict[str, Any] = {}
+        try:
+            for topic, topic_id, partition, rows in self._groups(manifest):
+                if topic not in producers:
+                    producers[topic] = self._producer(topic, topic_id, manifest.epoch)
+                producers[topic].send_batch(rows, partition=partition)
+            for producer in producers.values():
+                producer.flush()
+        finally:
+            for producer in producers.values():
+                producer.close()
+
+    def _producer(self, topic: str, topic_id: int, epoch: int) -> Any:
+        if self._client.find_topic(topic).id != topic_id:
+            raise recreated(topic)
+        identity = f"spark/{self._application}/{self._id:x}"
+        return self._client.producer(topic, identity=identity, generation=epoch, batch_bytes=GROUP_BYTES // 2)
+
+    def _groups(self, manifest: Manifest) -> Iterator[tuple[str, int, int, Any]]:
+        """The rows of each partition, joined until they are large: always the same way."""
+        waiting: dict[tuple[str, int, int], list[Any]] = {}
+        sizes: dict[tuple[str, int, int], int] = {}
+        for chunk, rows in self._staged(manifest.chunks):
+            target = (chunk.topic, chunk.topic_id, chunk.partition)
+            if sizes.get(target, 0) + rows.nbytes > manifest.group_bytes and target in waiting:
+                yield *target, pa.concat_batches(waiting.pop(target))
+                sizes[target] = 0
+            waiting.setdefault(target, []).append(rows)
+            sizes[target] = sizes.get(target, 0) + rows.nbytes
+        for target in sorted(waiting):
+            yield *target, pa.concat_batches(waiting[target])
+
+    def _staged(self, chunks: list[Chunk]) -> Iterator[tuple[Chunk, Any]]:
+        """The staged rows in the order of the staging topic, each partition read once."""
+        for partition in sorted({chunk.staged_partition for chunk in chunks}):
+            mine = [chunk for chunk in chunks if chunk.staged_partition == partition]
+            yield from self._read_back(partition, mine)
+
+    def _read_back(self, partition: int, chunks: list[Chunk]) -> Iterator[tuple[Chunk, Any]]:
+        wanted = {chunk.staged_offset: chunk for chunk in chunks}
+        first, last = chunks[0], chunks[-1]
+        topic = staged_topic(self._application)
+        try:
+            for batch in self._client.read(
+                topic, partition=partition, start=first.staged_offset, end=last.staged_offset + last.rows
+            ).batches():
+                chunk = wanted.pop(batch.column(2)[0].as_py(), None)
+                if chunk is not None:
+                    yield chunk, batch.select(_MESSAGE_COLUMNS)
+        except OffsetOutOfRange as error:
+            raise OffsetOutOfRange(
+                f"Rows staged in {topic} were deleted before they were published.",
+                hint=f"They are kept for {STAGED_KEPT_S // 3600} hours; delete the query's checkpoint and output, and"
+                " start it again.",
+            ) from error
+        if wanted:
+            raise InternalError(f"{len(wanted)} staged batches are not in {topic}/{partition}.")

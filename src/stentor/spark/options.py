@@ -1,0 +1,318 @@
+"""The options of the data source, by the names that users of Spark's Kafka source know; see docs/spark.md."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from stentor.core.names import check_pattern, check_topic_name
+from stentor.errors import InvalidArgument
+from stentor.spark import columns
+from stentor.spark.connections import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+"""As in Spark's Kafka source: what an offset in JSON may be besides a number."""
+
+_CONNECTION: Final = ("url", "timeout", "zone")
+_READ: Final = (
+    *_CONNECTION,
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "columns",
+)
+_WRITE: Final = (
+    *_CONNECTION,
+    "topic",
+    "exactlyOnce",
+    "applicationId",
+    "txnAppId",
+    "txnVersion",
+    "compression",
+)
+_OF_SPARK: Final = ("path", "checkpointlocation", "queryname", "outputmode")
+"""Options that Spark itself adds or understands."""
+_KAFKA_NAMES: Final = {
+    "kafka.bootstrap.servers": "url",
+    "bootstrap.servers": "url",
+    "startingoffsetsbytimestamp": "startingTimestamp",
+    "endingoffsetsbytimestamp": "endingTimestamp",
+    "groupidprefix": "",
+    "kafka.group.id": "",
+}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?\Z")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
+
+RECORDS_PER_PARTITION_DEFAULT: Final = 1_000_000
+
+Given = dict[str, dict[int, int]]
+"""Offsets as a user names them: some partitions of some topics."""
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a read is asked for."""
+
+    connection: Connection
+    topics: list[str] = []  # names and patterns
+    topic_regex: str | None = None
+    partitions: dict[str, list[int]] | None = None  # assign
+    start: str | Given | datetime = "latest"
+    end: str | Given | datetime = "latest"
+    rows_per_trigger_max: int | None = None
+    rows_per_trigger_min: int | None = None
+    trigger_delay_s: float = 900.0
+    partitions_min: int | None = None
+    rows_per_partition_max: int = RECORDS_PER_PARTITION_DEFAULT
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] = columns.DEFAULT
+
+
+class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a write is asked for."""
+
+    connection: Connection
+    topic: str | None = None
+    exactly_once: bool = True
+    application: str | None = None
+    version: int | None = None  # of a batch write that may be repeated
+    compression: str | None = None
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """Options of a read; InvalidArgument says which is wrong, and how."""
+    options = _Options(given, _READ, "read")
+    topics, regex, assigned = _topics(options)
+    start = _position(options, "starting", "latest" if streaming else "earliest")
+    end = _position(options, "ending", "latest")
+    if streaming and (options.has("endingOffsets") or options.has("endingTimestamp")):
+        raise InvalidArgument("A stream has no end.", hint="Leave endingOffsets and endingTimestamp out, or use read.")
+    if end == "earliest" or (start == "latest" and not streaming):
+        raise InvalidArgument("A batch read from latest, or to earliest, is empty.", hint="Name other offsets.")
+    return ReadOptions(
+        connection=_connection(options),
+        topics=topics,
+        topic_regex=regex,
+        partitions=assigned,
+        start=start,
+        end=end,
+        rows_per_trigger_max=options.count("maxOffsetsPerTrigger"),
+        rows_per_trigger_min=options.count("minOffsetsPerTrigger"),
+        trigger_delay_s=options.seconds("maxTriggerDelay", 900.0),
+        partitions_min=options.count("minPartitions"),
+        rows_per_partition_max=options.count("maxRecordsPerPartition") or RECORDS_PER_PARTITION_DEFAULT,
+        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+        columns=_columns(options),
+    )
+
+
+def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns alone: Spark asks for the schema before it says whether this is a stream."""
+    return _columns(_Options(given, _READ, "read"))
+
+
+def _topics(options: _Options) -> tuple[list[str], str | None, dict[str, list[int]] | None]:
+    named = [name for name in ("subscribe", "subscribePattern", "assign", "path") if options.has(name)]
+    if len(named) != 1:
+        raise InvalidArgument(
+            f"Exactly one of subscribe, subscribePattern and assign is needed, not {' and '.join(named) or 'none'}.",
+            hint="For example .option('subscribe', 'orders.*'), or load('orders').",
+        )
+    text = options.text(named[0])
+    if named[0] == "subscribePattern":
+        return [], _regex(text), None
+    if named[0] == "assign":
+        assigned = _assigned(text)
+        return sorted(assigned), None, assigned
+    topics = [part.strip() for part in text.split(",") if part.strip()]
+    for topic in topics:
+        check_pattern(topic)
+    if not topics:
+        raise InvalidArgument(f"{named[0]} names no topic.", hint="For example .option('subscribe', 'orders.eu').")
+    return topics, None, None
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidArgument(f"subscribePattern={text!r} is not a regular expression: {error}.") from error
+    return text
+
+
+def _assigned(text: str) -> dict[str, list[int]]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, list[int]])
+    except msgspec.DecodeError as error:
+        raise InvalidArgument(
+            f"assign={text!r} is not a list of partitions per topic.", hint="""For example {"orders": [0, 1]}."""
+        ) from error
+
+
+def _position(options: _Options, which: str, default: str) -> str | Given | datetime:
+    offsets, moment = f"{which}Offsets", f"{which}Timestamp"
+    if options.has(offsets) and options.has(moment):
+        raise InvalidArgument(f"{offsets} and {moment} exclude each other.", hint="Keep one of them.")
+    if options.has(moment):
+        return _moment(options.text(moment), moment)
+    text = options.text(offsets, default).strip()
+    if text in ("earliest", "latest"):
+        return text
+    try:
+        given = msgspec.json.decode(text, type=dict[str, dict[int, int]], strict=False)
+    except msgspec.DecodeError as error:
+        raise InvalidArgument(
+            f"{offsets}={text!r} is not a position.",
+            hint="""Use earliest, latest, or JSON such as {"orders": {"0": 23, "1": -2}} (-2: earliest, -1: latest).""",
+        ) from error
+    if any(offset < EARLIEST for partitions in given.values() for offset in partitions.values()):
+        raise InvalidArgument(f"{offsets} has a negative offset.", hint="Only -2 (earliest) and -1 (latest) are.")
+    return given
+
+
+def _moment(text: str, name: str) -> datetime:
+    """Milliseconds since 1970, as in Spark's Kafka source, or an ISO date and time."""
+    try:
+        if text.strip().isdigit():
+            return datetime.fromtimestamp(int(text) / 1000, UTC)
+        moment = datetime.fromisoformat(text.strip())
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument(
+            f"{name}={text!r} is not a time.", hint="Use milliseconds since 1970, or 2026-11-15T12:00:00+00:00."
+        ) from error
+    return moment if moment.tzinfo else moment.astimezone()
+
+
+def _columns(options: _Options) -> tuple[str, ...]:
+    if not options.has("columns"):
+        return (*columns.DEFAULT, "headers") if options.flag("includeHeaders", default=False) else columns.DEFAULT
+    if options.has("includeHeaders"):
+        raise InvalidArgument("columns and includeHeaders exclude each other.", hint="Name headers among the columns.")
+    names = tuple(part.strip() for part in options.text("columns").split(",") if part.strip())
+    unknown = [name for name in names if name not in columns.TYPES]
+    if unknown or not names or len(set(names)) < len(names):
+        raise InvalidArgument(
+            f"columns={options.text('columns')!r} is not a list of columns of a topic.",
+            hint=f"Choose from {', '.join(columns.TYPES)}, each once.",
+        )
+    return names
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+    """Options of a write."""
+    options = _Options(given, _WRITE, "write")
+    topic = options.text("topic", options.text("path", "")) or None
+    if topic is not None:
+        check_topic_name(topic)
+    if streaming and (options.has("txnAppId") or options.has("txnVersion")):
+        raise InvalidArgument("txnAppId and txnVersion are for batch writes.", hint="A stream takes applicationId.")
+    if not streaming and options.has("applicationId"):
+        raise InvalidArgument("applicationId is for streams.", hint="A batch write takes txnAppId and txnVersion.")
+    if options.has("txnAppId") != options.has("txnVersion"):
+        raise InvalidArgument("txnAppId and txnVersion belong together.", hint="Set both, or none.")
+    application = options.text("applicationId", options.text("txnAppId", "")) or None
+    if application is not None:
+        check_topic_name(f"_spark.{application}")
+    return WriteOptions(
+        connection=_connection(options),
+        topic=topic,
+        exactly_once=options.flag("exactlyOnce", default=streaming or options.has("txnAppId")),
+        application=application,
+        version=options.number("txnVersion"),
+        compression=options.text("compression", "") or None,
+    )
+
+
+# --- all of them --------------------------------------------------------------------------------
+
+
+class _Options:
+    """Options as Spark hands them over: text, by names whose case does not matter."""
+
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...], what: str) -> None:
+        self._values = {name.lower(): value for name, value in given.items()}
+        lower = {name.lower(): name for name in known}
+        for name in self._values:
+            if name not in lower and name not in _OF_SPARK:
+                raise _unknown(name, lower, what)
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._values.get(name.lower(), default)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = self.text(name, str(default)).lower()
+        if text not in ("true", "false"):
+            raise InvalidArgument(f"{name}={text!r} must be true or false.")
+        return text == "true"
+
+    def number(self, name: str) -> int | None:
+        if not self.has(name):
+            return None
+        text = self.text(name)
+        if not text.isdigit():
+            raise InvalidArgument(f"{name}={text!r} must be a whole number.")
+        return int(text)
+
+    def count(self, name: str) -> int | None:
+        number = self.number(name)
+        if number == 0:
+            raise InvalidArgument(f"{name}=0 must be above zero.")
+        return number
+
+    def seconds(self, name: str, default: float) -> float:
+        if not self.has(name):
+            return default
+        match = _DURATION.match(self.text(name).strip())
+        if match is None:
+            raise InvalidArgument(f"{name}={self.text(name)!r} is not a duration.", hint="For example 500ms, 30s, 15m.")
+        return float(match[1]) * _SECONDS[match[2]]
+
+
+def _unknown(name: str, known: dict[str, str], what: str) -> InvalidArgument:
+    if name in _KAFKA_NAMES:
+        instead = _KAFKA_NAMES[name]
+        hint = f"Here it is called {instead}." if instead else "Leave it out: it has no meaning here."
+        return InvalidArgument(f"The stentor data source does not know the option {name}.", hint=hint)
+    close = get_close_matches(name, known, 1)
+    hint = f"Did you mean {known[close[0]]}?" if close else f"To {what}: {', '.join(known.values())}."
+    return InvalidArgument(f"The stentor data source does not know the option {name}.", hint=hint)
+
+
+def _connection(options: _Options) -> Connection:
+    timeout = options.seconds("timeout", 60.0)
+    if timeout <= 0:
+        raise InvalidArgument("timeout must be above zero.")
+    return Connection(options.text("url", "") or None, timeout, options.text("zone", ""))
+
+
+def to_json(value: Any) -> str:
+    """JSON with its keys in one order: Spark compares offsets as text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,204 @@
+"""Reading: the driver plans ranges of offsets, tasks read them as Arrow batches.
+
+A range is read up to its end, however long that takes a broker that has failed over meanwhile: the end was committed
+when it was planned, so it comes. Readers are pickled to the tasks: they carry options only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+
+from stentor.errors import InvalidArgument, OffsetOutOfRange, StentorError, TopicNotFound
+from stentor.spark import offsets
+from stentor.spark.columns import Shaper
+from stentor.spark.offsets import OffsetRange, Places
+from stentor.spark.plainly import plainly
+from stentor.spark.topics import Topics
+
+try:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError:  # before 4.2 Spark has no read limits: a trigger takes all there is
+    ReadAllAvailable = ReadMaxRows = None  # type: ignore[assignment,misc]
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Stands in for what this Spark does not know."""
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql.types import StructType
+
+    from stentor.spark.options import ReadOptions
+
+logger = logging.getLogger(__name__)
+
+POLL_S: Final = 0.004
+LONG_POLL_S: Final = 0.5
+"""An idle stream is asked for its end a hundred times a second; better to answer when there is something."""
+
+
+class _RangeReader:
+    """Reads a range of one partition; in a task."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        """Arrow batches of a range."""
+        shaper = Shaper(self._schema, partition.topic, partition.topic_id, partition.partition)
+        yield from shaper.batches(self._rows(partition))
+
+    def _rows(self, part: OffsetRange) -> Iterator[Any]:
+        start = part.start
+        while start < part.end:
+            try:
+                for batch in self._opened(part, start):
+                    start = batch.column(2)[-1].as_py() + 1
+                    yield batch
+                start = part.end
+            except OffsetOutOfRange as error:
+                if self._options.fail_on_data_loss:
+                    raise _lost(part, start, error) from error
+                logger.warning("%s: offsets from %d on are gone; reading on behind them.", part, start)
+                start = max(start + 1, int(error.detail.get("start", part.end)))
+
+    def _opened(self, part: OffsetRange, start: int) -> Iterator[Any]:
+        client = self._options.connection.client()
+        found = client.find_offsets([part.topic], start)[part.topic]
+        if found.id != part.topic_id:
+            raise offsets.recreated(part.topic)
+        yield from client.read(part.topic, partition=part.partition, start=start, end=part.end).batches()
+
+
+def _lost(part: OffsetRange, start: int, error: StentorError) -> StentorError:
+    return OffsetOutOfRange(
+        f"{part.topic}/{part.partition}: offset {start} was deleted before it was read: {error.message}",
+        hint="Let the topic keep its messages longer, or set failOnDataLoss to false to go on without them.",
+        object=f"{part.topic}/{part.partition}",
+    )
+
+
+class TopicReader(_RangeReader, DataSourceReader):
+    """A bounded read: what the topics held when it was planned."""
+
+    @plainly
+    def partitions(self) -> Sequence[OffsetRange]:
+        options = self._options
+        topics = Topics(options)
+        start = topics.resolved(options.start, "earliest")
+        if isinstance(options.start, dict):
+            start = topics.checked(start, "starting")
+        end = topics.resolved(options.end, "latest")
+        if isinstance(options.end, dict):
+            end = topics.checked(end, "ending")
+        ranges = offsets.ranges_between(start, {name: end[name] for name in end if name in start})
+        return offsets.divided(ranges, options.rows_per_partition_max, options.partitions_min)
+
+
+class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream: from the offsets of its checkpoint on."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        if ReadMaxRows is None and options.rows_per_trigger_max:
+            raise InvalidArgument(
+                "maxOffsetsPerTrigger needs PySpark 4.2 or newer.", hint="pip install 'pyspark>=4.2', or leave it out."
+            )
+        self._topics = Topics(options)
+        self._last: Places | None = None  # the end that was told last
+        self._final: Places | None = None  # Trigger.AvailableNow: where to stop
+        self._waits_since: float | None = None  # for enough rows
+
+    @plainly
+    def initialOffset(self) -> dict[str, Any]:
+        start = self._topics.resolved(self._options.start, "latest")
+        if isinstance(self._options.start, dict):
+            start = self._topics.checked(start, "starting")
+        return offsets.to_offset(start)
+
+    def getDefaultReadLimit(self) -> Any:
+        most = self._options.rows_per_trigger_max
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    @plainly
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Everything that is there now will be read, and no more."""
+        self._final = self._topics.at("latest")
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """For the query's progress: how far behind it is."""
+        return None if self._last is None else offsets.to_offset(self._last)
+
+    @plainly
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        """The end of what can be read now; waits a moment while there is nothing new."""
+        before = {} if start is None else offsets.from_offset(start)
+        deadline = time.monotonic() + LONG_POLL_S
+        while True:
+            end = self._end(before)
+            begin = self._begin(before, end)
+            rows = sum(part.rows for part in offsets.ranges_between(begin, end))
+            if rows and self._is_enough(rows):
+                break
+            if start is None or self._final is not None or time.monotonic() > deadline:
+                return offsets.to_offset(before or end)
+            time.sleep(POLL_S)
+        most = getattr(limit, "max_rows", None)
+        return offsets.to_offset(end if most is None else offsets.limited(begin, end, most))
+
+    def _end(self, before: Places) -> Places:
+        """The committed ends, never behind what was told: another member may know less at the moment."""
+        found = self._final if self._final is not None else self._topics.at("latest")
+        offsets.check_same(before, found)
+        self._check_gone(before, found)
+        end = dict(found)
+        for name, topic in before.items():
+            if name in found:
+                known = {p: max(o, topic.offsets.get(p, 0)) for p, o in found[name].offsets.items()}
+                end[name] = offsets.TopicPlace(topic.id, topic.offsets | known)
+        self._last = end
+        return end
+
+    def _check_gone(self, before: Places, found: Places) -> None:
+        gone = sorted(before.keys() - found.keys())
+        if gone and self._options.fail_on_data_loss:
+            raise TopicNotFound(
+                f"Topic {gone[0]}, which this query reads, was deleted.",
+                hint="Set failOnDataLoss to false to go on without it.",
+                object=gone[0],
+            )
+
+    def _begin(self, before: Places, end: Places) -> Places:
+        """Topics and partitions that came later are read from their first offset on."""
+        later = offsets.unnamed(before, end)
+        return offsets.completed(before, self._topics.at("earliest", later)) if later else before
+
+    def _is_enough(self, rows: int) -> bool:
+        least = self._options.rows_per_trigger_min
+        if least is None or self._final is not None or rows >= least:
+            self._waits_since = None
+            return True
+        if self._waits_since is None:
+            self._waits_since = time.monotonic()
+        if time.monotonic() - self._waits_since >= self._options.trigger_delay_s:
+            self._waits_since = None
+            return True
+        return False
+
+    @plainly
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[OffsetRange]:
+        before, after = offsets.from_offset(start), offsets.from_offset(end)
+        ranges = offsets.ranges_between(self._begin(before, after), after)
+        return offsets.divided(ranges, self._options.rows_per_partition_max, self._options.partitions_min)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark keeps the offsets itself, in its checkpoint."""
+
+    def stop(self) -> None:
+        """The client stays: it belongs to the process."""

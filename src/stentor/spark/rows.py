@@ -1,0 +1,122 @@
+"""Spark's rows on their way to topics: checked by name and type, and sorted by the partition they belong to.
+
+value       binary or string, needed; null is a message without a value
+key         binary or string
+headers     array<struct<key: string, value: binary>>
+timestamp   timestamp; null or missing: now
+topic       string; the option `topic` wins
+partition   int; null or missing: by the key, without a key in turn
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stentor.client.tables import conform
+from stentor.core.names import check_topic_name
+from stentor.errors import InvalidArgument
+from stentor.spark.columns import TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql.types import StructType
+
+_TAKEN: Final = {
+    "value": ("binary", "string"),
+    "key": ("binary", "string"),
+    "headers": (TYPES["headers"],),
+    "timestamp": ("timestamp",),
+    "topic": ("string",),
+    "partition": ("int",),
+}
+_MESSAGE: Final = ("timestamp", "key", "value", "headers")
+
+
+def check_columns(schema: StructType, topic: str | None) -> None:
+    """Say before any task runs what cannot be written."""
+    for field in schema.fields:
+        kind = field.dataType.simpleString()
+        if field.name not in _TAKEN:
+            raise InvalidArgument(
+                f"Column {field.name} cannot be written to a topic.",
+                hint=f"A topic takes {', '.join(_TAKEN)}. Make one value of several columns with"
+                " to_json(struct(...)), or use stentor.spark.to_json_value(frame).",
+            )
+        if kind not in _TAKEN[field.name]:
+            raise InvalidArgument(
+                f"Column {field.name} is {kind}; {' or '.join(_TAKEN[field.name])} is needed.",
+                hint=f"Cast it first, for example frame.withColumn('{field.name}',"
+                f" col('{field.name}').cast('{_TAKEN[field.name][-1]}')).",
+            )
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise InvalidArgument("A topic needs a column `value`.", hint=f"These are here: {', '.join(names)}.")
+    if topic is None and "topic" not in names:
+        raise InvalidArgument("No topic is named.", hint="Set the option topic, or have a column `topic`.")
+
+
+class Router:
+    """Sorts rows by topic and partition, keeping their order in each."""
+
+    def __init__(self, topic: str | None, partitions_of: Callable[[str], int]) -> None:
+        self._topic = topic
+        self._partitions_of = partitions_of
+        self._turn = 0
+
+    def parts(self, batch: Any) -> Iterator[tuple[str, int, Any]]:
+        """(topic, partition, rows as messages) for all that a batch holds."""
+        now_us = time.time_ns() // 1000
+        for topic, rows in self._by_topic(batch):
+            messages = conform(_message_columns(rows, now_us), now_us)
+            for partition, indices in self._by_partition(topic, rows):
+                yield topic, partition, messages if indices is None else messages.take(indices)
+
+    def _by_topic(self, batch: Any) -> Iterator[tuple[str, Any]]:
+        if self._topic is not None:
+            yield self._topic, batch
+            return
+        column = batch.column("topic")
+        if column.null_count:
+            raise InvalidArgument("A row's topic is null.", hint="Set the option topic, or fill the column `topic`.")
+        for topic in pc.unique(column).to_pylist():
+            check_topic_name(topic)
+            yield topic, batch.filter(pc.equal(column, topic))
+
+    def _by_partition(self, topic: str, rows: Any) -> list[tuple[int, Any]]:
+        count = self._partitions_of(topic)
+        named = rows.column("partition") if "partition" in rows.schema.names else None
+        if named is None and count == 1:
+            return [(0, None)]
+        chosen: dict[int, list[int]] = {}
+        for index, partition in enumerate(self._choices(rows, named, count)):
+            if not 0 <= partition < count:
+                raise InvalidArgument(
+                    f"A row names partition {partition}; topic {topic} has {count}, counted from 0.",
+                    hint="Leave the column `partition` out to go by the key.",
+                )
+            chosen.setdefault(partition, []).append(index)
+        return [(partition, pa.array(indices, pa.int32())) for partition, indices in sorted(chosen.items())]
+
+    def _choices(self, rows: Any, named: Any, count: int) -> list[int]:
+        self._turn += 1
+        turn = self._turn % count
+        keys = rows.column("key").cast(pa.binary()).to_pylist() if "key" in rows.schema.names else [None] * len(rows)
+        by_key = [turn if key is None else crc32(key) % count for key in keys]
+        if named is None:
+            return by_key
+        return [other if own is None else own for own, other in zip(named.to_pylist(), by_key, strict=True)]
+
+
+def _message_columns(rows: Any, now_us: int) -> Any:
+    kept = rows.select([name for name in _MESSAGE if name in rows.schema.names])
+    if "timestamp" not in kept.schema.names or not kept.column("timestamp").null_count:
+        return kept
+    place, column = kept.schema.names.index("timestamp"), kept.column("timestamp")
+    now = pa.scalar(now_us, pa.int64()).cast(column.type)
+    return kept.set_column(place, "timestamp", pc.fill_null(column, now))

@@ -1,0 +1,63 @@
+"""The data source `stentor`: every topic is a table.
+
+    spark.read.format("stentor").option("subscribe", "orders.eu").load()
+    spark.readStream.format("stentor").option("subscribe", "orders.*").load()
+    frame.write.format("stentor").option("topic", "totals").mode("append").save()
+    frame.writeStream.format("stentor").option("topic", "totals").option("checkpointLocation", …).start()
+
+Spark calls these methods by the names and keywords of its API, in processes of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from stentor.spark import columns
+from stentor.spark.options import read_columns, read_options, write_options
+from stentor.spark.plainly import plainly
+from stentor.spark.reader import TopicReader, TopicStreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class StentorDataSource(DataSource):
+    """Topics as tables, Arrow from end to end."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "stentor"
+
+    @plainly
+    def schema(self) -> str:
+        return columns.schema_of(read_columns(self.options))
+
+    @plainly
+    def reader(self, schema: StructType) -> DataSourceReader:
+        columns.check_schema(schema)
+        return TopicReader(read_options(self.options, streaming=False), schema)
+
+    @plainly
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        columns.check_schema(schema)
+        return TopicStreamReader(read_options(self.options, streaming=True), schema)
+
+    @plainly
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from stentor.spark.writer import TopicWriter
+
+        return TopicWriter(write_options(self.options, streaming=False), schema, overwrite=overwrite)
+
+    @plainly
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002
+        from stentor.spark.writer import TopicStreamWriter
+
+        return TopicStreamWriter(write_options(self.options, streaming=True), schema)

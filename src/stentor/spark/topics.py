@@ -1,0 +1,87 @@
+"""What a query reads of the cluster, found out in the driver: its topics, where they begin and end."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from stentor.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
+from stentor.spark.offsets import Places, TopicPlace, places_of
+from stentor.spark.options import EARLIEST, LATEST
+
+if TYPE_CHECKING:
+    from stentor.spark.options import Given, ReadOptions
+
+
+class Topics:
+    """The topics that the options name."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def at(self, position: Any, names: list[str] | None = None) -> Places:
+        """Where a position is in every partition: only committed messages are before `latest`."""
+        regex = self._options.topic_regex
+        found = self._found(names or self._options.topics or [">"], position)
+        if regex is not None and names is None:
+            found = {name: topic for name, topic in found.items() if re.fullmatch(regex, name)}
+        return self._assigned(found)
+
+    def _found(self, names: list[str], position: Any) -> Places:
+        client = self._options.connection.client()
+        try:
+            return places_of(client.find_offsets(names, position))
+        except TopicNotFound as error:
+            if self._options.fail_on_data_loss or len(names) == 1:
+                raise
+            return self._found([name for name in names if name != error.object], position)
+
+    def _assigned(self, found: Places) -> Places:
+        chosen = self._options.partitions
+        if chosen is None:
+            return found
+        kept: Places = {}
+        for name, topic in found.items():
+            missing = set(chosen.get(name, topic.offsets)) - topic.offsets.keys()
+            if missing:
+                raise InvalidArgument(
+                    f"Topic {name} has no partition {min(missing)}.", hint=f"It has 0 to {len(topic.offsets) - 1}."
+                )
+            kept[name] = TopicPlace(topic.id, {p: topic.offsets[p] for p in chosen.get(name, topic.offsets)})
+        return kept
+
+    def resolved(self, position: str | Given | datetime, default: str) -> Places:
+        """A position of the options as offsets; partitions that JSON does not name stand at the default."""
+        if isinstance(position, str | datetime):
+            return self.at(position)
+        places = self.at(default)
+        earliest = self.at("earliest")
+        latest = self.at("latest")
+        for name, offsets in position.items():
+            if name not in places:
+                raise InvalidArgument(f"Offsets name {name}, which is not among the topics read.")
+            for partition, offset in offsets.items():
+                if partition not in places[name].offsets:
+                    raise InvalidArgument(f"Topic {name} has no partition {partition}, for which an offset is given.")
+                special = {EARLIEST: earliest, LATEST: latest}.get(offset)
+                places[name].offsets[partition] = special[name].offsets[partition] if special else offset
+        return places
+
+    def checked(self, places: Places, what: str) -> Places:
+        """Offsets that the logs hold; others are an error, or moved, as failOnDataLoss says."""
+        earliest, latest = self.at("earliest"), self.at("latest")
+        return {name: self._checked(name, topic, earliest[name], latest[name], what) for name, topic in places.items()}
+
+    def _checked(self, name: str, topic: TopicPlace, earliest: TopicPlace, latest: TopicPlace, what: str) -> TopicPlace:
+        offsets = {}
+        for partition, offset in topic.offsets.items():
+            low, high = earliest.offsets[partition], latest.offsets[partition]
+            if not low <= offset <= high and self._options.fail_on_data_loss:
+                raise OffsetOutOfRange(
+                    f"{name}/{partition} holds offsets {low} to {high}; {what}Offsets says {offset}.",
+                    hint="Choose offsets within, or set failOnDataLoss to false to read what there is.",
+                    object=f"{name}/{partition}",
+                )
+            offsets[partition] = min(max(offset, low), high)
+        return TopicPlace(topic.id, offsets)

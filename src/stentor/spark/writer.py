@@ -1,0 +1,118 @@
+"""Writing: tasks hand Spark's Arrow batches to topics, directly or by way of a stage.
+
+A stream is written exactly once (see ledger.py). A batch write goes directly, as fast as the brokers take it; a task
+that Spark repeats then writes its rows again. With txnAppId and txnVersion a batch write is staged, too, and may be
+repeated as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from stentor.errors import InternalError, InvalidArgument
+from stentor.spark.ledger import Chunk, Ledger, Stage
+from stentor.spark.plainly import plainly
+from stentor.spark.rows import Router, check_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql.types import StructType
+
+    from stentor.client.sync_client import Client
+    from stentor.spark.options import WriteOptions
+
+
+class Done(WriterCommitMessage):
+    """What a task reports to the driver."""
+
+    def __init__(self, rows: int, application: str = "", chunks: list[Chunk] | None = None) -> None:
+        self.rows = rows
+        self.application = application
+        self.chunks = chunks or []
+
+
+class _Direct:
+    """Rows straight to their topics."""
+
+    def __init__(self, client: Client, compression: str | None) -> None:
+        self._client = client
+        self._compression = compression
+        self._producers: dict[str, Any] = {}
+
+    def add(self, topic: str, partition: int, rows: Any) -> None:
+        if topic not in self._producers:
+            self._producers[topic] = self._client.producer(topic, compression=self._compression)
+        self._producers[topic].send_batch(rows, partition=partition)
+
+    def finish(self) -> list[Chunk]:
+        for producer in self._producers.values():
+            producer.close()
+        return []
+
+
+class _TaskWriter:
+    """What a task does; pickled to it, so it carries options only."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_columns(schema, options.topic)
+        self._options = options
+
+    @plainly
+    def write(self, iterator: Iterator[Any]) -> Done:
+        """Hand all batches over; where they are is in the report."""
+        options = self._options
+        client = options.connection.client()
+        context = TaskContext.get()
+        if context is None:
+            raise InternalError("A task of Spark has no context.")
+        application = options.application or context.getLocalProperty("sql.streaming.queryId") or ""
+        sink: Stage | _Direct
+        if options.exactly_once:
+            sink = Stage(client, application, context.partitionId())
+        else:
+            sink = _Direct(client, options.compression)
+        router = Router(options.topic, lambda topic: len(client.find_topic(topic).partitions))
+        rows = 0
+        for batch in iterator:
+            rows += batch.num_rows
+            for topic, partition, part in router.parts(batch):
+                sink.add(topic, partition, part)
+        return Done(rows, application, sink.finish())
+
+    def _commit(self, messages: list[Any], epoch: int) -> None:
+        reports = [report for report in messages if report is not None and report.chunks]
+        if reports:
+            ledger = Ledger(self._options.connection.client(), reports[0].application)
+            ledger.commit(epoch, [chunk for report in reports for chunk in report.chunks])
+
+
+class TopicWriter(_TaskWriter, DataSourceArrowWriter):
+    """A batch write."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema)
+        if overwrite:
+            raise InvalidArgument("A topic cannot be overwritten.", hint="Use mode('append').")
+
+    @plainly
+    def commit(self, messages: list[Any]) -> None:
+        if self._options.version is not None:
+            self._commit(messages, self._options.version)
+
+    def abort(self, messages: list[Any]) -> None:
+        """What was staged expires by itself; what was written directly stays."""
+
+
+class TopicStreamWriter(_TaskWriter, DataSourceStreamArrowWriter):
+    """A streaming write."""
+
+    @plainly
+    def commit(self, messages: list[Any], batchId: int) -> None:
+        self._commit(messages, batchId)
+
+    def abort(self, messages: list[Any], batchId: int) -> None:
+        """Never undo anything: an epoch may be decided already, and then it will be published."""
