@@ -1,31 +1,19 @@
-"""etcd is gone for a while: messages flow on, changes wait and are made when it is back (C27, E7)."""
+"""etcd is gone for a while: messages flow on, changes wait and are made when it is back (C27, E7).
+
+`python -m tests.cluster.outage` does it for a whole minute.
+"""
 
 from __future__ import annotations
 
 import time
 
 import pytest
+from tests.cluster.outage import change_something, wait
 
 from stentor.errors import StentorError
 from stentor.limits import LEASE_S
 
 pytestmark = pytest.mark.slow
-
-
-def wait(cluster, seconds):
-    until = time.monotonic() + seconds
-    cluster.wait_for(lambda: time.monotonic() > until, timeout=seconds + 1, what="the time to pass")
-
-
-def change_something(cluster, flow):
-    """A chain and a topic, as a proof that changes work."""
-    name = flow.chains()[0][0]
-    cluster.kill(name)
-    flow.wait_until_without(name)
-    flow.wait_for_acks()
-    cluster.restart(name)
-    flow.wait_until_whole()
-    flow.client.create_topic(f"{flow.topic}-after")
 
 
 def test_etcd_stands_still_for_longer_than_its_leases(three, load):
