@@ -4,6 +4,8 @@ from stentor.spark import session
 
 spark = session()
 orders = spark.read.format("stentor").option("subscribe", "orders").load()
+
+Nothing here is imported by the rest of Stentor: Spark is only needed where it is used.
 """
 
 from __future__ import annotations

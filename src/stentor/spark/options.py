@@ -75,6 +75,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     connection: Connection
     topics: list[str] = []  # names and patterns
     topic_regex: str | None = None
+    topic_ids: dict[str, int] = {}  # what the offsets given are of
     partitions: dict[str, list[int]] | None = None  # assign
     start: str | Given | datetime = "latest"
     end: str | Given | datetime = "latest"
@@ -116,6 +117,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         topics=topics,
         topic_regex=regex,
         partitions=assigned,
+        topic_ids=_topic_ids(options),
         start=start,
         end=end,
         rows_per_trigger_max=options.count("maxOffsetsPerTrigger"),
@@ -181,7 +183,7 @@ def _position(options: _Options, which: str, default: str) -> str | Given | date
     if text in ("earliest", "latest"):
         return text
     try:
-        given = msgspec.json.decode(text, type=dict[str, dict[int, int]], strict=False)
+        given = _given(text)
     except msgspec.DecodeError as error:
         raise InvalidArgument(
             f"{offsets}={text!r} is not a position.",
@@ -190,6 +192,22 @@ def _position(options: _Options, which: str, default: str) -> str | Given | date
     if any(offset < EARLIEST for partitions in given.values() for offset in partitions.values()):
         raise InvalidArgument(f"{offsets} has a negative offset.", hint="Only -2 (earliest) and -1 (latest) are.")
     return given
+
+
+def _given(text: str) -> Given:
+    """Offsets per topic and partition; also in the form that a query's progress shows, with the topics' ids."""
+    topics = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
+    plain = {name: topic.get("offsets", topic) for name, topic in topics.items()}
+    return msgspec.convert(plain, Given, strict=False)
+
+
+def _topic_ids(options: _Options) -> dict[str, int]:
+    """Which topics the offsets are of, where they say so."""
+    text = options.text("startingOffsets", "").strip()
+    if not text.startswith("{"):
+        return {}
+    topics = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
+    return {name: int(topic["id"], 16) for name, topic in topics.items() if "id" in topic}
 
 
 def _moment(text: str, name: str) -> datetime:

@@ -96,6 +96,7 @@ def _settings(*, local: bool, ui: bool) -> dict[str, Any]:
         "spark.sql.session.timeZone": "UTC",  # timestamps on the wire are UTC; rows should read the same everywhere
         "spark.sql.execution.arrow.pyspark.enabled": True,
         "spark.python.unix.domain.socket.enabled": True,  # halves the fixed cost of a job with a Python source
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # what every reader of Parquet understands
         "spark.ui.showConsoleProgress": False,
         "spark.ui.enabled": ui,
         "spark.sql.adaptive.coalescePartitions.minPartitionSize": "4m",

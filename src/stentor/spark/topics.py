@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from stentor.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
-from stentor.spark.offsets import Places, TopicPlace, places_of
+from stentor.spark.offsets import Places, TopicPlace, places_of, recreated
 from stentor.spark.options import EARLIEST, LATEST
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ class Topics:
         found = self._found(names or self._options.topics or [">"], position)
         if regex is not None and names is None:
             found = {name: topic for name, topic in found.items() if re.fullmatch(regex, name)}
+        for name, topic_id in self._options.topic_ids.items():
+            if name in found and found[name].id != topic_id:
+                raise recreated(name)
         return self._assigned(found)
 
     def _found(self, names: list[str], position: Any) -> Places:

@@ -2,6 +2,8 @@
 
 orders = parse_json(frame, "customer string, amount double")     # value → columns
 out = to_json_value(totals, key="customer")                      # columns → key and value
+
+All of it runs inside Spark, none of it in Python.
 """
 
 from __future__ import annotations

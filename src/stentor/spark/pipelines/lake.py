@@ -1,0 +1,351 @@
+"""A lake: recorded topics as Parquet files, partitioned by topic and by the day of the message's own time.
+
+    lake/topic=orders.eu/date=2026-11-15/…parquet
+
+The files have the columns of COLUMNS. Two ways of keeping book of them:
+
+    parquet   plain files and a small file of our own, `_stentor/state.json`
+    delta     a Delta table, written down by delta-rs; any reader of Delta can read it
+
+Both know, in one step with the files, up to which offset every partition is recorded. So a lake needs no checkpoint
+beside it: whoever records goes on where the lake ends, and a round that was interrupted leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from stentor.errors import CorruptData, InvalidArgument, NotReady
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS: Final = (
+    "topic string, topic_id bigint, partition int, offset bigint, timestamp timestamp, key binary, value binary,"
+    " headers array<struct<key:string,value:binary>>, date date"
+)
+TARGET_BYTES: Final = 128 << 20
+_PARTITIONED_BY: Final = ["topic", "date"]
+_COMMITTED: Final = re.compile(r"c(\d+)-")
+
+Ends = dict[str, dict[int, dict[int, int]]]
+"""Topic, topic id, partition: the offset up to which it is recorded."""
+
+
+def open_lake(path: str | Path, kind: str | None = None) -> Lake:
+    """The lake of a directory, or a new one; a lake keeps its format."""
+    place = Path(path)
+    found = "delta" if (place / "_delta_log").is_dir() else "parquet" if (place / "_stentor").is_dir() else None
+    if kind not in (None, "delta", "parquet"):
+        raise InvalidArgument(f"There is no lake format {kind!r}.", hint="Use parquet or delta.")
+    if found is not None and kind is not None and found != kind:
+        raise InvalidArgument(f"{place} is a lake in {found} format.", hint=f"Leave the format out, or say {found}.")
+    if found is None and place.is_dir() and any(place.iterdir()):
+        raise InvalidArgument(f"{place} is not a lake, and not empty.", hint="Name another directory.")
+    return DeltaLake(place) if (found or kind) == "delta" else ParquetLake(place)
+
+
+class Lake:
+    """What both formats share."""
+
+    kind = ""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def exists(self) -> bool:
+        """Whether anything was recorded."""
+        return self.path.is_dir() and any(self.path.glob("_*"))
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def files(self, topics: Iterable[str] | None = None) -> list[Path]:
+        """The files that count, of all topics or of some."""
+        raise NotImplementedError
+
+    def frame(self, spark: SparkSession, topics: Iterable[str] | None = None) -> DataFrame:
+        """Everything recorded, as it is now: a later round does not change this frame."""
+        self.check()
+        files = [str(path) for path in self.files(topics)]
+        if not files:
+            return spark.createDataFrame([], COLUMNS)
+        return spark.read.schema(COLUMNS).option("basePath", str(self.path)).parquet(*files)
+
+    def ends(self, topic: str, topic_id: int, partitions: Iterable[int]) -> dict[int, int]:
+        """Up to which offset partitions are recorded; what never was is left out."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """InvalidArgument where there is no lake."""
+        if not self.exists():
+            raise InvalidArgument(f"There is no lake at {self.path}.", hint="Make one with `stentor record`.")
+
+    # --- writing --------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One writer at a time."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "_lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise NotReady(
+                    f"Another process writes to the lake {self.path}.", hint="Wait for it, or stop it."
+                ) from error
+            self.clean()
+            yield
+
+    def clean(self) -> None:
+        """Take away what an interrupted round left behind."""
+        shutil.rmtree(self.path / "_staging", ignore_errors=True)
+
+    def add(self, frame: DataFrame, ends: Ends) -> int:
+        """Record rows, and that these partitions are recorded up to here; how many bytes it took."""
+        staged = self._stage(frame)
+        self._commit(staged, ends)
+        return sum(size for _, size in staged)
+
+    def _stage(self, frame: DataFrame) -> list[tuple[Path, int]]:
+        """Spark writes the files where no reader looks."""
+        place = self.path / "_staging" / uuid.uuid4().hex
+        frame.write.partitionBy(*_PARTITIONED_BY).option("compression", "zstd").parquet(str(place))
+        found = [path for path in sorted(place.glob("topic=*/date=*/*.parquet")) if path.stat().st_size]
+        return [(path, path.stat().st_size) for path in found]
+
+    def _placed(self, staged: Path, name: str) -> Path:
+        """Move a staged file to its day's folder."""
+        folder = self.path / staged.parent.parent.name / staged.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return staged.replace(folder / name)
+
+    def _commit(self, staged: list[tuple[Path, int]], ends: Ends) -> None:
+        raise NotImplementedError
+
+    def compact(self, spark: SparkSession, target_bytes: int = TARGET_BYTES) -> int:
+        """Join small files; by how many files there are fewer."""
+        raise NotImplementedError
+
+
+class _State(msgspec.Struct):
+    """What counts in a lake of plain files: those of rounds up to `round`, without those that were compacted."""
+
+    version: int = 1
+    round: int = 0
+    ends: Ends = {}
+    compacted: dict[str, int] = {}  # folder: older rounds in it are in a later file
+
+
+class ParquetLake(Lake):
+    """Plain Parquet; a file's name says which round wrote it, and state.json which rounds count."""
+
+    kind = "parquet"
+
+    def _state(self) -> _State:
+        path = self.path / "_stentor" / "state.json"
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_State)
+        except FileNotFoundError:
+            return _State()
+        except msgspec.DecodeError as error:
+            raise CorruptData(
+                f"{path} cannot be read: {error}.",
+                hint="Restore it from a copy; without it nobody knows which files of the lake count.",
+            ) from error
+
+    def _save(self, state: _State) -> None:
+        folder = self.path / "_stentor"
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = folder / "state.json.new"
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(state)))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(folder / "state.json")
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def files(self, topics: Iterable[str] | None = None) -> list[Path]:
+        state = self._state()
+        return [path for path in self._all(topics) if self._counts(state, path)]
+
+    def _all(self, topics: Iterable[str] | None) -> list[Path]:
+        names = ["*"] if topics is None else sorted(set(topics))
+        return [path for name in names for path in sorted(self.path.glob(f"topic={name}/date=*/*.parquet"))]
+
+    @staticmethod
+    def _counts(state: _State, path: Path) -> bool:
+        match = _COMMITTED.match(path.name)
+        oldest = state.compacted.get(f"{path.parent.parent.name}/{path.parent.name}", 0)
+        return match is not None and oldest <= int(match[1]) <= state.round
+
+    def ends(self, topic: str, topic_id: int, partitions: Iterable[int]) -> dict[int, int]:
+        known = self._state().ends.get(topic, {}).get(topic_id, {})
+        return {partition: known[partition] for partition in partitions if partition in known}
+
+    def clean(self) -> None:
+        super().clean()
+        state = self._state()
+        for path in self._all(None):
+            if not self._counts(state, path):
+                path.unlink()
+
+    def _commit(self, staged: list[tuple[Path, int]], ends: Ends) -> None:
+        state = self._state()
+        state.round += 1
+        for index, (path, _) in enumerate(staged):
+            _sync(self._placed(path, f"c{state.round:09d}-{index:05d}.parquet"))
+        for topic, ids in ends.items():
+            for topic_id, partitions in ids.items():
+                state.ends.setdefault(topic, {}).setdefault(topic_id, {}).update(partitions)
+        self._save(state)
+        self.clean()
+
+    def compact(self, spark: SparkSession, target_bytes: int = TARGET_BYTES) -> int:
+        before = 0
+        folders: dict[str, list[Path]] = {}
+        for path in self.files():
+            folders.setdefault(f"{path.parent.parent.name}/{path.parent.name}", []).append(path)
+        after = 0
+        for folder, files in folders.items():
+            size = sum(path.stat().st_size for path in files)
+            wanted = max(1, -(-size // target_bytes))
+            if len(files) <= 2 * wanted:
+                continue
+            before += len(files)
+            after += self._rewrite(spark, folder, files, wanted)
+        return before - after
+
+    def _rewrite(self, spark: SparkSession, folder: str, files: list[Path], wanted: int) -> int:
+        """All of a day in few files, in the order of their offsets."""
+        order = ["topic_id", "partition", "offset"]
+        frame = spark.read.schema(COLUMNS).option("basePath", str(self.path)).parquet(*map(str, files))
+        staged = self._stage(frame.repartitionByRange(wanted, *order).sortWithinPartitions(*order))
+        state = self._state()
+        state.round += 1
+        state.compacted[folder] = state.round
+        for index, (path, _) in enumerate(staged):
+            _sync(self._placed(path, f"c{state.round:09d}-{index:05d}.parquet"))
+        self._save(state)
+        self.clean()
+        return len(staged)
+
+
+class DeltaLake(Lake):
+    """A Delta table: Spark writes the files, delta-rs the log. A partition's end is its application's version."""
+
+    kind = "delta"
+
+    def _table(self) -> Any:
+        try:
+            from deltalake import DeltaTable
+            from deltalake.exceptions import TableNotFoundError
+        except ImportError as error:
+            raise InvalidArgument("deltalake is not installed.", hint="pip install 'stentor[spark]'") from error
+        try:
+            return DeltaTable(str(self.path))
+        except TableNotFoundError:
+            return None
+
+    def exists(self) -> bool:
+        return (self.path / "_delta_log").is_dir()
+
+    def files(self, topics: Iterable[str] | None = None) -> list[Path]:
+        table = self._table()
+        if table is None:
+            return []
+        chosen = None if topics is None else [("topic", "in", sorted(set(topics)))]
+        return [Path(uri.removeprefix("file://")) for uri in table.file_uris(chosen)]
+
+    @staticmethod
+    def _application(topic: str, topic_id: int, partition: int) -> str:
+        return f"stentor/{topic}/{topic_id:x}/{partition}"
+
+    def ends(self, topic: str, topic_id: int, partitions: Iterable[int]) -> dict[int, int]:
+        table = self._table()
+        if table is None:
+            return {}
+        known = {p: table.transaction_version(self._application(topic, topic_id, p)) for p in partitions}
+        return {partition: end for partition, end in known.items() if end is not None}
+
+    def _commit(self, staged: list[tuple[Path, int]], ends: Ends) -> None:
+        from deltalake import CommitProperties, Transaction
+
+        applications = [
+            Transaction(self._application(topic, topic_id, partition), end)
+            for topic, ids in ends.items()
+            for topic_id, partitions in ids.items()
+            for partition, end in partitions.items()
+        ]
+        table = self._table() or self._made()
+        actions = [self._action(path, size) for path, size in staged]
+        table.create_write_transaction(
+            actions,
+            "append",
+            table.schema(),
+            _PARTITIONED_BY,
+            commit_properties=CommitProperties(app_transactions=applications),
+        )
+
+    def _made(self) -> Any:
+        import pyarrow as pa
+        from deltalake import DeltaTable
+
+        header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+        schema = pa.schema(
+            [
+                ("topic", pa.string()),
+                ("topic_id", pa.int64()),
+                ("partition", pa.int32()),
+                ("offset", pa.int64()),
+                ("timestamp", pa.timestamp("us", "UTC")),
+                ("key", pa.binary()),
+                ("value", pa.binary()),
+                ("headers", pa.list_(pa.field("element", header))),
+                ("date", pa.date32()),
+            ]
+        )
+        return DeltaTable.create(str(self.path), schema, partition_by=_PARTITIONED_BY, name="stentor")
+
+    def _action(self, staged: Path, size: int) -> Any:
+        import pyarrow.parquet as pq
+        from deltalake.transaction import AddAction
+
+        path = self._placed(staged, f"{uuid.uuid4().hex}.parquet")
+        _sync(path)
+        values = {part.split("=")[0]: part.split("=")[1] for part in (path.parent.parent.name, path.parent.name)}
+        rows = pq.read_metadata(path).num_rows
+        where = str(path.relative_to(self.path))
+        return AddAction(where, size, values, int(time.time() * 1000), True, json.dumps({"numRecords": rows}))  # noqa: FBT003
+
+    def compact(self, spark: SparkSession, target_bytes: int = TARGET_BYTES) -> int:  # noqa: ARG002
+        table = self._table()
+        if table is None:
+            return 0
+        metrics = table.optimize.compact(target_size=target_bytes)
+        return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
+
+
+def _sync(path: Path) -> None:
+    """A round counts only when its files are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,166 @@
+"""Record: topics into a lake, once or for ever, each message exactly once.
+
+Every round looks how far the lake is, reads from there to the committed ends, and adds files and new ends to the lake
+in one step. A round that is interrupted at any point is as if it had not been.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from stentor.errors import OffsetOutOfRange
+from stentor.spark import offsets
+from stentor.spark.connections import Connection
+from stentor.spark.offsets import Places, TopicPlace, places_of
+from stentor.spark.options import to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from stentor.spark.pipelines.lake import Ends, Lake
+
+ROUND_ROWS: Final = 5_000_000
+COMPACT_EVERY_ROUNDS: Final = 20
+
+
+class Round(msgspec.Struct, frozen=True):
+    """What one round recorded."""
+
+    number: int
+    rows: int
+    file_bytes: int
+    seconds: float
+    waiting_rows: int  # published, but not recorded yet
+
+
+def record(
+    spark: SparkSession,
+    topics: list[str],
+    lake: str | Path | Lake,
+    *,
+    url: str | None = None,
+    kind: str | None = None,
+    once: bool = True,
+    interval_s: float = 10.0,
+    round_rows: int = ROUND_ROWS,
+    fail_on_data_loss: bool = True,
+    on_round: Callable[[Round], None] = lambda _: None,
+    stop: threading.Event | None = None,
+) -> int:
+    """Record topics and patterns; how many messages were recorded. Without `once`: until `stop` is set."""
+    from stentor.spark.pipelines.lake import Lake, open_lake
+
+    place = lake if isinstance(lake, Lake) else open_lake(lake, kind)
+    recorder = _Recorder(spark, topics, place, Connection(url), round_rows, fail_on_data_loss=fail_on_data_loss)
+    stopped = stop or threading.Event()
+    recorded = 0
+    with place.writing():
+        while not stopped.is_set():
+            done = recorder.round()
+            recorded += done.rows
+            if done.rows:
+                on_round(done)
+                if not once and done.number % COMPACT_EVERY_ROUNDS == 0:
+                    place.compact(spark)
+            elif once:
+                break
+            else:
+                stopped.wait(interval_s)
+    return recorded
+
+
+class _Recorder:
+    def __init__(
+        self,
+        spark: SparkSession,
+        topics: list[str],
+        lake: Lake,
+        connection: Connection,
+        round_rows: int,
+        *,
+        fail_on_data_loss: bool,
+    ) -> None:
+        self._spark = spark
+        self._topics = topics
+        self._lake = lake
+        self._connection = connection
+        self._round_rows = round_rows
+        self._fail_on_data_loss = fail_on_data_loss
+        self._number = 0
+
+    def round(self) -> Round:
+        """Record what is there now, up to a round's rows."""
+        began = time.monotonic()
+        client = self._connection.client()
+        latest = places_of(client.find_offsets(self._topics, "latest"))
+        start = self._start(places_of(client.find_offsets(self._topics, "earliest")))
+        start = {name: topic for name, topic in start.items() if name in latest}
+        latest = {name: latest[name] for name in start}
+        waiting = _rows(start, latest)
+        if not waiting:
+            return Round(self._number, 0, 0, 0.0, 0)
+        end = offsets.limited(start, latest, self._round_rows)
+        size = self._lake.add(self._read(start, end), _ends(start, end))
+        self._number += 1
+        self._mark(end)
+        rows = _rows(start, end)
+        return Round(self._number, rows, size, time.monotonic() - began, waiting - rows)
+
+    def _start(self, earliest: Places) -> Places:
+        """Where the lake ends; what it never had, from the first offset on."""
+        found: Places = {}
+        for name, topic in earliest.items():
+            known = self._lake.ends(name, topic.id, topic.offsets)
+            first = {}
+            for partition, low in topic.offsets.items():
+                end = known.get(partition, low)
+                if end < low and self._fail_on_data_loss:
+                    raise OffsetOutOfRange(
+                        f"{name}/{partition} begins at {low}; the lake ends at {end}:"
+                        f" {low - end} messages were deleted before they were recorded.",
+                        hint="Record more often, let the topic keep what is unrecorded (keep_unrecorded), or go on"
+                        " without them with --allow-data-loss.",
+                    )
+                first[partition] = max(end, low)
+            found[name] = TopicPlace(topic.id, first)
+        return found
+
+    def _read(self, start: Places, end: Places) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        reader = self._spark.read.format("stentor").options(
+            subscribe=",".join(sorted(end)),
+            startingOffsets=to_json(offsets.to_offset(start)),
+            endingOffsets=to_json(offsets.to_offset(end)),
+            columns="topic,topicId,partition,offset,timestamp,key,value,headers",
+        )
+        if self._connection.url is not None:
+            reader = reader.option("url", self._connection.url)
+        frame = reader.load().withColumnRenamed("topicId", "topic_id")
+        return frame.withColumn("date", f.to_date("timestamp"))
+
+    def _mark(self, end: Places) -> None:
+        """Tell the brokers, where a topic's retention waits for it."""
+        client = self._connection.client()
+        for name, topic in end.items():
+            if getattr(client.find_topic(name).settings, "keep_unrecorded", False):
+                client.mark_recorded(name, topic.offsets)
+
+
+def _rows(start: Places, end: Places) -> int:
+    return sum(part.rows for part in offsets.ranges_between(start, end))
+
+
+def _ends(start: Places, end: Places) -> Ends:
+    """What the lake is to remember: only partitions in which something was recorded."""
+    ends: Ends = {}
+    for part in offsets.ranges_between(start, end):
+        ends.setdefault(part.topic, {}).setdefault(part.topic_id, {})[part.partition] = part.end
+    return ends
