@@ -124,7 +124,7 @@ def divided(ranges: list[OffsetRange], rows_max: int, pieces_min: int | None) ->
     """Cut large ranges, so that no task has more than `rows_max` rows and there are enough tasks."""
     rows = sum(part.rows for part in ranges)
     if pieces_min and rows:
-        rows_max = min(rows_max, max(1, math.ceil(rows / pieces_min)))
+        rows_max = min(rows_max, max(1, rows // pieces_min))
     pieces = []
     for part in ranges:
         count = math.ceil(part.rows / rows_max)

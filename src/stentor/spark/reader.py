@@ -51,6 +51,8 @@ class _RangeReader:
 
     def read(self, partition: Any) -> Iterator[Any]:
         """Arrow batches of a range."""
+        if not isinstance(partition, OffsetRange):
+            return  # Spark's own stand-in, when there is nothing to read
         shaper = Shaper(self._schema, partition.topic, partition.topic_id, partition.partition)
         yield from shaper.batches(self._rows(partition))
 

@@ -1,0 +1,77 @@
+"""One Spark session and one broker for all tests of this folder: starting either anew would take most of the time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stentor.testing import broker as local_broker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from stentor import Client
+    from stentor.testing import LocalBroker
+
+_numbers = itertools.count()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What PySpark itself warns of is not ours to mend."""
+    for ignored in ("ignore:PySpark does not yet fully support pandas:FutureWarning",):
+        config.addinivalue_line("filterwarnings", ignored)
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[LocalBroker]:
+    with local_broker() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(broker: LocalBroker) -> Iterator[Client]:
+    with broker.client() as connected:
+        yield connected
+
+
+@pytest.fixture(autouse=True)
+def _url(broker: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is not told otherwise uses the shared broker."""
+    monkeypatch.setenv("STENTOR_URL", broker.url)
+
+
+@pytest.fixture(scope="session")
+def spark(broker: LocalBroker) -> Iterator[SparkSession]:
+    """A session whose workers use the shared broker, too."""
+    from stentor.spark import session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("STENTOR_URL", broker.url)
+        patch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
+        running = session("local[2]", ui=False, config={"spark.driver.memory": "1g"})
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test has."""
+    return f"topic-{next(_numbers)}"
+
+
+@pytest.fixture
+def read(spark: SparkSession) -> Callable[..., list[tuple]]:
+    """Rows of a batch read as plain tuples."""
+
+    def load(*columns: str, **options: object) -> list[tuple]:
+        frame = spark.read.format("stentor").options(**options).load()
+        return [tuple(row) for row in frame.select(*columns).collect()]
+
+    return load
