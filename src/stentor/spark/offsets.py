@@ -85,6 +85,15 @@ def recreated(topic: str) -> StentorError:
     )
 
 
+def deleted(topic: str) -> StentorError:
+    """A topic that was there is no more."""
+    return TopicNotFound(
+        f"Topic {topic}, which this query reads, was deleted.",
+        hint="Set failOnDataLoss to false to go on without it.",
+        object=topic,
+    )
+
+
 def check_same(start: Places, end: Places) -> None:
     """A topic of both must be one and the same."""
     for name, topic in end.items():

@@ -72,7 +72,13 @@ class _RangeReader:
 
     def _opened(self, part: OffsetRange, start: int) -> Iterator[Any]:
         client = self._options.connection.client()
-        found = client.find_offsets([part.topic], start)[part.topic]
+        try:
+            found = client.find_offsets([part.topic], start)[part.topic]
+        except TopicNotFound as error:
+            if self._options.fail_on_data_loss:
+                raise offsets.deleted(part.topic) from error
+            logger.warning("%s: the topic was deleted.", part)
+            return
         if found.id != part.topic_id:
             raise offsets.recreated(part.topic)
         yield from client.read(part.topic, partition=part.partition, start=start, end=part.end).batches()
@@ -131,7 +137,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:
         """Everything that is there now will be read, and no more."""
-        self._final = self._topics.at("latest")
+        self._final = self._topics.at("latest", gone_ok=True)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """For the query's progress: how far behind it is."""
@@ -156,7 +162,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
 
     def _end(self, before: Places) -> Places:
         """The committed ends, never behind what was told: another member may know less at the moment."""
-        found = self._final if self._final is not None else self._topics.at("latest")
+        found = self._final if self._final is not None else self._topics.at("latest", gone_ok=True)
         offsets.check_same(before, found)
         self._check_gone(before, found)
         end = dict(found)
@@ -170,11 +176,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
     def _check_gone(self, before: Places, found: Places) -> None:
         gone = sorted(before.keys() - found.keys())
         if gone and self._options.fail_on_data_loss:
-            raise TopicNotFound(
-                f"Topic {gone[0]}, which this query reads, was deleted.",
-                hint="Set failOnDataLoss to false to go on without it.",
-                object=gone[0],
-            )
+            raise offsets.deleted(gone[0])
 
     def _begin(self, before: Places, end: Places) -> Places:
         """Topics and partitions that came later are read from their first offset on."""

@@ -20,10 +20,10 @@ class Topics:
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
-    def at(self, position: Any, names: list[str] | None = None) -> Places:
+    def at(self, position: Any, names: list[str] | None = None, *, gone_ok: bool = False) -> Places:
         """Where a position is in every partition: only committed messages are before `latest`."""
         regex = self._options.topic_regex
-        found = self._found(names or self._options.topics or [">"], position)
+        found = self._found(names or self._options.topics or [">"], position, gone_ok)
         if regex is not None and names is None:
             found = {name: topic for name, topic in found.items() if re.fullmatch(regex, name)}
         for name, topic_id in self._options.topic_ids.items():
@@ -31,14 +31,15 @@ class Topics:
                 raise recreated(name)
         return self._assigned(found)
 
-    def _found(self, names: list[str], position: Any) -> Places:
+    def _found(self, names: list[str], position: Any, gone_ok: bool) -> Places:
         client = self._options.connection.client()
         try:
             return places_of(client.find_offsets(names, position))
         except TopicNotFound as error:
-            if self._options.fail_on_data_loss or len(names) == 1:
+            left = [name for name in names if name != error.object]
+            if len(left) == len(names) or not (gone_ok or (left and not self._options.fail_on_data_loss)):
                 raise
-            return self._found([name for name in names if name != error.object], position)
+            return self._found(left, position, gone_ok) if left else {}
 
     def _assigned(self, found: Places) -> Places:
         chosen = self._options.partitions

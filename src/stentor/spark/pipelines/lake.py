@@ -38,6 +38,8 @@ COLUMNS: Final = (
     " headers array<struct<key:string,value:binary>>, date date"
 )
 TARGET_BYTES: Final = 128 << 20
+KEPT_AFTER_COMPACTION_S: Final = 3600.0
+"""Queries that began before may still read the files that were joined."""
 _PARTITIONED_BY: Final = ["topic", "date"]
 _COMMITTED: Final = re.compile(r"c(\d+)-")
 
@@ -87,6 +89,20 @@ class Lake:
     def ends(self, topic: str, topic_id: int, partitions: Iterable[int]) -> dict[int, int]:
         """Up to which offset partitions are recorded; what never was is left out."""
         raise NotImplementedError
+
+    def snapshot(
+        self, spark: SparkSession, topic: str, topic_id: int, partitions: Iterable[int]
+    ) -> tuple[DataFrame, dict[int, int]]:
+        """A topic's rows and ends that belong together, though somebody records meanwhile."""
+        while True:
+            before = self.ends(topic, topic_id, partitions)
+            frame = self.frame(spark, [topic])
+            if self.ends(topic, topic_id, partitions) == before:
+                return frame, before
+
+    def topics(self) -> set[str]:
+        """The topics of which there is something."""
+        return {path.parent.parent.name.removeprefix("topic=") for path in self.files()}
 
     def check(self) -> None:
         """InvalidArgument where there is no lake."""
@@ -146,7 +162,7 @@ class _State(msgspec.Struct):
     version: int = 1
     round: int = 0
     ends: Ends = {}
-    compacted: dict[str, int] = {}  # folder: older rounds in it are in a later file
+    compacted: dict[str, tuple[int, float]] = {}  # folder: since which round older files do not count, and when
 
 
 class ParquetLake(Lake):
@@ -191,9 +207,8 @@ class ParquetLake(Lake):
 
     @staticmethod
     def _counts(state: _State, path: Path) -> bool:
-        match = _COMMITTED.match(path.name)
-        oldest = state.compacted.get(f"{path.parent.parent.name}/{path.parent.name}", 0)
-        return match is not None and oldest <= int(match[1]) <= state.round
+        number, oldest, _ = _ages(state, path)
+        return oldest <= number <= state.round
 
     def ends(self, topic: str, topic_id: int, partitions: Iterable[int]) -> dict[int, int]:
         known = self._state().ends.get(topic, {}).get(topic_id, {})
@@ -201,9 +216,10 @@ class ParquetLake(Lake):
 
     def clean(self) -> None:
         super().clean()
-        state = self._state()
+        state, now = self._state(), time.time()
         for path in self._all(None):
-            if not self._counts(state, path):
+            number, oldest, since = _ages(state, path)
+            if number > state.round or (number < oldest and now - since > KEPT_AFTER_COMPACTION_S):
                 path.unlink()
 
     def _commit(self, staged: list[tuple[Path, int]], ends: Ends) -> None:
@@ -239,12 +255,19 @@ class ParquetLake(Lake):
         staged = self._stage(frame.repartitionByRange(wanted, *order).sortWithinPartitions(*order))
         state = self._state()
         state.round += 1
-        state.compacted[folder] = state.round
+        state.compacted[folder] = (state.round, time.time())
         for index, (path, _) in enumerate(staged):
             _sync(self._placed(path, f"c{state.round:09d}-{index:05d}.parquet"))
         self._save(state)
         self.clean()
         return len(staged)
+
+
+def _ages(state: _State, path: Path) -> tuple[int, int, float]:
+    """The round that wrote a file, the oldest round that counts in its folder, and since when."""
+    match = _COMMITTED.match(path.name)
+    oldest, since = state.compacted.get(f"{path.parent.parent.name}/{path.parent.name}", (0, 0.0))
+    return int(match[1]) if match else state.round + 1, oldest, since
 
 
 class DeltaLake(Lake):

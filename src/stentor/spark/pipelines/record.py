@@ -54,7 +54,10 @@ def record(
     on_round: Callable[[Round], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> int:
-    """Record topics and patterns; how many messages were recorded. Without `once`: until `stop` is set."""
+    """Record topics and patterns; how many messages were recorded.
+
+    With `once` everything that is committed now, however much is published meanwhile; otherwise until `stop` is set.
+    """
     from stentor.spark.pipelines.lake import Lake, open_lake
 
     place = lake if isinstance(lake, Lake) else open_lake(lake, kind)
@@ -62,6 +65,8 @@ def record(
     stopped = stop or threading.Event()
     recorded = 0
     with place.writing():
+        if once:
+            recorder.stop_at_present()
         while not stopped.is_set():
             done = recorder.round()
             recorded += done.rows
@@ -94,12 +99,20 @@ class _Recorder:
         self._round_rows = round_rows
         self._fail_on_data_loss = fail_on_data_loss
         self._number = 0
+        self._final: Places | None = None
+
+    def stop_at_present(self) -> None:
+        """What is published from now on is not recorded any more."""
+        self._final = self._latest()
+
+    def _latest(self) -> Places:
+        return places_of(self._connection.client().find_offsets(self._topics, "latest"))
 
     def round(self) -> Round:
         """Record what is there now, up to a round's rows."""
         began = time.monotonic()
         client = self._connection.client()
-        latest = places_of(client.find_offsets(self._topics, "latest"))
+        latest = self._latest() if self._final is None else self._final
         start = self._start(places_of(client.find_offsets(self._topics, "earliest")))
         start = {name: topic for name, topic in start.items() if name in latest}
         latest = {name: latest[name] for name in start}

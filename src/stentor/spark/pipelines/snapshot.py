@@ -1,0 +1,69 @@
+"""Snapshot: the latest value of every key of a topic, at a time or now, of any size.
+
+Within a partition the highest offset is the latest. A key that is in several partitions, because their number was
+changed, counts by its message's time. A key whose latest value is null is deleted. Messages without a key are left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stentor.errors import InvalidArgument
+from stentor.spark.pipelines.views import topic_view
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def latest(
+    spark: SparkSession,
+    topic: str,
+    *,
+    url: str | None = None,
+    lake: str | Path | None = None,
+    until: datetime | None = None,
+    until_offsets: dict[int, int] | None = None,
+) -> DataFrame:
+    """One row per key: topic, partition, offset, timestamp, key, value, headers."""
+    from pyspark.sql import functions as f
+
+    frame = topic_view(spark, topic, url=url, lake=lake).where("key is not null")
+    if until is not None:
+        frame = frame.where(f.col("timestamp") < f.lit(until))
+    if until_offsets is not None:
+        before = [(f.col("partition") == p) & (f.col("offset") < offset) for p, offset in until_offsets.items()]
+        if not before:
+            raise InvalidArgument("No partition is named.", hint="For example {0: 1000, 1: 990}.")
+        condition = before[0]
+        for other in before[1:]:
+            condition |= other
+        frame = frame.where(condition)
+    row = f.struct("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+    within = frame.groupBy("partition", "key").agg(f.max_by(row, "offset").alias("row"))
+    across = within.groupBy("key").agg(
+        f.max_by("row", f.struct("row.timestamp", "row.partition", "row.offset")).alias("row")
+    )
+    return across.select("row.*").where("value is not null")
+
+
+def to_lake(frame: DataFrame, path: str | Path) -> None:
+    """Write a snapshot as Parquet; an earlier one at this place is replaced when the new one is complete."""
+    frame.write.mode("overwrite").option("compression", "zstd").parquet(str(path))
+
+
+def from_lake(spark: SparkSession, path: str | Path) -> DataFrame:
+    """A snapshot that was written."""
+    return spark.read.parquet(str(path))
+
+
+def to_topic(frame: DataFrame, topic: str, *, url: str | None = None, name: str | None = None) -> None:
+    """Publish a snapshot; with a name it may be repeated and is there once."""
+    writer = frame.select("key", "value", "headers", "timestamp").write.format("stentor").option("topic", topic)
+    if url is not None:
+        writer = writer.option("url", url)
+    if name is not None:
+        writer = writer.option("txnAppId", f"snapshot.{name}").option("txnVersion", "0")
+    writer.mode("append").save()
