@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from stentor.testing import broker as local_broker
+from stentor import limits
+from stentor.testing import LocalBroker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from stentor import Client
-    from stentor.testing import LocalBroker
 
+_HERE = Path(__file__).parent
+_TIMEOUT_S = 240
 _numbers = itertools.count()
 
 
@@ -28,10 +31,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", ignored)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first job of a session takes long, and an interrupted call would spoil the connection to the JVM."""
+    for item in items:
+        if item.path.is_relative_to(_HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
+
+
 @pytest.fixture(scope="session")
 def broker() -> Iterator[LocalBroker]:
-    with local_broker() as running:
-        yield running
+    """It looks for expired segments often, and they are small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "RETENTION_CHECK_S", 0.1)
+        running = LocalBroker(segment_bytes=limits.SEGMENT_BYTES_MIN).start()
+    yield running
+    running.cleanup()
 
 
 @pytest.fixture(scope="session")

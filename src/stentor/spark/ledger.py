@@ -8,8 +8,9 @@ Theory of operation. A streaming write goes in three steps per epoch (Spark's ba
    `_spark.<application>.commits`. The first manifest of an epoch is the decision: from here on the epoch's rows and
    their order are fixed, whatever a repetition of its tasks may yield.
 3. *Publish.* The chunks of the manifest are read back and published to their partitions, always in the same order and
-   cut in the same way, by a producer whose identity is the application and whose generation is the epoch. Brokers
-   recognise every batch they have, so this step may be repeated as often as it is interrupted.
+   cut in the same way, by a producer whose identity is the application and whose generation is the manifest's place
+   among the others. Brokers recognise every batch they have, so this step may be repeated as often as it is
+   interrupted.
 
 A repeated epoch finds its manifest and does step 3 again, from the rows that were staged first. An epoch that is older
 than the last manifest was published completely, since Spark begins no epoch before the one before it is committed.
@@ -26,8 +27,7 @@ import msgspec
 import pyarrow as pa
 
 import stentor
-from stentor.errors import InternalError, OffsetOutOfRange, StentorError
-from stentor.spark.offsets import recreated
+from stentor.errors import InternalError, OffsetOutOfRange, StentorError, TopicNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,6 +49,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     topic: str
     topic_id: int
     partition: int
+    staged_id: int  # of the staging topic: one that was made again has other rows at the same offsets
     staged_partition: int
     staged_offset: int
     rows: int
@@ -59,7 +60,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     epoch: int
     chunks: list[Chunk]
-    group_bytes: int = GROUP_BYTES
+    group_bytes: int  # how its rows are cut, whatever later versions prefer
 
 
 _decoder = msgspec.msgpack.Decoder(Manifest)
@@ -80,8 +81,9 @@ class Stage:
 
     def __init__(self, client: Client, application: str, task: int) -> None:
         name = staged_topic(application)
-        client.create_topic(name, exist_ok=True, partitions=STAGED_PARTITIONS, retention_age_s=STAGED_KEPT_S)
+        made = client.create_topic(name, exist_ok=True, partitions=STAGED_PARTITIONS, retention_age_s=STAGED_KEPT_S)
         self._client = client
+        self._id = made.id
         self._partition = task % STAGED_PARTITIONS
         self._producer = client.producer(name, batch_bytes=CHUNK_BYTES)
         self._gathered: dict[tuple[str, int], list[Any]] = {}
@@ -105,7 +107,8 @@ class Stage:
     def _noter(self, topic: str, topic_id: int, partition: int, rows: int) -> Any:
         def note(receipt: Any, error: StentorError | None) -> None:
             if error is None:
-                self._chunks.append(Chunk(topic, topic_id, partition, self._partition, receipt.offset, rows))
+                place = (self._id, self._partition, receipt.offset)
+                self._chunks.append(Chunk(topic, topic_id, partition, *place, rows))
 
         return note
 
@@ -118,11 +121,13 @@ class Stage:
 
 
 def _pieces(rows: Any) -> Iterator[Any]:
-    """Pieces that the producer makes one batch of each."""
-    count = max(1, -(-rows.nbytes // (2 * CHUNK_BYTES)))
-    step = -(-rows.num_rows // count)
-    for start in range(0, rows.num_rows, step):
-        yield rows.slice(start, step)
+    """Pieces that the producer makes one batch of each: it cuts what is larger than twice its batches."""
+    if rows.nbytes <= 2 * CHUNK_BYTES or rows.num_rows == 1:
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from _pieces(rows.slice(0, half))
+    yield from _pieces(rows.slice(half))
 
 
 class Ledger:
@@ -136,43 +141,45 @@ class Ledger:
 
     def commit(self, epoch: int, chunks: Iterable[Chunk]) -> None:
         """Publish an epoch, or go on with publishing it."""
-        manifest = self._decision(epoch, chunks)
-        if manifest is not None:
-            self._publish(manifest)
+        decision = self._decision(epoch, list(chunks))
+        if decision is not None:
+            self._publish(*decision)
 
     # --- deciding -------------------------------------------------------------------------------
 
-    def _decision(self, epoch: int, chunks: Iterable[Chunk]) -> Manifest | None:
-        """The manifest that holds for an epoch; None when the epoch is past."""
+    def _decision(self, epoch: int, chunks: list[Chunk]) -> tuple[Manifest, int] | None:
+        """The manifest that holds for an epoch, and its place; None when there is nothing to publish."""
         known, end = self._last_manifest()
-        if known is not None and known.epoch >= epoch:
-            return known if known.epoch == epoch else None
+        if known is not None and known[0].epoch >= epoch:
+            return known if known[0].epoch == epoch else None
+        if not chunks:
+            return None
         order = sorted(chunks, key=lambda chunk: (chunk.staged_partition, chunk.staged_offset))
-        mine = Manifest(epoch, order)
+        mine = Manifest(epoch, order, GROUP_BYTES)
         receipt = self._client.publish(self._commits, msgspec.msgpack.encode(mine))
         if receipt.offset == end:
-            return mine
+            return mine, end
         return self._last_manifest()[0]  # another driver of the same query was here: the first one counts
 
-    def _last_manifest(self) -> tuple[Manifest | None, int]:
-        """The first manifest of the newest epoch, and the offset after the last one."""
+    def _last_manifest(self) -> tuple[tuple[Manifest, int] | None, int]:
+        """The first manifest of the newest epoch and its place; the offset after the last one."""
         end = self._client.offsets(self._commits)[0]
         found = [
-            _decoder.decode(message.value)
+            (_decoder.decode(message.value), message.offset)
             for message in self._client.read(self._commits, start=stentor.Last(_MANIFESTS_LOOKED_AT), end=end)
             if message.value is not None
         ]
-        newest = max((manifest.epoch for manifest in found), default=None)
-        return next((manifest for manifest in found if manifest.epoch == newest), None), end
+        newest = max((manifest.epoch for manifest, _ in found), default=None)
+        return next((known for known in found if known[0].epoch == newest), None), end
 
     # --- publishing -----------------------------------------------------------------------------
 
-    def _publish(self, manifest: Manifest) -> None:
+    def _publish(self, manifest: Manifest, place: int) -> None:
         producers: dict[str, Any] = {}
         try:
             for topic, topic_id, partition, rows in self._groups(manifest):
                 if topic not in producers:
-                    producers[topic] = self._producer(topic, topic_id, manifest.epoch)
+                    producers[topic] = self._producer(topic, topic_id, place, manifest.group_bytes)
                 producers[topic].send_batch(rows, partition=partition)
             for producer in producers.values():
                 producer.flush()
@@ -180,11 +187,15 @@ class Ledger:
             for producer in producers.values():
                 producer.close()
 
-    def _producer(self, topic: str, topic_id: int, epoch: int) -> Any:
+    def _producer(self, topic: str, topic_id: int, place: int, group_bytes: int) -> Any:
         if self._client.find_topic(topic).id != topic_id:
-            raise recreated(topic)
+            raise TopicNotFound(
+                f"Topic {topic} was deleted and made again while rows were on their way to it.",
+                hint="Start the query with a new checkpoint.",
+                object=topic,
+            )
         identity = f"spark/{self._application}/{self._id:x}"
-        return self._client.producer(topic, identity=identity, generation=epoch, batch_bytes=GROUP_BYTES // 2)
+        return self._client.producer(topic, identity=identity, generation=place, batch_bytes=group_bytes // 2)
 
     def _groups(self, manifest: Manifest) -> Iterator[tuple[str, int, int, Any]]:
         """The rows of each partition, joined until they are large: always the same way."""
@@ -210,6 +221,8 @@ class Ledger:
         wanted = {chunk.staged_offset: chunk for chunk in chunks}
         first, last = chunks[0], chunks[-1]
         topic = staged_topic(self._application)
+        if self._client.find_topic(topic).id != first.staged_id:
+            raise _expired(topic)
         try:
             for batch in self._client.read(
                 topic, partition=partition, start=first.staged_offset, end=last.staged_offset + last.rows
@@ -218,10 +231,15 @@ class Ledger:
                 if chunk is not None:
                     yield chunk, batch.select(_MESSAGE_COLUMNS)
         except OffsetOutOfRange as error:
-            raise OffsetOutOfRange(
-                f"Rows staged in {topic} were deleted before they were published.",
-                hint=f"They are kept for {STAGED_KEPT_S // 3600} hours; delete the query's checkpoint and output, and"
-                " start it again.",
-            ) from error
+            raise _expired(topic) from error
         if wanted:
             raise InternalError(f"{len(wanted)} staged batches are not in {topic}/{partition}.")
+
+
+def _expired(topic: str) -> OffsetOutOfRange:
+    return OffsetOutOfRange(
+        f"Rows staged in {topic} were deleted before they were published.",
+        hint=f"They are kept for {STAGED_KEPT_S // 3600} hours; delete the query's checkpoint and output, and"
+        " start it again.",
+        object=topic,
+    )

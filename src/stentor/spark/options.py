@@ -253,13 +253,19 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         raise InvalidArgument("applicationId is for streams.", hint="A batch write takes txnAppId and txnVersion.")
     if options.has("txnAppId") != options.has("txnVersion"):
         raise InvalidArgument("txnAppId and txnVersion belong together.", hint="Set both, or none.")
+    exactly_once = options.flag("exactlyOnce", default=streaming or options.has("txnAppId"))
+    if not streaming and exactly_once != options.has("txnAppId"):
+        raise InvalidArgument(
+            "A batch write is exactly once with txnAppId and txnVersion, and only then.",
+            hint="Set both of them, or leave exactlyOnce out.",
+        )
     application = options.text("applicationId", options.text("txnAppId", "")) or None
     if application is not None:
         check_topic_name(f"_spark.{application}")
     return WriteOptions(
         connection=_connection(options),
         topic=topic,
-        exactly_once=options.flag("exactlyOnce", default=streaming or options.has("txnAppId")),
+        exactly_once=exactly_once,
         application=application,
         version=options.number("txnVersion"),
         compression=options.text("compression", "") or None,

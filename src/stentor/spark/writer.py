@@ -84,8 +84,8 @@ class _TaskWriter:
         return Done(rows, application, sink.finish())
 
     def _commit(self, messages: list[Any], epoch: int) -> None:
-        reports = [report for report in messages if report is not None and report.chunks]
-        if reports:
+        reports = [report for report in messages if report is not None]
+        if reports and self._options.exactly_once:  # also without rows: an interrupted commit may have decided some
             ledger = Ledger(self._options.connection.client(), reports[0].application)
             ledger.commit(epoch, [chunk for report in reports for chunk in report.chunks])
 
