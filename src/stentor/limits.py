@@ -229,6 +229,9 @@ CHECKPOINT_S: Final = 1.0
 
 RETENTION_CHECK_S: Final = 5.0
 
+RECORDED_STORE_S: Final = 1.0
+"""How often recorded ends that moved are written to the coordination store; what a crash forgets is kept for longer."""
+
 FLUSH_INTERVAL_MS: Final = 200
 """For topics that chose flush=interval: what a power cut may take."""
 

@@ -22,6 +22,7 @@ from stentor.broker.catalogue import Catalogue, Topic, deleted_key
 from stentor.broker.cluster import Cluster
 from stentor.broker.lone import LonePublisher
 from stentor.broker.operators import Operators
+from stentor.broker.recorded import RecordedEnds
 from stentor.broker.replicas import Replicas
 from stentor.broker.requests import serve
 from stentor.broker.session import Session
@@ -98,6 +99,7 @@ class Broker:
         self.cluster = Cluster(self)
         self.topics = Topics(self)
         self.operators = Operators(self)
+        self.recorded = RecordedEnds(self)
         self.admin = asyncio.Lock()  # topics change one at a time
 
     # --- start ----------------------------------------------------------------------------------
@@ -131,6 +133,7 @@ class Broker:
         self._every(limits.SWEEP_S, self._sweep)
         self._every(limits.CHECKPOINT_S, self._checkpoint)
         self._every(limits.RETENTION_CHECK_S, self._retain)
+        self._every(limits.RECORDED_STORE_S, self.recorded.store_soon)
         await self.cluster.join(revision)
         if self.replicas.single:
             await self._until(self._all_at_work, _ACTIVATION_S)
@@ -496,6 +499,7 @@ class Broker:
             for partition in replicas.partitions.values():
                 partition.log.close()
         if (store := getattr(self, "store", None)) is not None:
+            await self.recorded.close()
             await store.close()
         if self._directory is not None:
             self._directory.close()

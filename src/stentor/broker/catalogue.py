@@ -1,8 +1,9 @@
 """What the coordination store says, as this broker knows it: topics, chains, brokers.
 
 Keys: `topics/<name>` holds a TopicRecord, `chains/<topic id>/<partition>` a ChainRecord, `brokers/<id>` a
-BrokerRecord, `controller` a ControllerKey, `active` the broker that serves active-passive topics, and
-`deleted/<topic id>` marks directories that may be removed.
+BrokerRecord, `controller` a ControllerKey, `active` the broker that serves active-passive topics,
+`recorded/<topic id>/<partition>` how far a partition has been recorded, and `deleted/<topic id>` marks directories
+that may be removed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ class TopicRecord(msgspec.Struct, frozen=True):
     id: int
     settings: TopicSettings
     created_at_us: int
+
+
+class RecordedEnd(msgspec.Struct, frozen=True):
+    """Everything below this offset of a partition has been recorded elsewhere."""
+
+    end: int
 
 
 class Topic(msgspec.Struct):
@@ -66,9 +73,25 @@ def broker_key(broker: str) -> str:
     return f"brokers/{broker}"
 
 
+def recorded_prefix(topic_id: int) -> str:
+    """Below it, how far each partition of a topic has been recorded."""
+    return f"recorded/{topic_id:016x}/"
+
+
+def recorded_key(key: Key) -> str:
+    """Where it is written how far a partition has been recorded."""
+    return f"{recorded_prefix(key[0])}{key[1]}"
+
+
 def deleted_key(topic_id: int) -> str:
     """The mark of a topic whose directories may be removed."""
     return f"deleted/{topic_id:016x}"
+
+
+def _key(rest: str) -> Key:
+    """The partition that the rest of a key names."""
+    topic_id, _, partition = rest.partition("/")
+    return int(topic_id, 16), int(partition)
 
 
 encode = msgspec.msgpack.encode
@@ -77,6 +100,7 @@ _topics = msgspec.msgpack.Decoder(TopicRecord)
 _chains = msgspec.msgpack.Decoder(ChainRecord)
 _brokers = msgspec.msgpack.Decoder(BrokerRecord)
 _controllers = msgspec.msgpack.Decoder(ControllerKey)
+_recorded = msgspec.msgpack.Decoder(RecordedEnd)
 
 
 class News(msgspec.Struct):
@@ -97,6 +121,7 @@ class Catalogue:
         self.by_id: dict[int, Topic] = {}
         self.chains: dict[Key, Held] = {}
         self.brokers: dict[str, BrokerRecord] = {}
+        self.recorded: dict[Key, tuple[int, int]] = {}  # end and revision
         self.deleted: set[int] = set()
         self.active = ""  # active-passive: the one broker that serves (C26)
         self.active_revision = 0
@@ -109,13 +134,14 @@ class Catalogue:
         if kind == "topics":
             self.put_topic(Topic(_topics.decode(entry.value), entry.revision), news)
         elif kind == "chains":
-            topic_id, _, partition = rest.partition("/")
-            self.put_chain((int(topic_id, 16), int(partition)), Held(_chains.decode(entry.value), entry.revision), news)
+            self.put_chain(_key(rest), Held(_chains.decode(entry.value), entry.revision), news)
         elif kind == "brokers":
             record = _brokers.decode(entry.value)
             if self.brokers.get(record.id) != record:
                 self.brokers[record.id] = record
                 news.brokers = True
+        elif kind == "recorded":
+            self.put_recorded(_key(rest), _recorded.decode(entry.value).end, entry.revision)
         elif kind == "deleted":
             self.deleted.add(int(rest, 16))
         elif kind == CONTROLLER:
@@ -139,6 +165,11 @@ class Catalogue:
             self.chains[key] = held
             news.chains[key] = held
 
+    def put_recorded(self, key: Key, end: int, revision: int) -> None:
+        """How far a partition has been recorded; only a newer word counts."""
+        if self.recorded.get(key, (0, 0))[1] < revision:
+            self.recorded[key] = end, revision
+
     def delete(self, key: str, revision: int, news: News) -> None:
         """A key was gone at this revision; what is known to be newer stays."""
         kind, _, rest = key.partition("/")
@@ -147,13 +178,14 @@ class Catalogue:
             self.by_id.pop(topic.record.id, None)
             news.topics[topic.record.id] = None
         elif kind == "chains":
-            topic_id, _, partition = rest.partition("/")
-            chain = (int(topic_id, 16), int(partition))
+            chain = _key(rest)
             if (held := self.chains.get(chain)) is not None and held.revision <= revision:
                 del self.chains[chain]
                 news.chains[chain] = None
         elif kind == "brokers" and self.brokers.pop(rest, None) is not None:
             news.brokers = True
+        elif kind == "recorded" and self.recorded.get(_key(rest), (0, revision + 1))[1] <= revision:
+            del self.recorded[_key(rest)]
         elif kind == "deleted":
             self.deleted.discard(int(rest, 16))
         elif kind == CONTROLLER:
@@ -165,6 +197,7 @@ class Catalogue:
         known = [topic_key(name) for name in self.topics]
         known += [chain_key(key) for key in self.chains]
         known += [broker_key(broker) for broker in self.brokers]
+        known += [recorded_key(key) for key in self.recorded]
         for key in known:
             if key not in keys:
                 self.delete(key, revision, news)

@@ -117,7 +117,8 @@ class Operators:
         )
         controller = broker.cluster.machine.membership.controller_revision
         expect = {chain_key(key): held.revision, CONTROLLER: controller}
-        swap = await broker.store.swap(expect=expect, put={chain_key(key): encode(record)})
+        put = {chain_key(key): encode(record), **broker.recorded.cut(key, partition.log.end)}
+        swap = await broker.store.swap(expect=expect, put=put)
         if not swap.succeeded:
             raise NotReady(f"{topic}/{index} was changed by someone else.", hint="Look again.", object=topic)
         logger.critical(

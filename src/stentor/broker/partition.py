@@ -20,7 +20,7 @@ from stentor.broker.tail import TailCache
 from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.peers import Linked
-from stentor.errors import InternalError, NotReady, ProtocolError, StentorError
+from stentor.errors import DiskFull, InternalError, NotReady, ProtocolError, StentorError
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
 
@@ -114,6 +114,7 @@ class Partition:
         self.messages_in = 0
         self.batches_in = 0
         self.bytes_in = 0
+        self.kept_unrecorded = 0  # messages that retention would let go, had they been recorded
         log.snapshot = replica.dedupe.snapshot
 
     @property
@@ -162,7 +163,7 @@ class Partition:
         try:
             self._append(view, effect)
         except StentorError as error:
-            self._perform([r.Refuse(self._tickets, error)])
+            self._perform([r.Refuse(self._tickets, self._explained(error))])
             return
         self.messages_in += header.count
         self.batches_in += 1
@@ -175,6 +176,15 @@ class Partition:
         if self.feed is not None:
             self.feed.wake()
         self._hold_if_far_ahead(request.session, len(view))
+
+    def _explained(self, error: StentorError) -> StentorError:
+        """A full disk that holds what retention may not delete yet: say so, or nobody would look there."""
+        if isinstance(error, DiskFull) and self.kept_unrecorded:
+            error.hint += (
+                f" {self.kept_unrecorded} messages of {self.name} are past its retention and kept because they are not"
+                f" recorded (keep_unrecorded): see that the recorder runs, or alter the topic."
+            )
+        return error
 
     def _append(self, view: memoryview, append: r.Append) -> None:
         batch_header.stamp(
@@ -449,6 +459,7 @@ class Partition:
             segments=self.log.statistics().segments,
             damaged=list(self.log.damaged),
             failed=self.replica.failed,
+            kept_unrecorded=self.kept_unrecorded,
         )
 
     def statistics(self) -> dict[str, Any]:

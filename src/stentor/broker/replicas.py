@@ -397,9 +397,20 @@ class Replicas:
             if partition.deleted or not limited or not partition.replica.place.is_head:
                 continue
             before = partition.log.start
-            start = partition.log.retain(broker.clock.now_us(), committed=partition.committed)
+            start = self._retain_one(partition)
             if start != before:
                 broker.loop.call_soon_threadsafe(partition.step, Started(start))
+
+    def _retain_one(self, partition: Partition) -> int:
+        now_us, committed = self._broker.clock.now_us(), partition.committed
+        if not partition.settings.keep_unrecorded:
+            partition.kept_unrecorded = 0
+            return partition.log.retain(now_us, committed=committed)
+        recorded = min(self._broker.recorded.end(partition.key), committed)
+        start = partition.log.retain(now_us, committed=recorded)
+        due = partition.log.retention_end(now_us, committed=committed)
+        partition.kept_unrecorded = max(0, due - max(start, recorded))
+        return start
 
 
 def _report_recovery(topic: str, index: int, log: PartitionLog) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stentor import limits
 from stentor.core import refusals
 from stentor.core.names import check_pattern, matches
@@ -168,6 +170,11 @@ async def _recover(broker: Broker, _: Session, request: messages.RecoverPartitio
     return await broker.operators.recover(request.topic, request.partition)
 
 
+async def _mark_recorded(broker: Broker, _: Session, request: messages.MarkRecorded) -> messages.Done:
+    broker.recorded.mark(request.topic, request.ends)
+    return messages.Done()
+
+
 def _info(broker: Broker, topic: Topic) -> messages.TopicInfo:
     return messages.TopicInfo(
         name=topic.record.name,
@@ -179,12 +186,13 @@ def _info(broker: Broker, topic: Topic) -> messages.TopicInfo:
 
 def _partition_info(broker: Broker, key: Key) -> messages.PartitionInfo:
     """What this broker knows of a partition: everything if it holds it, else where it is."""
-    partition = broker.replicas.partitions.get(key)
+    partition, recorded = broker.replicas.partitions.get(key), broker.recorded.end(key)
     if partition is not None:
-        return partition.info()
+        return msgspec.structs.replace(partition.info(), recorded=recorded)
     held = broker.catalogue.chains.get(key)
     chain = [] if held is None else [member.broker for member in held.record.chain]
-    return messages.PartitionInfo(partition=key[1], epoch=0 if held is None else held.record.epoch, chain=chain)
+    epoch = 0 if held is None else held.record.epoch
+    return messages.PartitionInfo(partition=key[1], epoch=epoch, chain=chain, recorded=recorded)
 
 
 def _described(broker: Broker, topic: Topic) -> messages.TopicDescribed:
@@ -206,4 +214,5 @@ _HANDLERS: dict[type, Callable[[Broker, Session, Any], Awaitable[Any]]] = {
     messages.DrainBroker: _drain,
     messages.ForgetBroker: _forget,
     messages.RecoverPartition: _recover,
+    messages.MarkRecorded: _mark_recorded,
 }

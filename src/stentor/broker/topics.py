@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor import limits
-from stentor.broker.catalogue import Topic, TopicRecord, chain_key, deleted_key, encode, topic_key
+from stentor.broker.catalogue import Topic, TopicRecord, chain_key, deleted_key, encode, recorded_prefix, topic_key
 from stentor.core.controller import Held
 from stentor.core.names import check_topic_name
 from stentor.core.placement import Candidate, Load, place
@@ -164,7 +164,9 @@ class Topics:
         swap = await broker.store.swap(expect={key: topic.revision}, put={deleted_key(topic_id): b""}, delete=(key,))
         if not swap.succeeded:
             raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
-        await delete_all(broker.store, [chain_key(partition) for partition in topic.keys])
+        recorded = await broker.store.range(recorded_prefix(topic_id))
+        rest = [chain_key(partition) for partition in topic.keys] + [entry.key for entry in recorded]
+        await delete_all(broker.store, rest)
         await broker.cluster.topic_deleted(topic)
         logger.info("topic %s deleted", name)
 

@@ -33,6 +33,12 @@ RetentionBytes = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Delete the oldest beyond this size per partition, like 10GB; none keeps them."),
 ]
+KeepUnrecorded = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-unrecorded/--delete-unrecorded", help="Retention waits for what a recorder has not marked yet, or not."
+    ),
+]
 SegmentBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Size of a log file, like 256MiB.")]
 
 
@@ -51,6 +57,7 @@ def create(
     flush_interval_ms: FlushInterval = None,
     retention_age: RetentionAge = None,
     retention_bytes: RetentionBytes = None,
+    keep_unrecorded: KeepUnrecorded = None,
     segment_bytes: SegmentBytes = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Succeed if the topic is there already.")] = False,
     json: options.Json = False,
@@ -66,7 +73,7 @@ def create(
       stentor topic create orders.eu
       stentor topic create orders.eu --partitions 8 --retention-age 7d --retention-bytes 10GB
     """
-    settings = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes)
+    settings = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
     if partitions is not None:
         settings["partitions"] = partitions
     with options.connect(url, timeout, "topic create") as client:
@@ -110,6 +117,7 @@ def alter(
     flush_interval_ms: FlushInterval = None,
     retention_age: RetentionAge = None,
     retention_bytes: RetentionBytes = None,
+    keep_unrecorded: KeepUnrecorded = None,
     segment_bytes: SegmentBytes = None,
     json: options.Json = False,
     url: options.Url = None,
@@ -122,7 +130,7 @@ def alter(
       stentor topic alter orders.eu --retention-age 30d
       stentor topic alter orders.eu --retention-bytes none
     """
-    changes = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes)
+    changes = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
     if not changes:
         raise InvalidArgument("There is nothing to change.", hint="Name a setting, such as --retention-age 7d.")
     with options.connect(url, timeout, "topic alter") as client:
@@ -156,6 +164,7 @@ def _settings(
     retention_age: str | None,
     retention_bytes: str | None,
     segment_bytes: str | None,
+    keep_unrecorded: bool | None,
 ) -> dict[str, Any]:
     """The settings that were named, as the client takes them; `none` lifts a retention."""
     settings: dict[str, Any] = {}
@@ -172,6 +181,8 @@ def _settings(
         settings["retention_bytes"] = None if lifted else parse_bytes(retention_bytes, "--retention-bytes")
     if segment_bytes is not None:
         settings["segment_bytes"] = parse_bytes(segment_bytes, "--segment-bytes")
+    if keep_unrecorded is not None:
+        settings["keep_unrecorded"] = keep_unrecorded
     return settings
 
 
@@ -199,6 +210,8 @@ def _retention(topic: TopicInfo) -> str:
         limits.append(show_seconds(topic.settings.retention_age_s))
     if topic.settings.retention_bytes is not None:
         limits.append(show_bytes(topic.settings.retention_bytes))
+    if limits and topic.settings.keep_unrecorded:
+        limits.append("recorded only")
     return ", ".join(limits) or "for ever"
 
 
@@ -219,6 +232,9 @@ def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
     )
     print()
     _print_partitions(topic.partitions)
+    if settings.keep_unrecorded or any(partition.recorded for partition in topic.partitions):
+        print()
+        _print_recorded(topic.partitions)
 
 
 def _print_partitions(partitions: list[PartitionInfo]) -> None:
@@ -238,6 +254,21 @@ def _print_partitions(partitions: list[PartitionInfo]) -> None:
         for each in partitions
     )
     print_table(headings, rows, right=headings[:7])
+
+
+def _print_recorded(partitions: list[PartitionInfo]) -> None:
+    """How far recorders have come, and what is kept for them past the topic's retention."""
+    headings = ("PARTITION", "RECORDED", "NOT RECORDED", "KEPT FOR IT")
+    rows = (
+        (
+            each.partition,
+            each.recorded,
+            f"{max(0, each.committed - max(each.start, each.recorded)):,}",
+            f"{each.kept_unrecorded:,}",
+        )
+        for each in partitions
+    )
+    print_table(headings, rows, right=headings)
 
 
 def _health(partition: PartitionInfo) -> str:

@@ -13,6 +13,7 @@ from stentor.client.core import ClientCore, default_name, parse_url
 from stentor.client.history import AsyncHistory
 from stentor.client.positions import check_position, find_request
 from stentor.client.producer import AsyncProducer, Producer, ProducerCore, parse_ack
+from stentor.client.recorded import mark_recorded
 from stentor.client.streams import SubscriptionCore
 from stentor.client.subscription import AsyncInbox, AsyncSubscription
 from stentor.client.typed import AsyncTopic, Codec
@@ -21,7 +22,7 @@ from stentor.errors import InvalidArgument, StentorError
 from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
 
     from stentor.client.message import Receipt
     from stentor.client.selectors import Selector
@@ -246,6 +247,13 @@ class AsyncClient:
         request = messages.ListTopics(pattern=pattern or ">")
         found = await self._core.call(request, timeout)
         return await self._completed(found.topics, request)
+
+    async def mark_recorded(self, topic: str, ends: Mapping[int, int], *, timeout: float | None = None) -> None:
+        """A recorder has put away all messages below these offsets, by partition; it never moves back.
+
+        Topics with `keep_unrecorded` delete nothing that is not marked, whatever their retention says.
+        """
+        await mark_recorded(self._core, topic, ends, timeout)
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a topic and all its messages."""

@@ -307,17 +307,17 @@ class ClientCore:
                     self.check_open()
                     link = self.member_link(topic, request.topic_id, request.partition)
                     if link is None:
-                        await self._changes(limits.LINK_WATCH_S)
+                        await self.changes(limits.LINK_WATCH_S)
                         continue
                     try:
                         async with self._asking:
                             return await link.request(request)
                     except (ConnectionFailed, NotReady):
-                        await self._changes(limits.LINK_WATCH_S)
+                        await self.changes(limits.LINK_WATCH_S)
                     except PartitionNotFound:
                         if len(self.links.brokers) < 2 or topic not in self.routes:
                             raise
-                        await self._changes(limits.LINK_WATCH_S)
+                        await self.changes(limits.LINK_WATCH_S)
         except TimeoutError as error:
             raise self.late(type(request).__name__, limit) from error
 
@@ -326,7 +326,7 @@ class ClientCore:
 
         async def ask(broker: str) -> Any:
             while (link := self.links.to(broker)) is None:
-                await self._changes(limits.LINK_WATCH_S)
+                await self.changes(limits.LINK_WATCH_S)
             return await link.request(request)
 
         home = self.link.broker.id if self.link is not None and self.link.broker is not None else ""
@@ -348,12 +348,12 @@ class ClientCore:
                 if broker not in self.links.brokers:
                     raise InvalidArgument(f"There is no broker {broker}.", object=broker)
                 while (link := self.links.to(broker)) is None:
-                    await self._changes(limits.LINK_WATCH_S)
+                    await self.changes(limits.LINK_WATCH_S)
                 return await link.request(request)
         except TimeoutError as error:
             raise self.late(type(request).__name__, limit) from error
 
-    async def _changes(self, seconds: float) -> None:
+    async def changes(self, seconds: float) -> None:
         """Wait until something about links or routes changed, for a while at most."""
         waiting = self.loop.create_future()
 

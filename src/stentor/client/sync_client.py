@@ -23,7 +23,7 @@ from stentor.client.typed import Codec, Topic
 from stentor.errors import Closed, StentorError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
     from datetime import timedelta
 
     from stentor.client.async_client import TopicOffsets
@@ -268,6 +268,13 @@ class Client:
     def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
         """All topics, or those that match a pattern."""
         return self._call(self._async.topics(pattern, timeout=timeout))  # type: ignore[no-any-return]
+
+    def mark_recorded(self, topic: str, ends: Mapping[int, int], *, timeout: float | None = None) -> None:
+        """A recorder has put away all messages below these offsets, by partition; it never moves back.
+
+        Topics with `keep_unrecorded` delete nothing that is not marked, whatever their retention says.
+        """
+        self._call(self._async.mark_recorded(topic, ends, timeout=timeout))
 
     def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a topic and all its messages."""

@@ -246,6 +246,11 @@ class PartitionLog:
         state = self._state
         return self._retire(lambda: expired_segments(state.segments, state.settings, now_us, committed))
 
+    def retention_end(self, now_us: int, *, committed: int) -> int:
+        """Below which offset everything is too old or too much, if all that is committed could go."""
+        expired = expired_segments(self._state.segments, self._state.settings, now_us, committed)
+        return expired[-1].end if expired else self.start
+
     def retire_below(self, start: int, *, committed: int) -> int:
         """Let segments go that are wholly below an offset, as the head has; returns the new start."""
         state = self._state

@@ -98,6 +98,7 @@ class TopicSettings(Struct, frozen=True):
     placement: Literal["spread", "active-passive", "multi-primary"] = "spread"
     retention_age_s: Annotated[int, msgspec.Meta(ge=1)] | None = None
     retention_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    keep_unrecorded: bool = False  # retention waits until a recorder has marked what it would delete
     segment_bytes: Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)] = (
         limits.SEGMENT_BYTES
     )
@@ -116,6 +117,8 @@ class PartitionInfo(Struct, frozen=True):
     segments: int = 0
     damaged: list[tuple[int, int]] = []
     failed: str = ""
+    recorded: int = 0
+    kept_unrecorded: int = 0
 
 
 class TopicInfo(Struct, frozen=True):
@@ -349,6 +352,13 @@ class ReportDamage(Tagged, frozen=True):
     end: U63 = 0
 
 
+class MarkRecorded(Tagged, frozen=True):
+    """A recorder has put away everything below these offsets; asked of the partitions' head. Answer: Done."""
+
+    topic: Name
+    ends: Annotated[dict[U32, U63], msgspec.Meta(max_length=limits.PARTITIONS_PER_TOPIC_MAX)]
+
+
 Request = (
     CreateTopic
     | AlterTopic
@@ -364,6 +374,7 @@ Request = (
     | DrainBroker
     | ForgetBroker
     | RecoverPartition
+    | MarkRecorded
 )
 Response = (
     TopicDescribed

@@ -26,6 +26,20 @@ def test_create_describe_alter_and_delete(cli, client):
         client.describe_topic("shop.orders")
 
 
+def test_describe_shows_what_is_recorded_and_what_is_kept_for_lack_of_it(cli, client):
+    assert cli("topic", "create", "lake", "--retention-bytes", "0", "--keep-unrecorded").code == 0
+    for number in range(3):
+        client.publish("lake", str(number))
+    client.mark_recorded("lake", {0: 2})
+    lines = cli("topic", "describe", "lake").out.splitlines()
+    assert any("recorded only" in line for line in lines)
+    assert lines[-2].split() == ["PARTITION", "RECORDED", "NOT", "RECORDED", "KEPT", "FOR", "IT"]
+    assert lines[-1].split() == ["0", "2", "1", "0"]
+    assert cli("topic", "alter", "lake", "--delete-unrecorded").code == 0
+    assert not client.describe_topic("lake").settings.keep_unrecorded
+    client.delete_topic("lake")
+
+
 def test_list_is_a_table_of_those_that_match(cli, client):
     client.create_topic("list.b")
     client.create_topic("list.a")
