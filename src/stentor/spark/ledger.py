@@ -27,7 +27,7 @@ import msgspec
 import pyarrow as pa
 
 import stentor
-from stentor.errors import InternalError, OffsetOutOfRange, StentorError, TopicNotFound
+from stentor.errors import InternalError, InvalidArgument, OffsetOutOfRange, StentorError, TopicNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,6 +61,7 @@ class Manifest(msgspec.Struct, frozen=True):
     epoch: int
     chunks: list[Chunk]
     group_bytes: int  # how its rows are cut, whatever later versions prefer
+    query: str = ""  # whose epochs these are: those of another checkpoint are counted from 0 again
 
 
 _decoder = msgspec.msgpack.Decoder(Manifest)
@@ -133,9 +134,10 @@ def _pieces(rows: Any) -> Iterator[Any]:
 class Ledger:
     """The driver's side: decides what an epoch is, and publishes it."""
 
-    def __init__(self, client: Client, application: str) -> None:
+    def __init__(self, client: Client, application: str, query: str = "") -> None:
         self._client = client
         self._application = application
+        self._query = query
         self._commits = commits_topic(application)
         self._id = client.create_topic(self._commits, exist_ok=True, retention_bytes=_MANIFESTS_KEPT_BYTES).id
 
@@ -150,12 +152,17 @@ class Ledger:
     def _decision(self, epoch: int, chunks: list[Chunk]) -> tuple[Manifest, int] | None:
         """The manifest that holds for an epoch, and its place; None when there is nothing to publish."""
         known, end = self._last_manifest()
+        if known is not None and known[0].query != self._query:
+            raise InvalidArgument(
+                f"The application {self._application} has written with another checkpoint.",
+                hint="Choose another applicationId, or go on with the checkpoint it had: it knows what is written.",
+            )
         if known is not None and known[0].epoch >= epoch:
             return known if known[0].epoch == epoch else None
         if not chunks:
             return None
         order = sorted(chunks, key=lambda chunk: (chunk.staged_partition, chunk.staged_offset))
-        mine = Manifest(epoch, order, GROUP_BYTES)
+        mine = Manifest(epoch, order, GROUP_BYTES, self._query)
         receipt = self._client.publish(self._commits, msgspec.msgpack.encode(mine))
         if receipt.offset == end:
             return mine, end

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 class Done(WriterCommitMessage):
     """What a task reports to the driver."""
 
-    def __init__(self, rows: int, application: str = "", chunks: list[Chunk] | None = None) -> None:
+    def __init__(self, rows: int, application: str, query: str, chunks: list[Chunk]) -> None:
         self.rows = rows
         self.application = application
-        self.chunks = chunks or []
+        self.query = query
+        self.chunks = chunks
 
 
 class _Direct:
@@ -69,7 +70,8 @@ class _TaskWriter:
         context = TaskContext.get()
         if context is None:
             raise InternalError("A task of Spark has no context.")
-        application = options.application or context.getLocalProperty("sql.streaming.queryId") or ""
+        query = context.getLocalProperty("sql.streaming.queryId") or ""
+        application = options.application or query
         sink: Stage | _Direct
         if options.exactly_once:
             sink = Stage(client, application, context.partitionId())
@@ -81,12 +83,12 @@ class _TaskWriter:
             rows += batch.num_rows
             for topic, partition, part in router.parts(batch):
                 sink.add(topic, partition, part)
-        return Done(rows, application, sink.finish())
+        return Done(rows, application, query, sink.finish())
 
     def _commit(self, messages: list[Any], epoch: int) -> None:
         reports = [report for report in messages if report is not None]
         if reports and self._options.exactly_once:  # also without rows: an interrupted commit may have decided some
-            ledger = Ledger(self._options.connection.client(), reports[0].application)
+            ledger = Ledger(self._options.connection.client(), reports[0].application, reports[0].query)
             ledger.commit(epoch, [chunk for report in reports for chunk in report.chunks])
 
 
