@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from stentor.cli.quantities import read_duration
@@ -60,3 +60,13 @@ def _hint(text: str) -> str:
     if text.startswith("-") and text[1:].isdigit():
         return f"For the newest {text[1:]} messages write last:{text[1:]}."
     return f"Use {SYNTAX}."
+
+
+def parse_moment(text: str, option: str) -> datetime:
+    """A position that is a time: a date, or so long ago."""
+    position = parse_position(text, option)
+    if isinstance(position, timedelta):
+        return datetime.now(UTC) + position
+    if isinstance(position, datetime):
+        return position.astimezone(UTC)
+    raise InvalidArgument(f"{option} {text!r} is not a time.", hint="Use 2026-01-31T12:00 or -1h.")

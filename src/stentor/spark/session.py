@@ -8,6 +8,7 @@ spark = session("spark://master:7077", app="orders")  # a cluster; nothing else 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def session(
         builder = builder.config(key, str(value))
     if master is not None or "SPARK_REMOTE" not in os.environ:
         builder = builder.master(master or "local[*]")
+    logging.getLogger("SQLQueryContextLogger").disabled = True  # it prints what is raised, with all of its way
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         spark = builder.getOrCreate()

@@ -1,0 +1,126 @@
+"""`stentor pipeline`: what else runs on Spark beside record, replay and sql."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from stentor.cli import options, sparking
+from stentor.cli.output import print_json, print_table
+from stentor.cli.positions import parse_moment
+from stentor.cli.quantities import parse_bytes, parse_seconds, plural
+from stentor.errors import InvalidArgument
+
+app = options.make_app(help="Metrics, snapshots and compaction on Spark.")
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def metrics(
+    checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="DIR", help="Where Spark keeps its place.")],
+    window: Annotated[str, typer.Option(metavar="DURATION", help="The length of a window.")] = "1m",
+    late: Annotated[str, typer.Option(metavar="DURATION", help="How late a record may come.")] = "30s",
+    once: Annotated[bool, typer.Option("--once", help="Up to now, instead of until Ctrl-C.")] = False,
+    master: sparking.Master = None,
+    conf: sparking.Conf = None,
+    url: options.Url = None,
+) -> None:
+    """Sum up what the brokers say about themselves, per topic and window, into the topic _metrics.windows.
+
+    \b
+    Examples:
+      stentor pipeline metrics --checkpoint ./metrics-state --window 1m
+      stentor pipeline show
+    """
+    from stentor.spark.pipelines.metrics import TARGET, run
+
+    with sparking.spark_session("metrics", master, conf) as spark:
+        window_s, late_s = parse_seconds(window, "--window"), parse_seconds(late, "--late")
+        query = run(spark, checkpoint, url=url, window_s=window_s, late_s=late_s, once=once)
+        try:
+            query.awaitTermination()
+        except KeyboardInterrupt:
+            query.stop()
+    print(f"windows are in the topic {TARGET}")
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def show(json: options.Json = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
+    """Print the newest window of every topic that `stentor pipeline metrics` made."""
+    from stentor.spark.pipelines.metrics import last_windows
+
+    with options.connect(url, timeout, "pipeline show") as client:
+        found = last_windows(client)
+    if json:
+        print_json(found)
+        return
+    numbers = ("messages/s", "bytes each", "delivered/s", "subscriptions", "lag", "p50 µs", "p99 µs")
+    print_table(("topic", "until", *numbers), (_row(window) for window in found), right=numbers)
+
+
+def _row(window: Any) -> tuple[object, ...]:
+    latencies = (window.latency_us_p50, window.latency_us_p99)
+    return (
+        window.topic,
+        window.end,
+        f"{window.messages_per_second:,.1f}",
+        f"{window.bytes_per_message:,.0f}",
+        f"{window.delivered_per_second:,.1f}",
+        window.subscriptions,
+        window.lag,
+        *("" if value is None else f"{value:,.0f}" for value in latencies),
+    )
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def snapshot(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose keys are looked at.")],
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Write Parquet here; an earlier snapshot is replaced.")
+    ] = None,
+    into: Annotated[str | None, typer.Option("--into", metavar="TOPIC", help="Publish it to this topic.")] = None,
+    lake: Annotated[
+        str | None, typer.Option("--lake", metavar="DIR", help="Take the history from this lake.", show_default=False)
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="As it was at this time.")] = None,
+    master: sparking.Master = None,
+    conf: sparking.Conf = None,
+    url: options.Url = None,
+) -> None:
+    """The latest value of every key of a topic, now or at a time, of any size.
+
+    \b
+    Examples:
+      stentor pipeline snapshot prices --out ./prices
+      stentor pipeline snapshot prices --lake ./lake --until 2026-11-14T18:00 --into prices.closing
+    """
+    from stentor.spark.pipelines import snapshot as pipeline
+
+    if (out is None) == (into is None):
+        raise InvalidArgument("One of --out and --into is needed.", hint="--out DIR writes files, --into publishes.")
+    with sparking.spark_session("snapshot", master, conf) as spark:
+        moment = None if until is None else parse_moment(until, "--until")
+        frame = pipeline.latest(spark, topic, url=url, lake=lake, until=moment).cache()
+        keys = frame.count()
+        if out is not None:
+            pipeline.to_lake(frame, out)
+        elif into is not None:
+            pipeline.to_topic(frame, into, url=url)
+    print(f"{plural(keys, 'key')} of {topic} in {out or into}")
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def compact(
+    lake: sparking.LakeOption,
+    target: Annotated[str, typer.Option(metavar="SIZE", help="How large files should become.")] = "128MiB",
+    master: sparking.Master = None,
+    conf: sparking.Conf = None,
+) -> None:
+    """Join the small files of a lake."""
+    from stentor.spark.pipelines.lake import open_lake
+
+    place = open_lake(lake)
+    place.check()
+    with sparking.spark_session("compact", master, conf) as spark, place.writing():
+        fewer = place.compact(spark, parse_bytes(target, "--target"))
+    print(f"{plural(max(0, fewer), 'file')} fewer in {place.path}")

@@ -1,0 +1,97 @@
+"""`stentor replay`: recorded messages into topics again."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stentor.cli import options, sparking
+from stentor.cli.positions import parse_moment
+from stentor.cli.quantities import plural, show_seconds
+from stentor.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from stentor.spark.pipelines.replay import Progress
+
+app = options.make_app()
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def replay(
+    lake: sparking.LakeOption,
+    topics: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Recorded topics; without any: all of the lake.")
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="Where to: one topic, or a name with * for the recorded topic's name."),
+    ] = None,
+    speed: Annotated[
+        str, typer.Option(metavar="original|N|max", help="The pace: as it happened, N times as fast, or full speed.")
+    ] = "original",
+    start: Annotated[str | None, typer.Option(metavar="TIME", help="From this time on.")] = None,
+    end: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="KEY", help="Only this key; may be repeated.", show_default=False),
+    ] = None,
+    work: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Keep the selection and the place here, so that it can be taken up again."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Take up the replay of --work.")] = False,
+    master: sparking.Master = None,
+    conf: sparking.Conf = None,
+    url: options.Url = None,
+) -> None:
+    """Replay recorded messages: in the order of their times, with keys, headers, times and partitions as they were.
+
+    Spark selects and orders; then they are published, exactly once, at the pace that is asked for. --url may be
+    another cluster than the one that was recorded.
+
+    \b
+    Examples:
+      stentor replay --lake ./lake orders.eu --into again.orders.eu --speed max
+      stentor replay --lake ./lake --into "replayed.*" --start 2026-11-14 --end 2026-11-15 --speed 10
+      stentor replay --lake ./lake --work ./replay --resume
+    """
+    from stentor.spark.pipelines import replay as pipeline
+
+    if resume and work is None:
+        raise InvalidArgument("--resume needs --work.", hint="Name the directory of the replay to take up.")
+    with tempfile.TemporaryDirectory(prefix="stentor-replay-") as temporary:
+        place = Path(work or temporary)
+        if not resume:
+            selection = pipeline.Selection(
+                topics=topics or [],
+                start=None if start is None else parse_moment(start, "--start"),
+                end=None if end is None else parse_moment(end, "--end"),
+                keys=key or [],
+                into=into,
+            )
+            with sparking.spark_session("replay", master, conf) as spark:
+                plan = pipeline.select(spark, lake, place, selection, speed=_speed(speed))
+            print(f"selected {plural(plan.rows, 'message')} of {show_seconds((plan.last_us - plan.first_us) / 1e6)}")
+        with sparking.bar("replaying", None) as bar:
+            published = pipeline.publish(place, url=url, on_progress=lambda progress: _show(bar, progress))
+    print(f"published {plural(published, 'message')}")
+
+
+def _show(bar: Any, progress: Progress) -> None:
+    rate = f"{progress.rows / progress.seconds:,.0f}/s" if progress.seconds else ""
+    late = f", {progress.behind_s:.1f} s late" if progress.behind_s > 0.5 else ""
+    bar.update(bar.tasks[0].id, completed=progress.rows, total=progress.of_rows, rate=rate + late)
+
+
+def _speed(text: str) -> float:
+    words = {"original": 1.0, "max": 0.0}
+    try:
+        speed = words[text] if text in words else float(text.removesuffix("x"))
+    except ValueError:
+        speed = -1.0
+    if speed < 0 or (speed == 0 and text != "max"):
+        raise InvalidArgument(f"--speed {text!r} is not a pace.", hint="Use original, max, or a number such as 10.")
+    return speed

@@ -1,0 +1,116 @@
+"""What the commands that run on Spark share: the session, its options, and errors in one sentence."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from stentor.cli.failure import complain
+from stentor.errors import InternalError, InvalidArgument, StentorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="URL", help="A Spark cluster, such as spark://host:7077. Without it: this machine."
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may be repeated.", show_default=False),
+]
+LakeOption = Annotated[str, typer.Option("--lake", metavar="DIR", help="The directory of the lake.")]
+
+_OURS: Final = re.compile(r"stentor\.(?:errors|spark\.java)\.(\w+): (.+)")
+
+
+@contextmanager
+def spark_session(app: str, master: str | None, conf: list[str] | None) -> Iterator[SparkSession]:
+    """A session for the length of a command; what goes wrong in it is told in one sentence."""
+    from stentor.spark import session
+
+    said = _say_starting()
+    try:
+        spark = session(master, app=f"stentor {app}", config=_settings(conf))
+    finally:
+        said.set()
+    address = spark.sparkContext.uiWebUrl
+    if address and sys.stderr.isatty():
+        complain(f"Spark is running; its page is {address}")
+    try:
+        with _sentences():
+            yield spark
+    finally:
+        spark.stop()
+
+
+def _say_starting() -> threading.Event:
+    """Tell a person who waits for Java what is going on."""
+    done = threading.Event()
+    if sys.stderr.isatty():
+        timer = threading.Timer(1.0, lambda: None if done.is_set() else complain("starting Spark …"))
+        timer.daemon = True
+        timer.start()
+    return done
+
+
+def _settings(conf: list[str] | None) -> dict[str, str]:
+    settings = {}
+    for item in conf or []:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise InvalidArgument(f"--conf {item!r} is not KEY=VALUE.")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        raise told(str(error)) from error
+    except Py4JError as error:
+        raise InternalError(f"Spark ended: {str(error).splitlines()[0]}.") from error
+
+
+def told(text: str) -> StentorError:
+    """Our own error out of what Spark made of it; otherwise Spark's first line."""
+    ours = _OURS.findall(text)
+    if ours:
+        name, sentence = ours[-1]
+        return InvalidArgument(sentence) if name == "InvalidArgument" else StentorError(sentence)
+    line = text.strip().splitlines()[0] if text.strip() else "Spark failed"
+    sentence = re.sub(r"\s*SQLSTATE:.*", "", re.sub(r"^\[[A-Z_.]+\]\s*", "", line))
+    return InvalidArgument(sentence.rstrip(" .;") + ".")
+
+
+def bar(description: str, total: int | None) -> Any:
+    """A progress bar on standard error with rate and remaining time; nothing in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    progress.add_task(description, total=total, rate="")
+    return progress

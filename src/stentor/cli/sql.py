@@ -1,0 +1,66 @@
+"""`stentor sql`: queries over topics and their recorded history."""
+
+from __future__ import annotations
+
+import json as json_module
+from typing import Annotated, Any
+
+import typer
+
+from stentor.cli import options, sparking
+from stentor.cli.output import print_table
+from stentor.cli.quantities import plural
+
+app = options.make_app()
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def sql(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="SQL; every topic is a table.")],
+    lake: Annotated[
+        str | None,
+        typer.Option("--lake", metavar="DIR", help="Take the history from this lake, the rest from the brokers."),
+    ] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Print at most so many rows.")] = 1000,
+    binary: Annotated[bool, typer.Option("--binary", help="Keys and values as bytes instead of text.")] = False,
+    json: options.Json = False,
+    master: sparking.Master = None,
+    conf: sparking.Conf = None,
+    url: options.Url = None,
+) -> None:
+    """Ask topics with SQL.
+
+    A topic is a table with topic, partition, offset, timestamp, key, value and headers. With --lake its recorded
+    history is part of it, without gap or overlap.
+
+    \b
+    Examples:
+      stentor sql "select key, count(*) from orders.eu group by key order by 2 desc limit 10"
+      stentor sql "select count(*) from orders.eu where timestamp > current_date()" --lake ./lake
+      stentor sql "select avg(get_json_object(value, '$.amount')) from orders.eu"
+    """
+    from stentor.spark.pipelines.sql import query as run
+
+    with sparking.spark_session("sql", master, conf) as spark:
+        frame = run(spark, query, url=url, lake=lake, binary=binary)
+        rows = frame.limit(limit + 1).collect()
+        names = frame.columns
+    cut = len(rows) > limit
+    shown = rows[:limit]
+    if json:
+        for row in shown:
+            print(json_module.dumps(row.asDict(recursive=True), default=_plain, ensure_ascii=False))
+        return
+    if names:
+        print_table(names, ([_cell(value) for value in row] for row in shown))
+    print(f"{plural(len(shown), 'row')}{', and more' if cut else ''}")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "null"
+    return _plain(value) if isinstance(value, bytes | bytearray) else str(value)
+
+
+def _plain(value: Any) -> str:
+    return bytes(value).decode(errors="replace") if isinstance(value, bytes | bytearray) else str(value)
