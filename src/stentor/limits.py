@@ -110,6 +110,9 @@ STREAMS_PER_CONNECTION_MAX: Final = 4_096
 
 CONNECTIONS_MAX: Final = 10_000
 
+LISTENERS_MAX: Final = 8
+"""One per network that a broker is in; each multiplies the route changes that it encodes."""
+
 # --- time ---------------------------------------------------------------------------------------
 
 HANDSHAKE_S: Final = 5.0

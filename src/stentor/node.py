@@ -43,7 +43,9 @@ class Node:
 
             self._http = HttpServer(self.broker)
             try:
-                await self._http.start(self.config.http_host or self.config.host, self.config.http_port)
+                await self._http.start(
+                    self.config.http_host or self.broker.listeners.plans[0].host, self.config.http_port
+                )
             except BaseException:
                 await self.broker.stop()
                 raise

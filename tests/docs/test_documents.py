@@ -210,7 +210,8 @@ def test_the_files_of_a_cluster_are_configurations(example, tmp_path):
     file = tmp_path / "stentor.toml"
     file.write_text(example, encoding="utf-8")
     config = load_config({}, {}, file)
-    assert {name: getattr(config, name) for name in tomllib.loads(example)} == tomllib.loads(example)
+    said = {n: ",".join(said) if isinstance(said, list) else said for n, said in tomllib.loads(example).items()}
+    assert {name: getattr(config, name) for name in said} == said
 
 
 def test_the_table_of_topic_settings_is_complete_and_right():

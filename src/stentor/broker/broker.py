@@ -20,6 +20,7 @@ from stentor import limits
 from stentor._version import __version__
 from stentor.broker.catalogue import Catalogue, Topic, deleted_key
 from stentor.broker.cluster import Cluster
+from stentor.broker.listeners import Listeners
 from stentor.broker.lone import LonePublisher
 from stentor.broker.operators import Operators
 from stentor.broker.recorded import RecordedEnds
@@ -42,7 +43,6 @@ from stentor.errors import (
 )
 from stentor.storage.directory import BROKER_FILE, COORDINATION_FILE, DataDirectory
 from stentor.storage.files import atomic_write
-from stentor.transport.listener import listen
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ class Broker:
         self.sessions: set[Session] = set()
         self.refusals = 0
         self.route_version = 1
-        self.port = 0
         self.http_address = ""  # told by whoever serves HTTP for this broker
         self.stopping = False
         self.ready = False
@@ -91,7 +90,7 @@ class Broker:
         self._timers: list[asyncio.TimerHandle] = []
         self._checkpointing = False
         self._retaining = False
-        self._server: asyncio.AbstractServer | None = None
+        self.listeners = Listeners(config)
         self._started_at = self.clock.monotonic()
         self._no_sessions = asyncio.Event()
         self.lone = LonePublisher()
@@ -126,9 +125,7 @@ class Broker:
         self.cluster_id = await self.cluster.identify()
         revision = await self.cluster.learn()
         await self._recover()
-        self._server, _, self.port = await listen(
-            self.loop, lambda: Session(self).connection, self.config.host, self.config.port
-        )
+        await self.listeners.open(self.loop, lambda listener: Session(self, listener).connection)
         self._swept_at = self.clock.monotonic()
         self._every(limits.SWEEP_S, self._sweep)
         self._every(limits.CHECKPOINT_S, self._checkpoint)
@@ -356,16 +353,18 @@ class Broker:
         self.route_version += 1
         return self.route_version
 
-    def announce(self, change: messages.RouteChange) -> None:
-        """Tell every client that watches routes."""
-        body = messages.encode(change)
+    def announce(self, change: Callable[[str], messages.RouteChange]) -> None:
+        """Tell every client that watches routes, in the words of the listener that it came in by."""
+        bodies: dict[str, bytes] = {}
         for session in self.sessions:
-            session.routes_changed(body)
+            if session.listener not in bodies:
+                bodies[session.listener] = messages.encode(change(session.listener))
+            session.routes_changed(bodies[session.listener])
 
-    def route_table(self) -> messages.RouteTable:
+    def route_table(self, listener: str) -> messages.RouteTable:
         return messages.RouteTable(
             version=self.route_version,
-            brokers=self.cluster.routes.brokers(),
+            brokers=self.cluster.routes.brokers(listener),
             topics=[self.catalogue.route(topic) for topic in self.catalogue.topics.values()],
         )
 
@@ -454,8 +453,7 @@ class Broker:
         self.stopping = True
         self.ready = False
         logger.info("broker %s is stopping", getattr(self, "broker_id", "?"))
-        if self._server is not None:
-            self._server.close()
+        self.listeners.close()
         with suppress(TimeoutError):
             # A change of topics that is under way is finished, and no other begins.
             await asyncio.wait_for(self.admin.acquire(), limits.SHUTDOWN_S)
@@ -488,8 +486,7 @@ class Broker:
     async def _release(self) -> None:
         for timer in self._timers:
             timer.cancel()
-        if self._server is not None:
-            self._server.close()
+        self.listeners.close()
         await self.cluster.close()
         for name in ("epochs", "syncs", "reads"):
             if (threads := getattr(self, name, None)) is not None:
@@ -508,20 +505,23 @@ class Broker:
 
     @property
     def address(self) -> str:
-        return self.config.advertised_address or f"{self.config.host}:{self.port}"
+        return self.listeners.address
+
+    @property
+    def port(self) -> int:
+        return self.listeners.port
 
     @property
     def local_address(self) -> str:
-        """Where this very process listens, whatever is advertised."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.config.host, self.config.host)  # noqa: S104
-        return f"{host}:{self.port}"
+        return self.listeners.local_address
 
-    def info(self) -> messages.BrokerInfo:
+    def info(self, listener: str = "") -> messages.BrokerInfo:
+        """This broker, as those see it who came in by a listener."""
         return messages.BrokerInfo(
             id=self.broker_id,
             cluster_id=self.cluster_id,
             version=__version__,
-            address=self.address,
+            address=self.listeners.addresses.get(listener, self.address),
             http_address=self.http_address,
             zone=self.config.zone,
             load=len(self.sessions),

@@ -129,6 +129,7 @@ class Cluster:
                 zone=broker.config.zone,
                 draining=draining,
                 version=__version__,
+                addresses=broker.listeners.addresses,
             )
             revision = 0 if held is None else held.revision
             if (await broker.store.swap(expect={key: revision}, put={key: encode(record)})).succeeded:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from stentor import limits
+from stentor.broker.listeners import plan_listeners
 from stentor.errors import InvalidArgument
 from stentor.wire.messages import TopicSettings
 
@@ -45,7 +46,17 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     advertised_address: str = _setting(
         "", "The host:port that clients are told, when it is not the one listened on (NAT, containers)."
     )
-    http_host: str = _setting("", "The address for HTTP. Empty: the same as host.")
+    listeners: str = _setting(
+        "",
+        "Several listeners instead of host and port, for a broker in several networks: name=host:port, separated by"
+        " commas; in the file also a list. Other brokers use the first. Empty: one listener, the simple case.",
+    )
+    advertised_addresses: str = _setting(
+        "",
+        "With listeners: name=host:port that those who come in by a listener are told, for all brokers. A listener"
+        " that is not named is told as it listens.",
+    )
+    http_host: str = _setting("", "The address for HTTP. Empty: that of the first listener.")
     http_port: Port = _setting(7441, "The port for health, metrics and statistics; 0 picks a free one.")
     http: bool = _setting(default=True, meaning="Whether to serve HTTP at all.")
     broker_id: str = _setting("", "This broker's name in the cluster. Empty: made at the first start and kept.")
@@ -143,20 +154,30 @@ def load_config(
             merged[name] = None if text == "none" else text
     merged.update({name: value for name, value in (flags or {}).items() if value is not None})
     try:
-        return msgspec.convert(merged, BrokerConfig, strict=False)
+        config = msgspec.convert(merged, BrokerConfig, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidArgument(
             f"A setting of the broker is wrong: {error}.",
             hint="See docs/configuration.md or `stentor serve --help`.",
         ) from error
+    plan_listeners(config)
+    return config
 
 
 def _from_file(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        settings = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidArgument(
             f"The configuration file {file} cannot be read: {error.strerror}.", hint="Check --config."
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"The configuration file {file} is not valid TOML: {error}.") from error
+    return {name: _joined(value) for name, value in settings.items()}
+
+
+def _joined(value: Any) -> Any:
+    """A list of texts, as it is written in a variable or a flag."""
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return ",".join(value)
+    return value

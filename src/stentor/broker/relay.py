@@ -28,7 +28,7 @@ class Relay:
         self._session = session
         self._address = address
         self._connection = Connection(self)
-        self._hello = msgspec.structs.replace(hello, target="")
+        self._hello = msgspec.structs.replace(hello, target="", listener=session.listener)
         self._ended = False
         self._dialling = session.loop.create_task(self._dial())
 

@@ -98,7 +98,7 @@ async def _watch_routes(broker: Broker, session: Session, _: messages.WatchRoute
     if not broker.cluster.confirmed:
         raise refusals.cut_off()
     session.watches_routes = True
-    return broker.route_table()
+    return broker.route_table(session.listener)
 
 
 async def _clients(broker: Broker, _: Session, __: messages.ListClients) -> messages.ClientList:

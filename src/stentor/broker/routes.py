@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -46,31 +48,33 @@ class Routes:
         catalogue = self._broker.catalogue
         if not changed and not brokers:
             return
-        self._broker.announce(
-            messages.RouteChange(
-                version=self._broker.next_route_version(),
-                topics=[catalogue.route(topic) for topic in changed.values() if topic is not None],
-                removed=[topic_id for topic_id, topic in changed.items() if topic is None],
-                brokers=self.brokers() if brokers else [],
-                gone=self._gone() if brokers else [],
-            )
+        change = messages.RouteChange(
+            version=self._broker.next_route_version(),
+            topics=[catalogue.route(topic) for topic in changed.values() if topic is not None],
+            removed=[topic_id for topic_id, topic in changed.items() if topic is None],
+            gone=self._gone() if brokers else [],
         )
+
+        def told(listener: str) -> messages.RouteChange:
+            return msgspec.structs.replace(change, brokers=self.brokers(listener)) if brokers else change
+
+        self._broker.announce(told)
 
     def _gone(self) -> list[str]:
         known, self._known = self._known, set(self._broker.catalogue.brokers)
         return sorted(known - self._known)
 
-    def brokers(self) -> list[messages.BrokerInfo]:
-        """All brokers, as clients see them."""
+    def brokers(self, listener: str = "") -> list[messages.BrokerInfo]:
+        """All brokers, as clients see them that came in by a listener; one without it is told as brokers reach it."""
         broker, cluster = self._broker, self._broker.cluster
         return [
-            broker.info()
+            broker.info(listener)
             if record.id == broker.broker_id
             else messages.BrokerInfo(
                 id=record.id,
                 cluster_id=broker.cluster_id,
                 version=record.version,
-                address=record.address,
+                address=record.addresses.get(listener, record.address),
                 http_address=record.http_address,
                 zone=record.zone,
                 alive=cluster.view(record.id) == "heard",

@@ -48,8 +48,9 @@ _TOPICS_REMEMBERED_MAX: Final = 100
 class Session:
     """The owner of one client connection."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, listener: str = "") -> None:
         self.broker = broker
+        self.listener = listener  # which one the client came in by
         self.loop = broker.loop
         self.connection = Connection(self, body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX)
         self.name = ""
@@ -273,11 +274,12 @@ class Session:
         self.name, self.library = hello.name, hello.library
         self.greeted = True
         self.connection.body_bytes_max = limits.FRAME_BODY_BYTES_MAX
+        self.listener = hello.listener or self.listener
         if hello.target not in ("", self.broker.broker_id):
             self._relay = Relay(self, self.broker.address_of(hello.target), hello)
             return
         features: list[str] = [feature for feature in frames.FEATURES if feature in hello.features]
-        welcome = messages.Welcome(version=version, broker=self.broker.info(), features=features)
+        welcome = messages.Welcome(version=version, broker=self.broker.info(self.listener), features=features)
         self._answers.append(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))
         if hello.broker:
             self._greet_peer(hello)

@@ -44,6 +44,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     zone: str = ""
     draining: bool = False
     version: str = ""
+    addresses: dict[str, str] = {}  # by the listener's name, of a broker that has several
 
 
 class TopicPlan(msgspec.Struct, frozen=True):

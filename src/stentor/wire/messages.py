@@ -45,6 +45,7 @@ class Hello(Struct, frozen=True):
     broker: Label = ""  # set by brokers: who dials
     cluster_id: Label = ""
     purpose: Label = ""  # "control" or "data"
+    listener: Label = ""  # set by a broker that passes a client on: the listener the client came in by
 
 
 class Welcome(Struct, frozen=True):
