@@ -16,6 +16,15 @@ from stentor.wire import batch, frames, messages
 from stentor.wire.frames import Kind
 
 WAIT_S = 15.0
+SPARK = Path(__file__).parent / "spark"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes the tests of a file stay together; those of Spark all do, for their one session."""
+    for item in items:
+        shared = item.path.is_relative_to(SPARK) and "spark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("spark" if shared else item.nodeid.partition("::")[0]))
 
 
 def _wait_until(condition: Callable[[], Any], what: str = "the condition", seconds: float = WAIT_S) -> Any:

@@ -54,7 +54,10 @@ class _RangeReader:
         if not isinstance(partition, OffsetRange):
             return  # Spark's own stand-in, when there is nothing to read
         shaper = Shaper(self._schema, partition.topic, partition.topic_id, partition.partition)
-        yield from shaper.batches(self._rows(partition))
+        try:
+            yield from shaper.batches(self._rows(partition))
+        except StentorError as error:
+            raise error.with_traceback(None) from None
 
     def _rows(self, part: OffsetRange) -> Iterator[Any]:
         start = part.start
