@@ -134,6 +134,21 @@ class Partition:
     def committed(self) -> int:
         return self.replica.committed
 
+    def check_seen(self, seen: int, epoch: int) -> None:
+        """C24: no reader is shown less than it has seen; a member that is behind says "not yet".
+
+        Unless it is gone: every member of a chain holds what is committed, so where the head of a later epoch
+        lacks it, an operator let a shorter copy lead (C13), or a power cut took what was never brought to disk.
+        """
+        if seen <= self.committed:
+            return
+        if self.replica.place.is_head and self.replica.epoch > epoch and seen > self.log.end:
+            return
+        raise NotReady(
+            f"{self.name} is committed up to {self.committed} as far as this broker knows; {seen} was seen elsewhere.",
+            hint="Another member knows more; try again in a moment.",
+        )
+
     # --- publishing -----------------------------------------------------------------------------
 
     def publish(self, view: memoryview, header: BatchHeader, request: Request, ack: int) -> None:

@@ -112,6 +112,7 @@ async def _statistics(broker: Broker, _: Session, __: messages.GetStatistics) ->
 async def _find_offset(broker: Broker, _: Session, request: messages.FindOffset) -> messages.OffsetFound:
     partition = broker.partition(request.topic_id, request.partition)
     broker.check_serves(partition)
+    partition.check_seen(request.seen, request.seen_epoch)
     start, committed = partition.log.start, partition.committed
     if request.at is not None:
         offset = start if request.at == "earliest" else committed
@@ -122,7 +123,7 @@ async def _find_offset(broker: Broker, _: Session, request: messages.FindOffset)
         offset = await asyncio.get_running_loop().run_in_executor(None, find)
     else:
         raise InvalidArgument("A position is missing.", hint="Name 'earliest', 'latest', a time or a number.")
-    return messages.OffsetFound(offset=offset, start=start, committed=committed)
+    return messages.OffsetFound(offset=offset, start=start, committed=committed, epoch=partition.replica.epoch)
 
 
 def _offset_at(partition: Partition, timestamp_us: int, committed: int) -> int:

@@ -107,7 +107,7 @@ class Stream:
         committed = self.partition.committed
         if committed != self._told and self.session.connection.writable:
             self._told = committed
-            state = frames.STREAM_STATE.pack(committed, self.partition.replica.epoch, 0)
+            state = frames.STREAM_STATE.pack(committed, self.partition.replica.epoch)
             self.session.connection.send(Kind.STREAM_STATE, self.id, state)
 
     # --- the end --------------------------------------------------------------------------------

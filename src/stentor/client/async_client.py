@@ -280,7 +280,7 @@ class AsyncClient:
             wish = find_request(at, route.id, partition, now_us)
             if isinstance(wish, int):
                 return wish
-            return (await self._core.call_partition(wish, route.name, timeout)).offset  # type: ignore[no-any-return]
+            return (await self._core.find_offset(wish, route.name, timeout)).offset
 
         found = {}
         for route in routes:

@@ -24,6 +24,7 @@ import msgspec
 
 from stentor import limits
 from stentor.client.links import Links
+from stentor.client.seen import Seen
 from stentor.client.selectors import tail_first
 from stentor.core.names import check_pattern, check_topic_name, is_pattern, matches
 from stentor.errors import (
@@ -121,6 +122,7 @@ class ClientCore:
         self.forked = False
         self._thread_id = threading.get_ident()
         self.routes: dict[str, messages.TopicRoute] = {}
+        self.seen = Seen()
         self.link_listeners: set[Callable[[Link], None]] = set()
         self.route_listeners: set[Callable[[], None]] = set()
         self.closers: set[Callable[[], Awaitable[None]]] = set()
@@ -229,13 +231,16 @@ class ClientCore:
         chain = route.partitions[partition].chain
         return self.links.to(chain[0]) if chain else None
 
-    def member_link(self, topic: str, topic_id: int, partition: int) -> Link | None:
-        """The link to a member to read from: the tail, or whoever of the chain can be reached."""
+    def member_link(
+        self, topic: str, topic_id: int, partition: int, avoid: frozenset[str] | set[str] = frozenset()
+    ) -> Link | None:
+        """The link to a member to read from: the tail, or whoever of the chain can be reached and is not avoided."""
         route = self.routes.get(topic)
         if route is None or route.id != topic_id:
             return self.link
         chain = route.partitions[partition].chain
         chain = chain[:1] if route.settings.placement == "active-passive" else self.reading_order(chain)
+        chain = [broker for broker in chain if broker not in avoid]
         for broker in chain:
             if (link := self.links.existing(broker)) is not None:
                 return link
@@ -301,18 +306,25 @@ class ClientCore:
     async def call_partition(self, request: Any, topic: str, timeout: float | None = None) -> Any:
         """Ask a member of the partition that a request names; ask another when that one is gone."""
         limit = self.timeout if timeout is None else timeout
+        behind: set[str] = set()  # members that said "not yet": the next one is asked first
         try:
             async with asyncio.timeout(limit):
                 while True:
                     self.check_open()
-                    link = self.member_link(topic, request.topic_id, request.partition)
+                    link = self.member_link(topic, request.topic_id, request.partition, behind)
                     if link is None:
+                        behind.clear()
                         await self.changes(limits.LINK_WATCH_S)
                         continue
                     try:
                         async with self._asking:
                             return await link.request(request)
-                    except (ConnectionFailed, NotReady):
+                    except NotReady:
+                        if link.broker is not None and link.broker.id not in behind:
+                            behind.add(link.broker.id)
+                        else:
+                            await self.changes(limits.LINK_WATCH_S)
+                    except ConnectionFailed:
                         await self.changes(limits.LINK_WATCH_S)
                     except PartitionNotFound:
                         if len(self.links.brokers) < 2 or topic not in self.routes:
@@ -320,6 +332,19 @@ class ClientCore:
                         await self.changes(limits.LINK_WATCH_S)
         except TimeoutError as error:
             raise self.late(type(request).__name__, limit) from error
+
+    async def find_offset(
+        self, wish: messages.FindOffset, topic: str, timeout: float | None = None
+    ) -> messages.OffsetFound:
+        """Where a position is, by a member that knows at least of what this client has seen (C24)."""
+        sight = self.seen.of(wish.topic_id, wish.partition)
+        asked = msgspec.structs.replace(wish, seen=sight.committed, seen_epoch=sight.epoch)
+        found: messages.OffsetFound = await self.call_partition(asked, topic, timeout)
+        if found.committed < sight.committed and found.epoch > sight.epoch:
+            self.seen.corrected(wish.topic_id, wish.partition, found.committed, found.epoch)
+        else:
+            self.seen.saw(wish.topic_id, wish.partition, found.committed, found.epoch)
+        return found
 
     async def ask_others(self, request: Any, brokers: set[str], seconds: float) -> dict[str, Any]:
         """Ask some of the other brokers the same; whoever does not answer in time is left out."""
@@ -416,6 +441,7 @@ class ClientCore:
         self.links.forget(change.gone)
         removed = set(change.removed)
         if removed:
+            self.seen.forget(removed)
             self.routes = {name: topic for name, topic in self.routes.items() if topic.id not in removed}
         for topic in change.topics:
             self.routes[topic.name] = self._newest(topic)

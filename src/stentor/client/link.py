@@ -249,8 +249,7 @@ class Link:
     def _stream_state(self, correlation: int, body: memoryview) -> None:
         stream = self._streams.get(correlation)
         if stream is not None and len(body) == frames.STREAM_STATE.size:
-            committed, epoch, _ = frames.STREAM_STATE.unpack(body)
-            stream.state(committed, epoch)
+            stream.state(*frames.STREAM_STATE.unpack(body))
 
     def _stream_ended(self, correlation: int, body: memoryview) -> None:
         stream = self._streams.pop(correlation, None)

@@ -85,14 +85,16 @@ class Reader:
     # --- what the link reports ------------------------------------------------------------------
 
     def delivered(self, body: memoryview) -> None:
-        committed, _, next_offset = frames.DELIVERY.unpack_from(body)
-        self.committed = max(self.committed, committed)
+        committed, epoch, next_offset = frames.DELIVERY.unpack_from(body)
+        self.state(committed, epoch)
         self.received = next_offset
         self.waiting += len(body) - frames.DELIVERY.size
         self.owner.put(Delivery(self, bytes(body[frames.DELIVERY.size :]), next_offset))
 
-    def state(self, committed: int, epoch: int) -> None:  # noqa: ARG002
-        self.committed = max(self.committed, committed)
+    def state(self, committed: int, epoch: int) -> None:
+        if committed > self.committed:
+            self.committed = committed
+            self.owner.core.seen.saw(self.topic_id, self.partition, committed, epoch)
 
     def ended(self, ended: messages.StreamEnded) -> None:
         self.stream_id = None
@@ -212,7 +214,7 @@ class SubscriptionCore:
         wish = find_request(position, reader.topic_id, reader.partition, time.time_ns() // 1000)
         if isinstance(wish, int):
             return wish, 0
-        found = await self.core.call_partition(wish, reader.topic)
+        found = await self.core.find_offset(wish, reader.topic)
         return found.offset, found.committed
 
     def _open_stream(self, reader: Reader) -> None:

@@ -74,8 +74,8 @@ DELIVERY: Final = struct.Struct("<QI4xQ")
 # CREDIT: bytes.
 CREDIT: Final = struct.Struct("<Q")
 
-# STREAM_STATE: commit point, epoch, age in µs of the last confirmation through the chain.
-STREAM_STATE: Final = struct.Struct("<QI4xQ")
+# STREAM_STATE: commit point, epoch. A member that its chain does not confirm ends its streams: there is no age to tell.
+STREAM_STATE: Final = struct.Struct("<QI12x")
 
 
 def frame(kind: int, correlation: int, body: bytes = b"", flags: int = 0) -> bytes:

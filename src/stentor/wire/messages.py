@@ -188,6 +188,8 @@ class FindOffset(Tagged, frozen=True):
     at: Literal["earliest", "latest"] | None = None
     timestamp_us: Annotated[int, msgspec.Meta(ge=0)] | None = None
     last: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    seen: U63 = 0  # the highest commit point this client has seen, and the epoch that said so (C24)
+    seen_epoch: U32 = 0
 
 
 class OffsetFound(Tagged, frozen=True):
@@ -196,6 +198,7 @@ class OffsetFound(Tagged, frozen=True):
     offset: int
     start: int
     committed: int
+    epoch: int = 0
 
 
 class OpenStream(Struct, frozen=True):
