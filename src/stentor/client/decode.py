@@ -180,6 +180,18 @@ def _decode_one(
 
 def record_batches(chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None) -> Iterator[Any]:
     """The same as Arrow record batches with topic, partition and offset columns in front."""
+    for first_offset, batch in offset_batches(chunk, topic, partition, floor, ceiling):
+        yield with_position(batch, topic, partition, first_offset)
+
+
+def offset_batches(
+    chunk: bytes,
+    topic: str,
+    partition: int,
+    floor: int,
+    ceiling: int | None,  # noqa: ARG001 - as its siblings
+) -> Iterator[tuple[int, Any]]:
+    """The same as they were stored, each with the offset of its first message."""
     position = 0
     while position < len(chunk):
         header = check_header(chunk, position)
@@ -187,5 +199,7 @@ def record_batches(chunk: bytes, topic: str, partition: int, floor: int, ceiling
         position += header.length
         skip = max(0, floor - header.base_offset)
         stop = header.count if ceiling is None else min(header.count, ceiling - header.base_offset)
-        if stop > skip:
-            yield with_position(found.slice(skip, stop - skip), topic, partition, header.base_offset + skip)
+        if not skip and stop == header.count:
+            yield header.base_offset, found
+        elif stop > skip:
+            yield header.base_offset + skip, found.slice(skip, stop - skip)

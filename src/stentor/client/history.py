@@ -45,6 +45,11 @@ class History:
                 yield batch.slice(0, left)
                 left -= batch.num_rows
 
+    def offset_batches(self) -> Iterator[tuple[int, Any]]:
+        """Of one partition, as they were stored: the first offset, and timestamp, key, value, headers. No limit."""
+        with self._subscription:
+            yield from self._subscription.offset_batches()
+
     def to_arrow(self) -> Any:
         """A pyarrow.Table."""
         return to_table(self.batches())

@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
-from stentor.client.decode import decode_messages, record_batches
+from stentor.client.decode import decode_messages, offset_batches, record_batches
 from stentor.client.tables import with_position
 from stentor.errors import Closed, CorruptData, DeadlineExceeded, SlowSubscriber, StentorError
 from stentor.wire.arrow_body import record_batch
@@ -214,6 +214,14 @@ class Subscription(_Face):
         yield from self._leftover()
         while (delivery := self._next_delivery(self._patience_s)) is not None:
             yield from self._record_batches(delivery)
+            self._grant(delivery)
+
+    def offset_batches(self) -> Iterator[tuple[int, Any]]:
+        """As they were stored: the offset of the first message, and a pyarrow.RecordBatch of timestamp, key, value,
+        headers. For subscriptions of one partition, instead of messages or batches.
+        """
+        while (delivery := self._next_delivery(self._patience_s)) is not None:
+            yield from self._decoded(delivery, offset_batches)
             self._grant(delivery)
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from stentor.client.tables import offsets
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ TYPES: Final = {
     "topicId": "bigint",
 }
 DEFAULT: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-_ON_THE_WIRE: Final = {"timestamp": 3, "key": 4, "value": 5, "headers": 6}
-"""Where a column is in the batches that a subscription yields."""
-
 BATCH_ROWS: Final = 65_536
 BATCH_BYTES: Final = 8 << 20
 """Small batches are joined until they are this large: each costs Spark about a tenth of a millisecond."""
@@ -66,7 +64,7 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 class Shaper:
-    """Makes Spark's batches of one partition's rows."""
+    """Makes Spark's batches of one partition's rows, of those columns that are asked for."""
 
     def __init__(self, schema: StructType, topic: str, topic_id: int, partition: int) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -75,12 +73,12 @@ class Shaper:
         constants = {"topic": topic, "partition": partition, "timestampType": 0, "topicId": topic_id}
         self._makers = [_maker(field, constants) for field in self._schema]
 
-    def batches(self, found: Iterable[Any]) -> Iterator[Any]:
+    def batches(self, found: Iterable[tuple[int, Any]]) -> Iterator[Any]:
         """Join what is small; columns in Spark's order."""
-        gathered: list[Any] = []
+        gathered: list[tuple[int, Any]] = []
         rows = size = 0
-        for batch in found:
-            gathered.append(batch)
+        for first, batch in found:
+            gathered.append((first, batch))
             rows += batch.num_rows
             size += batch.nbytes
             if rows >= BATCH_ROWS or size >= BATCH_BYTES:
@@ -89,19 +87,45 @@ class Shaper:
         if gathered:
             yield self._shaped(gathered)
 
-    def _shaped(self, gathered: list[Any]) -> Any:
-        joined = gathered[0] if len(gathered) == 1 else pa.concat_batches(gathered)
-        return pa.RecordBatch.from_arrays([make(joined) for make in self._makers], schema=self._schema)
+    def _shaped(self, gathered: list[tuple[int, Any]]) -> Any:
+        return pa.RecordBatch.from_arrays([make(gathered) for make in self._makers], schema=self._schema)
 
 
-def _maker(field: Any, constants: dict[str, Any]) -> Callable[[Any], Any]:
+def _maker(field: Any, constants: dict[str, Any]) -> Callable[[list[tuple[int, Any]]], Any]:
     name, kind = field.name, field.type
     if name in constants:
-        return lambda batch: pa.repeat(pa.scalar(constants[name], kind), batch.num_rows)
+        return _constant(pa.scalar(constants[name], kind))
     if name == "offset":
-        return lambda batch: batch.column(2)
-    place = _ON_THE_WIRE[name]
-    return lambda batch: _as(batch.column(place), kind)
+        return lambda gathered: _joined([offsets(first, rows) for first, rows in _runs(gathered)])
+    return lambda gathered: _as(_joined([batch.column(name) for _, batch in gathered]), kind)
+
+
+def _constant(value: Any) -> Callable[[list[tuple[int, Any]]], Any]:
+    """A column that is the same in every row; kept for the next batch, which is mostly as long."""
+    made: list[Any] = [pa.repeat(value, 0)]
+
+    def make(gathered: list[tuple[int, Any]]) -> Any:
+        rows = sum(batch.num_rows for _, batch in gathered)
+        if len(made[0]) < rows:
+            made[0] = pa.repeat(value, rows)
+        return made[0].slice(0, rows)
+
+    return make
+
+
+def _runs(gathered: list[tuple[int, Any]]) -> list[tuple[int, int]]:
+    """(first offset, rows) of batches that follow each other; normally all of them do."""
+    runs: list[tuple[int, int]] = []
+    for first, batch in gathered:
+        if runs and sum(runs[-1]) == first:
+            runs[-1] = (runs[-1][0], runs[-1][1] + batch.num_rows)
+        else:
+            runs.append((first, batch.num_rows))
+    return runs
+
+
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 def _as(column: Any, kind: Any) -> Any:

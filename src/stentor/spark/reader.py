@@ -59,13 +59,13 @@ class _RangeReader:
         except StentorError as error:
             raise error.with_traceback(None) from None
 
-    def _rows(self, part: OffsetRange) -> Iterator[Any]:
+    def _rows(self, part: OffsetRange) -> Iterator[tuple[int, Any]]:
         start = part.start
         while start < part.end:
             try:
-                for batch in self._opened(part, start):
-                    start = batch.column(2)[-1].as_py() + 1
-                    yield batch
+                for first, batch in self._opened(part, start):
+                    start = first + batch.num_rows
+                    yield first, batch
                 start = part.end
             except OffsetOutOfRange as error:
                 if self._options.fail_on_data_loss:
@@ -73,7 +73,7 @@ class _RangeReader:
                 logger.warning("%s: offsets from %d on are gone; reading on behind them.", part, start)
                 start = max(start + 1, int(error.detail.get("start", part.end)))
 
-    def _opened(self, part: OffsetRange, start: int) -> Iterator[Any]:
+    def _opened(self, part: OffsetRange, start: int) -> Iterator[tuple[int, Any]]:
         client = self._options.connection.client()
         try:
             found = client.find_offsets([part.topic], start)[part.topic]
@@ -84,7 +84,7 @@ class _RangeReader:
             return
         if found.id != part.topic_id:
             raise offsets.recreated(part.topic)
-        yield from client.read(part.topic, partition=part.partition, start=start, end=part.end).batches()
+        yield from client.read(part.topic, partition=part.partition, start=start, end=part.end).offset_batches()
 
 
 def _lost(part: OffsetRange, start: int, error: StentorError) -> StentorError:
