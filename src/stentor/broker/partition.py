@@ -114,6 +114,8 @@ class Partition:
         self.messages_in = 0
         self.batches_in = 0
         self.bytes_in = 0
+        self.messages_out = 0
+        self.bytes_out = 0
         self.kept_unrecorded = 0  # messages that retention would let go, had they been recorded
         log.snapshot = replica.dedupe.snapshot
 
@@ -484,7 +486,10 @@ class Partition:
             "messages_in": self.messages_in,
             "batches_in": self.batches_in,
             "bytes_in": self.bytes_in,
+            "messages_out": self.messages_out,
+            "bytes_out": self.bytes_out,
             "streams": len(self.streams),
+            "lag_max": max((self.committed - stream.cursor.position for stream in self.streams), default=0),
             "tail_cache_bytes": self.tail.bytes,
             "replica": self.replica.statistics(),
             "dedupe": self.replica.dedupe.statistics(),

@@ -75,6 +75,8 @@ class Stream:
             committed, partition.replica.epoch, next_offset
         )
         self.session.connection.write([prefix, *chunks])
+        partition.messages_out += next_offset - self.cursor.position
+        partition.bytes_out += size
         self.cursor.pushed(next_offset, size)
 
     # --- history --------------------------------------------------------------------------------

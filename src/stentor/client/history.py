@@ -102,6 +102,12 @@ class AsyncHistory:
                 yield batch.slice(0, left)
                 left -= batch.num_rows
 
+    async def offset_batches(self) -> AsyncIterator[tuple[int, Any]]:
+        """Of one partition, as they were stored; see History.offset_batches."""
+        async with self._subscription:
+            async for found in self._subscription.offset_batches():
+                yield found
+
     async def to_arrow(self) -> Any:
         """A pyarrow.Table."""
         return to_table([batch async for batch in self.batches()])

@@ -334,6 +334,13 @@ class AsyncSubscription(_Face):
                 yield found
             self._core.grant(delivery.reader, len(delivery.body))
 
+    async def offset_batches(self) -> AsyncIterator[tuple[int, Any]]:
+        """As they were stored; see Subscription.offset_batches."""
+        while (delivery := await self._next_delivery(self._patience_s)) is not None:
+            for found in self._decoded(delivery, offset_batches):
+                yield found
+            self._core.grant(delivery.reader, len(delivery.body))
+
     async def close(self) -> None:
         """End it."""
         await self._core.close()
