@@ -232,6 +232,12 @@ CHECKPOINT_S: Final = 1.0
 
 RETENTION_CHECK_S: Final = 5.0
 
+ASIDE_AGE_S: Final = 7 * 86_400
+"""How long copies of logs that were replaced are kept: time for a person to notice that one is needed."""
+
+ASIDE_CHECK_S: Final = 600.0
+"""How often a broker looks for copies that were put aside long ago."""
+
 RECORDED_STORE_S: Final = 1.0
 """How often recorded ends that moved are written to the coordination store; what a crash forgets is kept for longer."""
 

@@ -131,6 +131,7 @@ class Broker:
         self._every(limits.CHECKPOINT_S, self._checkpoint)
         self._every(limits.RETENTION_CHECK_S, self._retain)
         self._every(limits.RECORDED_STORE_S, self.recorded.store_soon)
+        self._every(limits.ASIDE_CHECK_S, self._clear_aside)
         await self.cluster.join(revision)
         if self.replicas.single:
             await self._until(self._all_at_work, _ACTIVATION_S)
@@ -443,6 +444,13 @@ class Broker:
         self._retaining = False
         if error is not None:
             logger.error("retention failed: %s", error)
+
+    def _clear_aside(self) -> None:
+        self.reads.submit(self.replicas.clear_aside, self._aside_cleared)
+
+    def _aside_cleared(self, _: Any, error: StentorError | None) -> None:
+        if error is not None:
+            logger.error("copies that were put aside could not be removed: %s", error)
 
     # --- stop -----------------------------------------------------------------------------------
 

@@ -93,6 +93,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     segment_bytes: Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)] = _setting(
         limits.SEGMENT_BYTES, "Size of a log file. After a crash the last one is scanned, so smaller restarts faster."
     )
+    aside_age_s: Annotated[int, msgspec.Meta(ge=0)] = _setting(
+        limits.ASIDE_AGE_S,
+        "Copies of logs that newer ones replaced stay in aside/ for this long, and until the chain is full. A week:"
+        " time to notice that one is needed. 0: for ever.",
+    )
     disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = _setting(
         limits.DISK_RESERVE_BYTES, "Refuse writes when less is free, so that the broker can still do its books."
     )

@@ -412,6 +412,21 @@ class Replicas:
         partition.kept_unrecorded = max(0, due - max(start, recorded))
         return start
 
+    def clear_aside(self) -> None:
+        """In a thread: copies that were replaced long ago go, where the chain is full without them."""
+        age_s, now_s = self._broker.config.aside_age_s, self._broker.clock.now_us() / 1_000_000
+        for copy in self._directory.aside() if age_s else ():
+            if now_s - copy.since_s >= age_s and self._is_replaced((copy.topic_id, copy.partition)):
+                logger.info("%s was put aside %.0f s ago and is removed", copy.path.name, now_s - copy.since_s)
+                self._directory.remove_aside(copy)
+
+    def _is_replaced(self, key: Key) -> bool:
+        """Whether others hold all of it; of a topic that nobody knows and nobody deleted, nothing is removed."""
+        held = self._broker.catalogue.chains.get(key)
+        if held is None:
+            return key[0] in self._broker.catalogue.deleted
+        return len(held.record.chain) >= held.record.factor
+
 
 def _report_recovery(topic: str, index: int, log: PartitionLog) -> None:
     report = log.recovery

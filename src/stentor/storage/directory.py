@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,6 +55,15 @@ class PartitionDirectory(msgspec.Struct, frozen=True):
     topic_id: int
     partition: int
     path: Path
+
+
+class AsideCopy(msgspec.Struct, frozen=True):
+    """A log that was replaced by another copy."""
+
+    topic_id: int
+    partition: int
+    path: Path
+    since_s: float  # since 1970: when it was put aside, or later
 
 
 def partition_name(topic_id: int, partition: int) -> str:
@@ -216,6 +226,25 @@ class DataDirectory:
         sync_directory(path.parent)
         sync_directory(folder)
         return target
+
+    def aside(self) -> list[AsideCopy]:
+        """The copies that were put aside."""
+        folder = self.path / ASIDE_FOLDER
+        found = []
+        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+            match = _PARTITION_PATTERN.fullmatch(entry.name.rpartition(".")[0])
+            if match is not None and entry.is_dir():
+                # Renaming a directory sets its ctime, and nobody can set it to an earlier one.
+                found.append(AsideCopy(int(match[1], 16), int(match[2]), entry, entry.stat().st_ctime))
+        return found
+
+    def remove_aside(self, copy: AsideCopy) -> None:
+        """Nobody needs this copy any more."""
+        try:
+            shutil.rmtree(copy.path)
+            sync_directory(copy.path.parent)
+        except OSError as error:
+            raise storage_error(error, operation="delete", path=copy.path) from error
 
     def journal(self, *, expected: bool = True) -> ReplicaJournal:
         """Open the journal of this broker: a new incarnation begins.
