@@ -126,6 +126,10 @@ class Link:
         self.connection.send(Kind.PING, 0)
         self._heartbeat = self._loop.call_later(limits.HEARTBEAT_S, self._beat)
 
+    def excuse(self, seconds: float) -> None:
+        """So much of its silence was the client's own."""
+        self._heard_at += seconds
+
     def look(self, *, impatient: bool) -> None:
         """Called often where there are other brokers: ping one that is quiet, leave one that stays so."""
         now = self._loop.time()

@@ -38,6 +38,7 @@ class Links:
         self.on_linked: Callable[[Link], None] = lambda _: None
         self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
         self._watch: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0
         self._closed = False
         self._lost_once: set[str] = set()  # brokers that were linked, and are not
         self._made: list[Link] = []  # all that may still have a socket
@@ -125,6 +126,7 @@ class Links:
         self._links[link.broker.id] = link
         self._lost_once.discard(link.broker.id)
         if self._watch is None:
+            self._looked_at = self._loop.time()
             self._watch = self._loop.call_later(limits.LINK_WATCH_S, self._look)
         self.on_linked(link)
         if known is not None:
@@ -140,7 +142,11 @@ class Links:
     def _look(self) -> None:
         """Where there are others to go to, a silent broker is left quickly; it may be paused or cut off."""
         several = sum(info.alive for info in self.brokers.values()) > 1 or len(self.brokers) > 1
+        now, looked_at = self._loop.time(), self._looked_at
+        self._looked_at = now
         for link in self.alive():
+            # C15: while this loop stood still nobody was asked, and what came has not been read yet.
+            link.excuse(max(0.0, now - looked_at - limits.LINK_WATCH_S))
             link.look(impatient=several)
         self._watch = None if self._closed else self._loop.call_later(limits.LINK_WATCH_S, self._look)
 

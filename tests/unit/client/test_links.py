@@ -3,6 +3,7 @@
 import asyncio
 import random
 import socket
+import threading
 from contextlib import contextmanager
 
 import msgspec
@@ -125,3 +126,23 @@ def test_a_broker_says_how_many_it_serves(shared):
     with shared.client(), shared.client() as client:
         (info,) = client._core.links.brokers.values()
         assert info.load >= 2
+
+
+def test_a_client_that_stood_still_itself_does_not_leave_its_broker(shared):
+    """C15: it asked nothing meanwhile, and has not read yet what came: the silence was its own."""
+    with shared.client() as client:
+        core, other = client._core, refusing()
+        core.links.learned([BrokerInfo(id="other", cluster_id="c", version="1", address=other)])  # leaving is possible
+        client.publish("orders", "before")
+        stood_still = threading.Event()
+        core.loop.call_soon_threadsafe(stand_still, core, stood_still)
+        assert stood_still.wait(10)
+        client.publish("orders", "after")
+        assert core.links_made == 1
+
+
+def stand_still(core, done):
+    """In the client's loop, just after it heard from its broker."""
+    core.link.look(impatient=True)
+    threading.Event().wait(2 * limits.LINK_SILENCE_S)
+    core.loop.call_later(2 * limits.LINK_WATCH_S, done.set)
