@@ -23,6 +23,7 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -40,6 +41,7 @@ COLUMNS: Final = (
 TARGET_BYTES: Final = 128 << 20
 KEPT_AFTER_COMPACTION_S: Final = 3600.0
 """Queries that began before may still read the files that were joined."""
+_LOCK: Final = "_lock"
 _PARTITIONED_BY: Final = ["topic", "date"]
 _COMMITTED: Final = re.compile(r"c(\d+)-")
 
@@ -55,7 +57,8 @@ def open_lake(path: str | Path, kind: str | None = None) -> Lake:
         raise InvalidArgument(f"There is no lake format {kind!r}.", hint="Use parquet or delta.")
     if found is not None and kind is not None and found != kind:
         raise InvalidArgument(f"{place} is a lake in {found} format.", hint=f"Leave the format out, or say {found}.")
-    if found is None and place.is_dir() and any(place.iterdir()):
+    begun = (place / _LOCK).is_file()  # a first round may have been interrupted before anything counted
+    if found is None and not begun and place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InvalidArgument(f"{place} is not a lake, and not empty.", hint="Name another directory.")
     return DeltaLake(place) if (found or kind) == "delta" else ParquetLake(place)
 
@@ -70,7 +73,7 @@ class Lake:
 
     def exists(self) -> bool:
         """Whether anything was recorded."""
-        return self.path.is_dir() and any(self.path.glob("_*"))
+        raise NotImplementedError
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -82,9 +85,11 @@ class Lake:
         """Everything recorded, as it is now: a later round does not change this frame."""
         self.check()
         files = [str(path) for path in self.files(topics)]
+        empty = spark.createDataFrame([], COLUMNS)
         if not files:
-            return spark.createDataFrame([], COLUMNS)
-        return spark.read.schema(COLUMNS).option("basePath", str(self.path)).parquet(*files)
+            return empty
+        found = spark.read.schema(COLUMNS).option("basePath", str(self.path)).parquet(*files)
+        return found.select(*empty.columns)  # Spark puts the columns of the folders last
 
     def ends(self, topic: str, topic_id: int, partitions: Iterable[int]) -> dict[int, int]:
         """Up to which offset partitions are recorded; what never was is left out."""
@@ -115,7 +120,7 @@ class Lake:
     def writing(self) -> Iterator[None]:
         """One writer at a time."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "_lock").open("w") as lock:
+        with (self.path / _LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -143,10 +148,14 @@ class Lake:
         return [(path, path.stat().st_size) for path in found]
 
     def _placed(self, staged: Path, name: str) -> Path:
-        """Move a staged file to its day's folder."""
+        """Move a staged file to its day's folder; it is on disk there, whatever happens."""
         folder = self.path / staged.parent.parent.name / staged.parent.name
         folder.mkdir(parents=True, exist_ok=True)
-        return staged.replace(folder / name)
+        _sync(staged)
+        placed = staged.replace(folder / name)
+        for changed in (folder, folder.parent, self.path):
+            _sync(changed)
+        return placed
 
     def _commit(self, staged: list[tuple[Path, int]], ends: Ends) -> None:
         raise NotImplementedError
@@ -170,32 +179,36 @@ class ParquetLake(Lake):
 
     kind = "parquet"
 
+    @property
+    def _state_path(self) -> Path:
+        return self.path / "_stentor" / "state.json"
+
+    def exists(self) -> bool:
+        return self._state_path.parent.is_dir()
+
     def _state(self) -> _State:
-        path = self.path / "_stentor" / "state.json"
+        path = self._state_path
         try:
             return msgspec.json.decode(path.read_bytes(), type=_State)
         except FileNotFoundError:
-            return _State()
+            if not self._all(None):
+                return _State()
+            reason = "it is missing"
         except msgspec.DecodeError as error:
-            raise CorruptData(
-                f"{path} cannot be read: {error}.",
-                hint="Restore it from a copy; without it nobody knows which files of the lake count.",
-            ) from error
+            reason = str(error)
+        raise CorruptData(
+            f"{path} cannot be read: {reason}.",
+            hint="Restore it from a copy; without it nobody knows which files of the lake count.",
+        )
 
     def _save(self, state: _State) -> None:
-        folder = self.path / "_stentor"
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh = folder / "state.json.new"
-        with fresh.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(state)))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(folder / "state.json")
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        path = self._state_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        _sync(fresh)
+        fresh.replace(path)
+        _sync(path.parent)
 
     def files(self, topics: Iterable[str] | None = None) -> list[Path]:
         state = self._state()
@@ -217,6 +230,8 @@ class ParquetLake(Lake):
     def clean(self) -> None:
         super().clean()
         state, now = self._state(), time.time()
+        if not self._state_path.is_file():
+            self._save(state)  # before the first files: without it they would be of nobody knows which round
         for path in self._all(None):
             number, oldest, since = _ages(state, path)
             if number > state.round or (number < oldest and now - since > KEPT_AFTER_COMPACTION_S):
@@ -226,7 +241,7 @@ class ParquetLake(Lake):
         state = self._state()
         state.round += 1
         for index, (path, _) in enumerate(staged):
-            _sync(self._placed(path, f"c{state.round:09d}-{index:05d}.parquet"))
+            self._placed(path, f"c{state.round:09d}-{index:05d}.parquet")
         for topic, ids in ends.items():
             for topic_id, partitions in ids.items():
                 state.ends.setdefault(topic, {}).setdefault(topic_id, {}).update(partitions)
@@ -257,7 +272,7 @@ class ParquetLake(Lake):
         state.round += 1
         state.compacted[folder] = (state.round, time.time())
         for index, (path, _) in enumerate(staged):
-            _sync(self._placed(path, f"c{state.round:09d}-{index:05d}.parquet"))
+            self._placed(path, f"c{state.round:09d}-{index:05d}.parquet")
         self._save(state)
         self.clean()
         return len(staged)
@@ -293,8 +308,9 @@ class DeltaLake(Lake):
         table = self._table()
         if table is None:
             return []
-        chosen = None if topics is None else [("topic", "in", sorted(set(topics)))]
-        return [Path(uri.removeprefix("file://")) for uri in table.file_uris(chosen)]
+        found = [Path(unquote(uri.removeprefix("file://"))) for uri in table.file_uris()]
+        folders = None if topics is None else {f"topic={name}" for name in topics}
+        return [path for path in found if folders is None or path.parent.parent.name in folders]
 
     @staticmethod
     def _application(topic: str, topic_id: int, partition: int) -> str:
@@ -325,6 +341,7 @@ class DeltaLake(Lake):
             _PARTITIONED_BY,
             commit_properties=CommitProperties(app_transactions=applications),
         )
+        self.clean()
 
     def _made(self) -> Any:
         import pyarrow as pa
@@ -351,7 +368,6 @@ class DeltaLake(Lake):
         from deltalake.transaction import AddAction
 
         path = self._placed(staged, f"{uuid.uuid4().hex}.parquet")
-        _sync(path)
         values = {part.split("=")[0]: part.split("=")[1] for part in (path.parent.parent.name, path.parent.name)}
         rows = pq.read_metadata(path).num_rows
         where = str(path.relative_to(self.path))
@@ -362,11 +378,13 @@ class DeltaLake(Lake):
         if table is None:
             return 0
         metrics = table.optimize.compact(target_size=target_bytes)
+        kept_h = int(KEPT_AFTER_COMPACTION_S // 3600)
+        table.vacuum(kept_h, dry_run=False, enforce_retention_duration=False, full=True)
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
 
 
 def _sync(path: Path) -> None:
-    """A round counts only when its files are on disk."""
+    """A round counts only when its files, and the folders that name them, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

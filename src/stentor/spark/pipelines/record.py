@@ -100,6 +100,7 @@ class _Recorder:
         self._fail_on_data_loss = fail_on_data_loss
         self._number = 0
         self._final: Places | None = None
+        self._marked: Places = {}
 
     def stop_at_present(self) -> None:
         """What is published from now on is not recorded any more."""
@@ -118,6 +119,7 @@ class _Recorder:
         latest = {name: latest[name] for name in start}
         waiting = _rows(start, latest)
         if not waiting:
+            self._mark(start)  # a round that was interrupted may not have told
             return Round(self._number, 0, 0, 0.0, 0)
         end = offsets.limited(start, latest, self._round_rows)
         size = self._lake.add(self._read(start, end), _ends(start, end))
@@ -153,18 +155,20 @@ class _Recorder:
             startingOffsets=to_json(offsets.to_offset(start)),
             endingOffsets=to_json(offsets.to_offset(end)),
             columns="topic,topicId,partition,offset,timestamp,key,value,headers",
+            failOnDataLoss=self._fail_on_data_loss,  # retention may also come between planning and reading
         )
         if self._connection.url is not None:
             reader = reader.option("url", self._connection.url)
         frame = reader.load().withColumnRenamed("topicId", "topic_id")
         return frame.withColumn("date", f.to_date("timestamp"))
 
-    def _mark(self, end: Places) -> None:
+    def _mark(self, recorded: Places) -> None:
         """Tell the brokers, where a topic's retention waits for it."""
         client = self._connection.client()
-        for name, topic in end.items():
-            if getattr(client.find_topic(name).settings, "keep_unrecorded", False):
+        for name, topic in recorded.items():
+            if self._marked.get(name) != topic and client.describe_topic(name).settings.keep_unrecorded:
                 client.mark_recorded(name, topic.offsets)
+            self._marked[name] = topic
 
 
 def _rows(start: Places, end: Places) -> int:
