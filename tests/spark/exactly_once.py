@@ -31,7 +31,7 @@ from stentor.testing import LocalCluster
 SOURCE, TARGET, APPLICATION = "numbers", "counted", "exactly-once"
 KEYS = 20
 PARTITIONS = 3
-_START_S = 120.0
+_START_S = 300.0
 _END_S = 300.0
 
 

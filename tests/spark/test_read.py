@@ -259,3 +259,10 @@ def test_json_values_become_columns_and_columns_become_json_values(spark, client
         "ada",
         '{"customer": "ada", "amount": 2.5}',
     )
+
+
+def test_tasks_on_other_machines_use_the_address_that_the_driver_knows(broker, monkeypatch):
+    monkeypatch.setenv("STENTOR_URL", "stentor://from-the-environment:7440")
+    assert read_options({"subscribe": "t"}, streaming=False).connection.url == "stentor://from-the-environment:7440"
+    named = read_options({"subscribe": "t", "url": broker.url}, streaming=False)
+    assert named.connection.url == broker.url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -334,7 +335,9 @@ def _connection(options: _Options) -> Connection:
     timeout = options.seconds("timeout", 60.0)
     if timeout <= 0:
         raise InvalidArgument("timeout must be above zero.")
-    return Connection(options.text("url", "") or None, timeout, options.text("zone", ""))
+    # $STENTOR_URL is what the driver has: executors on other machines have environments of their own.
+    url = options.text("url", "") or os.environ.get("STENTOR_URL") or None
+    return Connection(url, timeout, options.text("zone", ""))
 
 
 def to_json(value: Any) -> str:

@@ -1,0 +1,50 @@
+"""A job that runs on one machine runs on a cluster of Spark: nothing but the master's address changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.spark.standalone import StandaloneSpark
+
+from stentor.testing import LocalCluster
+
+JOB = """
+import sys
+from stentor.spark import session
+
+master, checkpoint = sys.argv[1:]
+settings = {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 2}
+spark = session(master, app="job", ui=False, config=settings)
+words = spark.readStream.format("stentor").option("startingOffsets", "earliest").load("words")
+counted = words.groupBy("value").count().selectExpr("value as key", "string(count) as value")
+writer = counted.writeStream.format("stentor").outputMode("complete").option("topic", "counts")
+writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+print("rows", spark.read.format("stentor").load("counts").count())
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_job_runs_on_a_spark_cluster_against_a_cluster_of_brokers(tmp_path):
+    with LocalCluster(3) as brokers, brokers.client() as client, StandaloneSpark(tmp_path) as spark:
+        client.create_topic("words", partitions=4)
+        with client.producer("words") as producer:
+            for word in ("to", "be", "or", "not", "to", "be") * 50:
+                producer.send(word, word)
+        done = subprocess.run(
+            [sys.executable, "-c", JOB, spark.url, str(tmp_path / "checkpoint")],
+            env=os.environ | {"STENTOR_URL": brokers.url},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "rows 4" in done.stdout
+        found = {message.key: int(message.value) for message in client.read("counts")}
+        assert found == {b"to": 100, b"be": 100, b"or": 50, b"not": 50}
+        executors = [list(spark.work_folder(number).glob("app-*/*")) for number in range(2)]
+        assert [len(each) for each in executors] == [1, 1], "both workers took part"
