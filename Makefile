@@ -18,7 +18,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test packages check format bench crash failover chaos memory recovery fuzz simulate simulate-campaign docs clean
+.PHONY: help run test packages check format bench bench-spark crash failover chaos memory recovery fuzz simulate simulate-campaign docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,7 +50,7 @@ run: $(VENV)/.run ## start one broker on port 7440 (DATA=./data, ARGS=... for mo
 	@exec $(BIN)/stentor serve --data $(DATA) $(ARGS)
 
 test: check packages ## everything that must pass: check, then all tests (WORKERS=2 processes, ARGS=... for pytest)
-	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 packages: ## Debian packages that tests of clusters need (HAProxy, ip, iptables), as root
 	@scripts/debian-packages
@@ -83,6 +83,9 @@ bench: $(VENV)/.bench ## the comparison with the peers (QUICK=1: at most three m
 
 crash: $(VENV)/.bench ## kill -9 while publishing, ROUNDS=50 times; nothing acknowledged is lost
 	@$(PYTHON) -m bench.crash --rounds $(ROUNDS) $(ARGS)
+
+bench-spark: $(VENV)/.bench $(VENV)/.dev ## topics as tables of Spark, beside Parquet and what Spark allows (ARGS="--rows N")
+	@$(PYTHON) -m bench.spark $(ARGS)
 
 failover: $(VENV)/.bench $(VENV)/.dev ## how long publishing stands still when a broker fails (QUICK=1: at most four minutes)
 	@$(PYTHON) -m bench.failover $(if $(QUICK),--quick) $(ARGS)

@@ -1,0 +1,55 @@
+"""What the documents tell people to type about Spark, typed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+WAIT_S = 180
+
+
+@pytest.fixture
+def shop(client):
+    client.delete_topic("orders.eu") if client.topics("orders.eu") else None
+    client.publish("orders.eu", "hello", key="42")
+
+
+def run(command, directory):
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        command, cwd=directory, env=environment, text=True, capture_output=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_block_of_the_readme_runs_as_it_stands(shop, tmp_path):
+    ((_, code),) = [block for block in BLOCKS if block[0] == "python" and "stentor.spark" in block[1]]
+    prints = next(after for before, after in pairwise(BLOCKS) if before[1] == code)[1]
+    assert run([sys.executable, "-c", code], tmp_path) == prints
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_succeed(shop, tmp_path):
+    ((_, lines),) = [block for block in BLOCKS if block[0] == "sh" and block[1].startswith("stentor record ")]
+    lines = re.sub(r"^stentor ", f'"{sys.executable}" -m stentor ', lines, flags=re.MULTILINE)
+    printed = run(["sh", "-e", "-c", lines], tmp_path)
+    assert "recorded 1 message into lake" in printed
+    assert re.search(r"^orders\.eu +1$", printed, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_tutorial_runs_as_it_stands(tmp_path):
+    printed = run([sys.executable, str(ROOT / "examples" / "revenue.py")], tmp_path)
+    assert "15 totals, 3000 orders in closed windows" in printed
