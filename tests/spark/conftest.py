@@ -69,6 +69,8 @@ def spark(broker: LocalBroker) -> Iterator[SparkSession]:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("STENTOR_URL", broker.url)
         patch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
+        # A plain compiler is worth it for jobs that take a second.
+        patch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
         running = session("local[2]", ui=False, config={"spark.driver.memory": "1g"})
     yield running
     running.stop()

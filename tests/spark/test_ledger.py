@@ -9,7 +9,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from stentor.errors import OffsetOutOfRange, StentorError
+from stentor.errors import InvalidArgument, OffsetOutOfRange, StentorError
 from stentor.spark import ledger
 from stentor.spark.ledger import Ledger, Stage, commits_topic, staged_topic
 
@@ -196,6 +196,20 @@ class TestEpochs:
         for epoch in (version, version, version + 1):
             Ledger(client, application).commit(epoch, stage(client, application, targets, epoch=epoch))
         check_once(client, targets, epochs=(version, version + 1))
+
+    def test_an_application_whose_topics_were_deleted_begins_anew(self, client, application, targets):
+        for epoch in (0, 1):
+            Ledger(client, application).commit(epoch, stage(client, application, targets, epoch=epoch))
+        client.delete_topic(commits_topic(application))
+        client.delete_topic(staged_topic(application))
+        Ledger(client, application).commit(0, stage(client, application, targets, epoch=2))
+        check_once(client, targets, epochs=(0, 1, 2))
+
+    def test_a_query_of_another_checkpoint_is_refused(self, client, application, targets):
+        Ledger(client, application, "one").commit(5, stage(client, application, targets))
+        with pytest.raises(InvalidArgument, match="has written with another checkpoint"):
+            Ledger(client, application, "two").commit(0, stage(client, application, targets))
+        check_once(client, targets)
 
     def test_applications_do_not_disturb_each_other(self, client, application, targets):
         for name in (f"{application}-a", f"{application}-b"):

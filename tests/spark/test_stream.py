@@ -214,6 +214,17 @@ class TestDriver:
         publish(client, topic, "b")
         assert offsets_in(made.latestOffset(made.initialOffset(), ReadAllAvailable())) == {topic: {"0": 1}}
 
+    def test_partitions_that_came_later_are_read_from_their_start(self, stream, client, topic, monkeypatch):
+        """Topics do not grow yet; what stands in a checkpoint may name fewer partitions all the same."""
+        client.create_topic(topic, partitions=3)
+        for partition in range(3):
+            publish(client, topic, "a", "b", partition=partition)
+        made = stream(subscribe=topic)
+        start = made.initialOffset()
+        del start[topic]["offsets"]["2"]
+        end = made.latestOffset(start, ReadAllAvailable())
+        assert [(part.partition, part.start, part.end) for part in made.partitions(start, end)] == [(2, 0, 2)]
+
     def test_an_end_never_goes_back_when_another_broker_knows_less(self, stream, client, topic, monkeypatch):
         publish(client, topic, "a", "b")
         made = stream(subscribe=topic, startingOffsets="earliest")
