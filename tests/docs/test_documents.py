@@ -25,7 +25,7 @@ SOURCE = ROOT / "src" / "stentor"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")])
 
 # Names in capitals that are neither limits nor frame kinds.
-OTHER_CAPITALS = {"LZ4_FRAME", "ON_THE_WIRE", "TOPIC_ID"}
+OTHER_CAPITALS = {"LZ4_FRAME", "ON_THE_WIRE", "PYSPARK_PYTHON", "TOPIC_ID"}
 
 
 def name_of(path):
