@@ -10,7 +10,8 @@ Nothing here is imported by the rest of Stentor: Spark is only needed where it i
 
 from __future__ import annotations
 
+from stentor.spark.lag import Lag, lag
 from stentor.spark.session import register, session
 from stentor.spark.values import parse_json, text_values, to_json_value
 
-__all__ = ["parse_json", "register", "session", "text_values", "to_json_value"]
+__all__ = ["Lag", "lag", "parse_json", "register", "session", "text_values", "to_json_value"]
