@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import stentor
+from stentor.core.names import check_pattern, matches
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _COLUMNS: Final = ["topic", "partition", "timestamp", "key", "value", "headers",
 class Selection(msgspec.Struct, frozen=True):
     """What is replayed, from where to where."""
 
-    topics: list[str] = []  # none: all that the lake has
+    topics: list[str] = []  # names and patterns; none: all that the lake has
     start: datetime | None = None
     end: datetime | None = None
     keys: list[str] = []
@@ -93,8 +94,10 @@ def select(
     place = Path(work)
     if (place / "plan.json").is_file():
         raise InvalidArgument(f"{place} holds a replay already.", hint="Take it up with resume, or name another.")
-    frame = _selected(open_lake(lake).frame(spark, selection.topics or None), selection)
-    ordered = _ordered(frame)
+    recorded = open_lake(lake)
+    recorded.check()
+    topics = [name for name in recorded.topics() if _is_chosen(name, selection.topics)]
+    ordered = _ordered(_selected(recorded.frame(spark, topics), selection))
     ordered.write.mode("overwrite").option("compression", "zstd").parquet(str(place / "rows"))
     written = spark.read.schema(ordered.schema).parquet(str(place / "rows"))
     facts = written.agg(f.count("*"), f.min(f.unix_micros("due")), f.max(f.unix_micros("due"))).first()
@@ -105,6 +108,10 @@ def select(
     plan = Plan(identity, facts[0], facts[1], facts[2], partitions, speed, selection.into)
     _save(place / "plan.json", plan)
     return plan
+
+
+def _is_chosen(topic: str, chosen: list[str]) -> bool:
+    return not chosen or any(matches(check_pattern(pattern), topic) for pattern in chosen)
 
 
 def _selected(frame: DataFrame, selection: Selection) -> DataFrame:

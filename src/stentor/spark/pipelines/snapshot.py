@@ -6,6 +6,8 @@ changed, counts by its message's time. A key whose latest value is null is delet
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stentor.errors import InvalidArgument
@@ -13,7 +15,6 @@ from stentor.spark.pipelines.views import topic_view
 
 if TYPE_CHECKING:
     from datetime import datetime
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -51,7 +52,20 @@ def latest(
 
 def to_lake(frame: DataFrame, path: str | Path) -> None:
     """Write a snapshot as Parquet; an earlier one at this place is replaced when the new one is complete."""
-    frame.write.mode("overwrite").option("compression", "zstd").parquet(str(path))
+    place = Path(path)
+    if place.exists() and (not place.is_dir() or not all(map(_is_of_snapshot, place.iterdir()))):
+        raise InvalidArgument(f"{place} holds something else than a snapshot.", hint="Name another directory.")
+    fresh, old = (place.with_name(f".{place.name}.{which}") for which in ("new", "old"))
+    frame.write.mode("overwrite").option("compression", "zstd").parquet(str(fresh))
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    fresh.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_of_snapshot(path: Path) -> bool:
+    return path.name.endswith((".parquet", ".crc", "_SUCCESS"))
 
 
 def from_lake(spark: SparkSession, path: str | Path) -> DataFrame:

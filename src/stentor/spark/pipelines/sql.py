@@ -1,7 +1,8 @@
 """SQL over topics: every topic that a query names is a table, with its recorded history if there is a lake.
 
-Topic names have dots, and so do SQL's names: topics may stand in the query as they are, or in backquotes. Keys and
-values are text in these tables; JSON in them is reached with Spark's own functions:
+Topic names have dots, and so do SQL's names: topics may stand in the query as they are, or in backquotes, and their
+columns may be called `orders.eu.key`. Keys and values are text in these tables; JSON in them is reached with Spark's
+own functions:
 
     select try_variant_get(try_parse_json(value), '$.amount', 'double') from orders.eu
 """
@@ -11,18 +12,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from stentor.errors import InvalidArgument
 from stentor.spark.connections import Connection
 from stentor.spark.pipelines.lake import open_lake
 from stentor.spark.pipelines.views import topic_view
 from stentor.spark.values import text_values
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-_QUOTED: Final = re.compile(r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
-_AFTER: Final = r"(?i)(?<![\w.-])(from|join)(\s+)(`?){name}\3(?![\w.-])"
+_TOKEN: Final = re.compile(
+    r"""(?P<passed>\s+|--[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+    r"""|(?P<name>`[^`]+`|\w+(?:[.-]\w+)*)|(?P<sign>.)""",
+    re.DOTALL,
+)
+_BEFORE_TABLES: Final = ("from", "join")
+_BEFORE_OTHERS: Final = (
+    "select where group order having limit union intersect except minus window with values".split()  # noqa: SIM905
+)
 
 
 def query(
@@ -33,20 +43,64 @@ def query(
     if place is not None:
         place.check()
     names = {topic.name for topic in Connection(url).client().topics()} | (set() if place is None else place.topics())
-    for number, name in enumerate(sorted(names, key=len, reverse=True)):
-        changed = _replaced(text, name, f"stentor_topic_{number}")
+    rewritten, topics = tables_quoted(text, names)
+    for name in topics:
+        frame = topic_view(spark, name, url=url, lake=place)
+        (frame if binary else text_values(frame)).createOrReplaceTempView(f"`{name}`")
+    return spark.sql(rewritten)
+
+
+def tables_quoted(text: str, names: Iterable[str]) -> tuple[str, set[str]]:
+    """A query with its topics in backquotes, and which topics those are; strings and comments stay as they are."""
+    tokens = list(_TOKEN.finditer(text))
+    known = {name.casefold(): name for name in sorted(names)} | {name: name for name in names}
+    tables: dict[int, str] = {}
+    for index in _table_places(tokens):
+        name = tokens[index][0].strip("`")
+        found = known.get(name) or known.get(name.casefold())
+        if found is not None:
+            tables[index] = found
+    topics = set(tables.values())
+    if len({name.casefold() for name in topics}) < len(topics):
+        raise InvalidArgument("Two topics of this query differ by case only.", hint="Query them one after the other.")
+    parts = [
+        f"`{tables[index]}`" if index in tables else _qualified(token, topics) for index, token in enumerate(tokens)
+    ]
+    return "".join(parts), topics
+
+
+def _table_places(tokens: list[re.Match[str]]) -> Iterator[int]:
+    """Which tokens are names where SQL expects a table: after FROM and JOIN, and after commas in that list."""
+    expected = listing = False
+    outer: list[bool] = []
+    for index, token in enumerate(tokens):
+        word = token[0].lower()
+        if token["passed"]:
+            continue
+        if word in _BEFORE_TABLES:
+            expected = listing = True
+        elif word in _BEFORE_OTHERS:
+            expected = listing = False
+        elif word == "(":
+            outer.append(listing)
+            listing = expected
+        elif word == ")":
+            listing, expected = bool(outer and outer.pop()), False
+        elif word == ",":
+            expected = listing
+        else:
+            if expected and token["name"]:
+                yield index
+            expected = False
+
+
+def _qualified(token: re.Match[str], topics: set[str]) -> str:
+    """A column that is called by its topic's name, which has dots itself."""
+    text = token[0]
+    if not token["name"] or text.startswith("`"):
+        return text
+    for name in sorted(topics, key=len, reverse=True):
+        changed = re.sub(rf"(?<![\w.`]){re.escape(name)}(?=\.\w)", f"`{name}`", text)
         if changed != text:
-            frame = topic_view(spark, name, url=url, lake=place)
-            (frame if binary else text_values(frame)).createOrReplaceTempView(f"stentor_topic_{number}")
-            text = changed
-    return spark.sql(text)
-
-
-def _replaced(text: str, topic: str, view: str) -> str:
-    """Put a view's name where a topic is named as a table; not inside of quotes."""
-    pattern = re.compile(_AFTER.format(name=re.escape(topic)))
-    parts = _QUOTED.split(text)
-    return "".join(
-        part if index % 2 else pattern.sub(rf"\1\2{view} as `{topic.rpartition('.')[2]}`", part)
-        for index, part in enumerate(parts)
-    )
+            return changed
+    return text
