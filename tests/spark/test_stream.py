@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -11,7 +12,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from stentor.errors import OffsetOutOfRange, TopicNotFound
 from stentor.spark import reader
-from stentor.spark.offsets import OffsetRange
+from stentor.spark.offsets import OffsetRange, TopicPlace, from_offset, ranges_between, to_offset
 from stentor.spark.options import read_options
 from stentor.spark.reader import TopicStreamReader
 
@@ -202,8 +203,8 @@ class TestDriver:
         assert offsets_in(end) == {topic: {"0": 3}}
         publish(client, topic, "d")
         assert made.latestOffset(end, ReadAllAvailable()) == end
-        now = reader.time.monotonic()
-        monkeypatch.setattr(reader.time, "monotonic", lambda: now + 601)
+        real = reader.time.monotonic
+        monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: real() + 601, sleep=reader.time.sleep))
         assert offsets_in(made.latestOffset(end, ReadAllAvailable())) == {topic: {"0": 4}}
 
     def test_available_now_does_not_wait_for_enough_rows(self, stream, client, topic):
@@ -226,12 +227,32 @@ class TestDriver:
         assert [(part.partition, part.start, part.end) for part in made.partitions(start, end)] == [(2, 0, 2)]
 
     def test_an_end_never_goes_back_when_another_broker_knows_less(self, stream, client, topic, monkeypatch):
-        publish(client, topic, "a", "b")
+        client.create_topic(topic, partitions=2)
+        publish(client, topic, "a", "b", partition=0)
         made = stream(subscribe=topic, startingOffsets="earliest")
         known = made.latestOffset(made.initialOffset(), ReadAllAvailable())
-        behind = made._topics.at("earliest")
-        monkeypatch.setattr(made._topics, "at", lambda *_, **__: behind)
-        assert made.latestOffset(known, ReadAllAvailable()) == known
+        publish(client, topic, "c", partition=1)
+        answers = made._topics.at("latest")
+        answers[topic].offsets[0] = 1
+        monkeypatch.setattr(made._topics, "at", lambda *_, **__: answers)
+        assert offsets_in(made.latestOffset(known, ReadAllAvailable())) == {topic: {"0": 2, "1": 1}}
+
+
+class TestOffsets:
+    """What Spark keeps, without brokers."""
+
+    def test_it_is_written_in_one_order_and_read_back_as_it_was(self):
+        places = {"b": TopicPlace(2**62, {10: 1, 2: 5}), "a": TopicPlace(1, {0: 0})}
+        text = json.dumps(to_offset(places))
+        assert text == (
+            '{"a": {"id": "0000000000000001", "offsets": {"0": 0}},'
+            ' "b": {"id": "4000000000000000", "offsets": {"2": 5, "10": 1}}}'
+        )
+        assert from_offset(json.loads(text)) == places
+
+    def test_there_is_no_way_between_places_of_two_topics_of_one_name(self):
+        with pytest.raises(TopicNotFound, match="made again"):
+            ranges_between({"a": TopicPlace(1, {0: 0})}, {"a": TopicPlace(2, {0: 5})})
 
 
 class TestLoss:
