@@ -186,10 +186,10 @@ def record_batches(chunk: bytes, topic: str, partition: int, floor: int, ceiling
 
 def offset_batches(
     chunk: bytes,
-    topic: str,
-    partition: int,
+    topic: str,  # noqa: ARG001 - as its siblings
+    partition: int,  # noqa: ARG001 - the same
     floor: int,
-    ceiling: int | None,  # noqa: ARG001 - as its siblings
+    ceiling: int | None,
 ) -> Iterator[tuple[int, Any]]:
     """The same as they were stored, each with the offset of its first message."""
     position = 0
