@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.004
+POLL_S_MAX: Final = 0.05
+"""Looking for news gets rarer while there are none: an idle stream should cost next to nothing."""
 LONG_POLL_S: Final = 0.5
 """An idle stream is asked for its end a hundred times a second; better to answer when there is something."""
 
@@ -125,6 +127,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         self._last: Places | None = None  # the end that was told last
         self._final: Places | None = None  # Trigger.AvailableNow: where to stop
         self._waits_since: float | None = None  # for enough rows
+        self._pause_s = POLL_S  # until the next look
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:
@@ -150,7 +153,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """The end of what can be read now; waits a moment while there is nothing new."""
         before = {} if start is None else offsets.from_offset(start)
-        deadline = time.monotonic() + LONG_POLL_S
+        deadline, pause = time.monotonic() + LONG_POLL_S, self._pause_s
         while True:
             end = self._end(before)
             begin = self._begin(before, end)
@@ -159,7 +162,9 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
                 break
             if start is None or self._final is not None or time.monotonic() > deadline:
                 return offsets.to_offset(before or end)
-            time.sleep(POLL_S)
+            time.sleep(pause)
+            pause = self._pause_s = min(1.5 * pause, POLL_S_MAX)
+        self._pause_s = POLL_S
         most = getattr(limit, "max_rows", None)
         return offsets.to_offset(end if most is None else offsets.limited(begin, end, most))
 
