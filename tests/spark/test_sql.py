@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from stentor.errors import InvalidArgument, OffsetOutOfRange
+from stentor.errors import InvalidArgument, OffsetOutOfRange, TopicNotFound
 from stentor.spark.pipelines.record import record
 from stentor.spark.pipelines.sql import query, tables_quoted
 
@@ -94,6 +94,18 @@ class TestQueries:
     def test_strings_that_contain_topics_stay_as_they_are(self, ask, orders):
         text = f"select distinct 'from {orders}.orders.eu' from {orders}.orders.eu"
         assert ask(text) == [(f"from {orders}.orders.eu",)]
+
+    @pytest.mark.parametrize(
+        ("name", "sentence"),
+        [
+            ("{}.orders.au", "There is no topic {}.orders.au. Did you mean {}.orders.eu?"),
+            ("x.y", "There is no topic x.y. Look with `stentor topic list`."),
+        ],
+    )
+    def test_a_topic_that_does_not_exist_is_told(self, ask, orders, name, sentence):
+        with pytest.raises(TopicNotFound) as caught:
+            ask(f"with mine as (select 1) select * from mine, {name.format(orders)}")
+        assert str(caught.value) == sentence.replace("{}", orders)
 
     def test_a_query_without_topics_is_a_query(self, ask):
         assert ask("select 1 + 1") == [(2,)]

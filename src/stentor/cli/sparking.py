@@ -38,6 +38,7 @@ def spark_session(app: str, master: str | None, conf: list[str] | None) -> Itera
     """A session for the length of a command; what goes wrong in it is told in one sentence."""
     from stentor.spark import session
 
+    before = _running()
     said = _say_starting()
     try:
         spark = session(master, app=f"stentor {app}", config=_settings(conf))
@@ -50,7 +51,17 @@ def spark_session(app: str, master: str | None, conf: list[str] | None) -> Itera
         with _sentences():
             yield spark
     finally:
-        spark.stop()
+        if before is None:  # otherwise it belongs to whoever runs this command in its own process
+            spark.stop()
+
+
+def _running() -> Any:
+    """The session that there is already, in a notebook or in tests."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
 
 
 def _say_starting() -> threading.Event:

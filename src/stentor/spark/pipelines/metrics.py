@@ -1,8 +1,9 @@
 """Metrics: what the brokers say about themselves in `_metrics`, summed up per topic and window in `_metrics.windows`.
 
-Every broker publishes its counters every few seconds. Counters only grow, so what happened in a window is the highest
-minus the lowest; a broker that started anew begins at zero, and is counted as another one. A window is published once,
-when the watermark has passed it: records that come later than `late_s` are left out.
+Every broker publishes its counters every few seconds. Counters only grow, so what happened in a window is the growth
+from the last record before it to the last record in it: the windows of a day add up to what happened in the day. A
+broker that started anew begins at zero. A window is published once, when the watermark has passed it: records that
+come later than `late_s` are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+from stentor.errors import TopicNotFound
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 SOURCE: Final = "_metrics"
 TARGET: Final = "_metrics.windows"
+_COUNTERS: Final = ("messages_in", "bytes_in", "messages_out")
 _RECORD: Final = """
     broker string, published_at_us bigint, publish_to_deliver_us array<bigint>,
     statistics struct<
@@ -51,54 +55,80 @@ class TopicWindow(msgspec.Struct, frozen=True):
 
 
 def windows(records: DataFrame, *, window_s: int = 60, late_s: int = 30) -> DataFrame:
-    """Rows of `_metrics` (value, timestamp) as one row per topic and window."""
+    """Rows of `_metrics` (value) as one row per topic and window."""
     from pyspark.sql import functions as f
 
     parsed = records.select(f.from_json(f.col("value").cast("string"), _RECORD).alias("r"))
-    timed = parsed.where("r is not null").select("r.*", f.timestamp_micros("r.published_at_us").alias("at"))
-    marked = timed.withWatermark("at", f"{late_s} seconds")
-    started = f.round(f.col("published_at_us") / 1e6 - f.col("statistics.broker.uptime_s"))
-    rows = marked.select(
-        "at", "broker", started.alias("life"), "publish_to_deliver_us", f.explode("statistics.partitions").alias("p")
+    # A record also counts as the past of the next window. Shifting it there moves the watermark, too, by as much as is
+    # added to what may be late.
+    shifts_us = f.array(f.lit(0), f.lit(window_s * 1_000_000))
+    timed = parsed.select("r.*", f.explode(shifts_us).alias("shift_us")).withColumn(
+        "at", f.timestamp_micros(f.col("published_at_us") + f.col("shift_us"))
     )
-    per_partition = rows.groupBy(
-        f.window("at", f"{window_s} seconds").alias("window"), "broker", "life", "p.topic", "p.partition"
-    ).agg(*_per_partition())
-    return per_partition.groupBy("window", "topic").agg(*_per_topic(window_s)).select(*_columns())
+    rows = timed.withWatermark("at", f"{late_s + window_s} seconds").select(
+        f.window("at", f"{window_s} seconds").alias("window"),
+        "broker",
+        (f.col("shift_us") == 0).alias("inside"),
+        (f.col("published_at_us") / 1e6).alias("time_s"),
+        f.col("statistics.broker.uptime_s").alias("uptime_s"),
+        f.try_element_at("publish_to_deliver_us", f.lit(-1)).alias("latency"),  # the others were in earlier records
+        f.explode("statistics.partitions").alias("p"),
+    )
+    points = rows.groupBy("window", "broker", "p.topic", "p.partition").agg(*_points()).where("size(points) > 0")
+    per_partition = points.withColumn("points", f.expr("array_sort(array_compact(array_append(points, past)))"))
+    return per_partition.select(*_grown()).groupBy("window", "topic").agg(*_per_topic(window_s)).select(*_columns())
 
 
-def _per_partition() -> list[Any]:
-    """The head counts what comes in; every member counts what it delivers."""
+def _points() -> list[Any]:
+    """What a broker said of a partition within a window, and the last of what it said before."""
     from pyspark.sql import functions as f
 
-    def grown(name: str) -> Any:
-        return f.max(f"p.{name}") - f.min(f"p.{name}")
+    inside = f.col("inside")
+    point = f.struct("time_s", "uptime_s", *(f.col(f"p.{name}").alias(name) for name in _COUNTERS))
+
+    def highest(name: str) -> Any:
+        return f.max(f.when(inside, f.col(f"p.{name}")))
 
     return [
-        f.max(f.col("p.replica.position") == 0).alias("head"),
-        grown("messages_in").alias("messages"),
-        grown("bytes_in").alias("bytes"),
-        grown("messages_out").alias("delivered"),
-        f.max("p.streams").alias("streams"),
-        f.max("p.lag_max").alias("lag"),
-        f.max("p.log.bytes").alias("log_bytes"),
-        f.max(f.expr("array_sort(publish_to_deliver_us)")).alias("latencies"),
+        f.collect_list(f.when(inside, point)).alias("points"),
+        f.max(f.when(~inside, point)).alias("past"),
+        f.max(f.when(inside, f.col("p.replica.position") == 0)).alias("head"),
+        highest("streams").alias("streams"),
+        highest("lag_max").alias("lag"),
+        highest("log.bytes").alias("log_bytes"),
+        f.collect_list(f.when(inside, f.col("latency"))).alias("latencies"),
     ]
 
 
+def _grown() -> list[Any]:
+    """By how much counters grew; a broker that started in between counted from zero."""
+    from pyspark.sql import functions as f
+
+    def grown(name: str) -> Any:
+        steps = f"""zip_with(points, concat(array(null), points), (now, past) -> case
+            when now is null then 0
+            when past is null then if(now.uptime_s < now.time_s - unix_seconds(window.start), now.{name}, 0)
+            when now.uptime_s < now.time_s - past.time_s or now.{name} < past.{name} then now.{name}
+            else now.{name} - past.{name} end)"""
+        return f.expr(f"aggregate({steps}, 0L, (sum, step) -> sum + coalesce(step, 0L))").alias(name)
+
+    return ["window", "topic", "head", "streams", "lag", "log_bytes", "latencies", *map(grown, _COUNTERS)]
+
+
 def _per_topic(window_s: int) -> list[Any]:
+    """The head counts what comes in; every member counts what it delivers."""
     from pyspark.sql import functions as f
 
     head = f.col("head")
-    messages, size = f.sum(f.when(head, f.col("messages"))), f.sum(f.when(head, f.col("bytes")))
+    messages, size = f.sum(f.when(head, f.col("messages_in"))), f.sum(f.when(head, f.col("bytes_in")))
     latencies = f.flatten(f.collect_list("latencies"))
     return [
         f.coalesce(messages, f.lit(0)).alias("messages"),
         f.coalesce(size, f.lit(0)).alias("bytes"),
         (f.coalesce(messages, f.lit(0)) / window_s).alias("messages_per_second"),
-        f.coalesce(size / messages, f.lit(0.0)).alias("bytes_per_message"),
-        f.coalesce(f.sum("delivered"), f.lit(0)).alias("delivered"),
-        (f.coalesce(f.sum("delivered"), f.lit(0)) / window_s).alias("delivered_per_second"),
+        f.coalesce(f.try_divide(size, messages), f.lit(0.0)).alias("bytes_per_message"),
+        f.coalesce(f.sum("messages_out"), f.lit(0)).alias("delivered"),
+        (f.coalesce(f.sum("messages_out"), f.lit(0)) / window_s).alias("delivered_per_second"),
         f.coalesce(f.sum("streams"), f.lit(0)).alias("subscriptions"),
         f.coalesce(f.max("lag"), f.lit(0)).alias("lag"),
         f.coalesce(f.sum(f.when(head, f.col("log_bytes"))), f.lit(0)).alias("log_bytes"),
@@ -158,6 +188,10 @@ def run(
 
 def last_windows(client: Client) -> list[TopicWindow]:
     """The newest window of every topic."""
+    if not client.topics(TARGET):
+        raise TopicNotFound(
+            "There are no windows yet.", hint="Make them with `stentor pipeline metrics`.", object=TARGET
+        )
     newest: dict[str, TopicWindow] = {}
     for message in client.read(TARGET):
         if message.value is not None:

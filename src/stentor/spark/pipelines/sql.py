@@ -10,9 +10,12 @@ own functions:
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from stentor.errors import InvalidArgument
+from pyspark.errors import AnalysisException
+
+from stentor.errors import InvalidArgument, TopicNotFound
 from stentor.spark.connections import Connection
 from stentor.spark.pipelines.lake import open_lake
 from stentor.spark.pipelines.views import topic_view
@@ -29,6 +32,7 @@ _TOKEN: Final = re.compile(
     r"""|(?P<name>`[^`]+`|\w+(?:[.-]\w+)*)|(?P<sign>.)""",
     re.DOTALL,
 )
+_NO_TABLE: Final = ("TABLE_OR_VIEW_NOT_FOUND", "REQUIRES_SINGLE_PART_NAMESPACE")
 _BEFORE_TABLES: Final = ("from", "join")
 _BEFORE_OTHERS: Final = (
     "select where group order having limit union intersect except minus window with values".split()  # noqa: SIM905
@@ -43,30 +47,49 @@ def query(
     if place is not None:
         place.check()
     names = {topic.name for topic in Connection(url).client().topics()} | (set() if place is None else place.topics())
-    rewritten, topics = tables_quoted(text, names)
+    rewritten, topics, others = tables_quoted(text, names)
     for name in topics:
         frame = topic_view(spark, name, url=url, lake=place)
         (frame if binary else text_values(frame)).createOrReplaceTempView(f"`{name}`")
-    return spark.sql(rewritten)
+    try:
+        return spark.sql(rewritten)
+    except AnalysisException as error:
+        if error.getCondition() not in _NO_TABLE or not others:
+            raise
+        raise _unknown(str(error), others, names) from None
 
 
-def tables_quoted(text: str, names: Iterable[str]) -> tuple[str, set[str]]:
-    """A query with its topics in backquotes, and which topics those are; strings and comments stay as they are."""
+def _unknown(sentence: str, others: list[str], names: set[str]) -> TopicNotFound:
+    """Spark's complaint about a table, in the words of who thinks of topics."""
+    meant = next((other for other in others if f"`{other}`" in sentence.replace("`.`", ".")), others[0])
+    close = get_close_matches(meant, names, 1)
+    hint = f"Did you mean {close[0]}?" if close else "Look with `stentor topic list`."
+    return TopicNotFound(f"There is no topic {meant}.", hint=hint, object=meant)
+
+
+def tables_quoted(text: str, names: Iterable[str]) -> tuple[str, set[str], list[str]]:
+    """A query with its topics in backquotes; which topics those are, and which other tables it names.
+
+    Strings and comments stay as they are.
+    """
     tokens = list(_TOKEN.finditer(text))
     known = {name.casefold(): name for name in sorted(names)} | {name: name for name in names}
     tables: dict[int, str] = {}
+    others: list[str] = []
     for index in _table_places(tokens):
         name = tokens[index][0].strip("`")
         found = known.get(name) or known.get(name.casefold())
-        if found is not None:
-            tables[index] = found
-    topics = set(tables.values())
+        if found is None:
+            others.append(name)
+        if found is not None or "-" in name:  # Spark would take a dash for a minus
+            tables[index] = found or name
+    topics = set(tables.values()) - set(others)
     if len({name.casefold() for name in topics}) < len(topics):
         raise InvalidArgument("Two topics of this query differ by case only.", hint="Query them one after the other.")
     parts = [
         f"`{tables[index]}`" if index in tables else _qualified(token, topics) for index, token in enumerate(tokens)
     ]
-    return "".join(parts), topics
+    return "".join(parts), topics, others
 
 
 def _table_places(tokens: list[re.Match[str]]) -> Iterator[int]:

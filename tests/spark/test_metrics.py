@@ -1,0 +1,164 @@
+"""Metrics: what brokers say about themselves, per topic and window."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from stentor.errors import TopicNotFound
+from stentor.spark.pipelines.metrics import SOURCE, TARGET, last_windows, run, windows
+from stentor.testing import broker as another_broker
+
+NOON_S = int(datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp())
+MINUTES = [f"2026-11-15T12:0{minute}:00Z" for minute in range(10)]
+
+
+def said(second, *partitions, broker="b1", uptime=10_000.0, latencies=()):
+    """A record as src/stentor/self_metrics.py makes it, so many seconds after noon."""
+    return json.dumps(
+        {
+            "kind": "broker",
+            "broker": broker,
+            "published_at_us": int((NOON_S + second) * 1e6),
+            "publish_to_deliver_us": list(latencies),
+            "statistics": {
+                "broker": {"id": broker, "uptime_s": uptime, "connections": 1},
+                "cluster": {},
+                "partitions": list(partitions),
+            },
+        }
+    )
+
+
+def counted(messages, *, topic="orders", partition=0, position=0, size=10, out=0, streams=0, lag=0, log_bytes=0):
+    """What a broker says of a partition."""
+    return {
+        "topic": topic,
+        "partition": partition,
+        "messages_in": messages,
+        "bytes_in": messages * size,
+        "messages_out": out,
+        "streams": streams,
+        "lag_max": lag,
+        "replica": {"position": position, "epoch": 1},
+        "log": {"bytes": log_bytes, "segments": 1},
+    }
+
+
+@pytest.fixture
+def summed(spark):
+    """The windows of records, by topic and start."""
+
+    def sum_up(*records, **options):
+        frame = spark.createDataFrame([(record,) for record in records], "value string").coalesce(1)
+        return {(row.topic, row.start): row for row in windows(frame, **options).collect()}
+
+    return sum_up
+
+
+class TestWindows:
+    def test_growth_counts_from_the_last_record_before_a_window(self, summed):
+        found = summed(*(said(second, counted(second * 7)) for second in range(5, 185, 10)))
+        assert [found["orders", start].messages for start in MINUTES[:3]] == [350, 420, 420]
+        first, second = found["orders", MINUTES[0]], found["orders", MINUTES[1]]
+        assert (first.end, second.bytes, second.bytes_per_message) == (MINUTES[1], 4200, 10.0)
+        assert second.messages_per_second == 7.0
+        assert sorted(found) == [("orders", start) for start in MINUTES[:3]]
+
+    def test_a_broker_that_started_anew_counts_from_zero(self, summed):
+        found = summed(
+            said(10, counted(1000)),
+            said(20, counted(1010)),
+            said(40, counted(5), uptime=15.0),
+            said(50, counted(8), uptime=25.0),
+            said(70, counted(2000), uptime=5.0),  # again, and it is already above what it was
+        )
+        assert [found["orders", start].messages for start in MINUTES[:2]] == [10 + 5 + 3, 2000]
+
+    def test_brokers_and_partitions_are_summed_and_only_heads_count_what_comes_in(self, summed):
+        row = summed(
+            said(1, counted(0, streams=1, lag=3, log_bytes=50), counted(0, partition=1, position=1)),
+            said(1, counted(0, position=1), counted(0, partition=1, log_bytes=7), broker="b2"),
+            said(31, counted(60, out=30, streams=2, lag=9, log_bytes=60), counted(40, partition=1, position=1, out=5)),
+            said(31, counted(60, position=1, out=1), counted(40, partition=1, log_bytes=8), broker="b2"),
+        )["orders", MINUTES[0]]
+        assert (row.messages, row.bytes, row.delivered) == (100, 1000, 36)
+        assert (row.subscriptions, row.lag, row.log_bytes) == (2, 9, 68)
+        assert row.delivered_per_second == pytest.approx(0.6)
+
+    def test_topics_and_windows_of_any_length_are_told_apart(self, summed):
+        found = summed(
+            *(said(at, counted(at), counted(2 * at, topic="paid.eu")) for at in (1, 9, 11, 19)),
+            window_s=10,
+        )
+        assert {key: row.messages for key, row in found.items()} == {
+            ("orders", "2026-11-15T12:00:00Z"): 8,
+            ("orders", "2026-11-15T12:00:10Z"): 10,
+            ("paid.eu", "2026-11-15T12:00:00Z"): 16,
+            ("paid.eu", "2026-11-15T12:00:10Z"): 20,
+        }
+
+    def test_percentiles_are_of_the_latencies_that_each_record_adds(self, summed):
+        rows = [said(at, counted(0), latencies=[*range(990, 990 + min(at, 3)), 100 + at]) for at in range(1, 51)]
+        row = summed(*rows)["orders", MINUTES[0]]
+        assert (row.latency_us_p50, row.latency_us_p99) == (125.0, 150.0)
+
+    def test_without_latencies_there_are_no_percentiles(self, summed):
+        row = summed(said(1, counted(0)))["orders", MINUTES[0]]
+        assert (row.latency_us_p50, row.latency_us_p99, row.messages, row.bytes_per_message) == (None, None, 0, 0.0)
+
+    def test_what_is_no_record_is_left_out(self, summed):
+        assert summed("not JSON", "{}", said(1)) == {}
+
+    def test_records_of_a_real_broker_are_understood(self, summed, wait_until):
+        with another_broker(metrics_interval_s=0.1) as other, other.client() as client:
+            client.create_topic("orders")
+            wait_until(lambda: _told(client, 0))
+            for _ in range(10):
+                client.publish("orders", b"12345")
+            wait_until(lambda: _told(client, 10))
+            wait_until(lambda: json.loads([*client.read(SOURCE)][-1].value)["publish_to_deliver_us"])
+            found = summed(*(message.value.decode() for message in client.read(SOURCE)), window_s=3600)
+        rows = [row for (topic, _), row in found.items() if topic == "orders"]
+        assert sum(row.messages for row in rows) == 10
+        assert sum(row.bytes for row in rows) >= 50
+        assert max(row.log_bytes for row in rows) > 0
+        assert max(row.latency_us_p50 for row in rows) > 0
+
+
+def _told(client, messages):
+    """Whether a record says so."""
+    for message in client.read(SOURCE):
+        for partition in json.loads(message.value)["statistics"]["partitions"]:
+            if (partition["topic"], partition["messages_in"]) == ("orders", messages):
+                return True
+    return False
+
+
+class TestStream:
+    def test_windows_are_published_once_when_they_are_over(self, spark, client, tmp_path):
+        def sum_up(*records):
+            for record in records:
+                client.publish(SOURCE, record)
+            run(spark, tmp_path / "state", window_s=60, late_s=10, once=True).awaitTermination()
+            found = [json.loads(message.value) for message in client.read(TARGET)]
+            return [(window["topic"], window["start"], window["messages"]) for window in found]
+
+        first, second = ("orders", MINUTES[0], 40), ("orders", MINUTES[1], 60)
+        earlier = [said(at, counted(at)) for at in (10, 50, 65, 110)]
+        assert sum_up(*earlier) == [first]
+        late = said(45, counted(1_000_000))  # the window it belongs to is published already
+        assert sum_up(late, said(200, counted(200))) == [first, second]
+        newest = last_windows(client)
+        assert [(window.topic, window.start, window.messages) for window in newest] == [second]
+        assert newest[0].latency_us_p99 is None
+
+    def test_without_windows_it_is_told_how_to_make_some(self):
+        with (
+            another_broker() as other,
+            other.client() as client,
+            pytest.raises(TopicNotFound, match=r"no windows yet. Make them with `stentor pipeline metrics`."),
+        ):
+            last_windows(client)
