@@ -29,9 +29,12 @@ from stentor.spark.ledger import Manifest, commits_topic
 from stentor.testing import LocalCluster
 
 SOURCE, TARGET, APPLICATION = "numbers", "counted", "exactly-once"
+COMMITS = commits_topic(APPLICATION)
 KEYS = 20
 PARTITIONS = 3
 _START_S = 300.0
+_MOMENTS = ("decided", "any", "decided", "any", "starting")
+"""When drivers are killed."""
 _END_S = 300.0
 
 
@@ -164,7 +167,7 @@ def last_number(folder):
 
 def manifests(client):
     """The epochs that were decided."""
-    found = client.read(commits_topic(APPLICATION))
+    found = client.read(COMMITS)
     return [msgspec.msgpack.decode(message.value, type=Manifest).epoch for message in found]
 
 
@@ -208,6 +211,7 @@ class Experiment:
         began = time.monotonic()
         for topic in (SOURCE, TARGET):
             self._client.create_topic(topic, partitions=PARTITIONS)
+        self._client.create_topic(COMMITS)
         publisher = Publisher(self._cluster.url, per_second)
         driver = None
         try:
@@ -220,7 +224,7 @@ class Experiment:
                 self._say(f"kill {number + 1}: {moment}; {self._written()} rows are written")
                 self._break_brokers(number)
             driver = Driver(self._cluster.url, self._folder)
-            self._wait_for_rows(driver)
+            self._wait_for_more(driver, self._written)
         finally:
             publisher.stop()
             if driver is not None and sys.exc_info()[0] is not None:
@@ -241,17 +245,24 @@ class Experiment:
     def _written(self):
         return sum(self._client.offsets(TARGET).values())
 
-    def _let_live(self, driver, number):
-        """Mostly until it has written something, and then for a moment; sometimes it dies while it starts."""
-        if number and self._random.random() < 0.2:
-            self._wait(driver, lambda: False, self._random.uniform(1, 6))
-            return
-        self._wait_for_rows(driver)
-        self._wait(driver, lambda: False, self._random.uniform(0, 2))
+    def _decided(self):
+        return sum(self._client.offsets(COMMITS).values())
 
-    def _wait_for_rows(self, driver):
-        before = self._written()
-        if not self._wait(driver, lambda: self._written() > before, _START_S):
+    def _let_live(self, driver, number):
+        """Until an epoch is decided, until some moment after rows were written, or while it starts."""
+        kind = _MOMENTS[number % len(_MOMENTS)]
+        if kind == "starting":
+            self._wait(driver, lambda: False, self._random.uniform(1, 6))
+        elif kind == "decided":
+            self._wait_for_more(driver, self._decided)
+            self._wait(driver, lambda: False, self._random.choice([0, 0, 0.01, 0.03]))
+        else:
+            self._wait_for_more(driver, self._written)
+            self._wait(driver, lambda: False, self._random.uniform(0, 2))
+
+    def _wait_for_more(self, driver, count):
+        before = count()
+        if not self._wait(driver, lambda: count() > before, _START_S):
             raise FailedError(f"the driver wrote nothing in {_START_S:g} s: {driver.last_words()}")
 
     @staticmethod
@@ -261,7 +272,7 @@ class Experiment:
             driver.check()
             if holds():
                 return True
-            pause.wait(0.02)
+            pause.wait(0.002)
         return False
 
     def _break_brokers(self, number):

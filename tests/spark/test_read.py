@@ -7,8 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from stentor.spark import columns
+from stentor.spark.offsets import OffsetRange
 from stentor.spark.options import read_options
 from stentor.spark.reader import TopicReader
 
@@ -224,6 +226,21 @@ class TestBatches:
         assert [row[0] for row in rows] == list(range(103))
         assert [tuple(header) for header in rows[0][3]] == [("a", b"1")]
         assert {row[3] for row in rows[1:]} == {None}
+
+    @pytest.mark.parametrize("rows", [1, 10, 50, 10_000])
+    def test_batches_are_joined_and_cut_without_losing_their_offsets(self, client, topic, monkeypatch, rows):
+        monkeypatch.setattr(columns, "BATCH_ROWS", rows)
+        sizes = (1, 1, 60, 1, 30, 100)
+        with client.producer(topic) as producer:
+            for size in sizes:
+                producer.send_many([b"x"] * size)
+                producer.flush()
+        schema = StructType([StructField("offset", LongType()), StructField("topic", StringType())])
+        reader = TopicReader(read_options({"subscribe": topic}, streaming=False), schema)
+        part = OffsetRange(topic, client.describe_topic(topic).id, 0, 37, 180)
+        batches = list(reader.read(part))
+        assert pa.Table.from_batches(batches).to_pydict() == {"offset": list(range(37, 180)), "topic": [topic] * 143}
+        assert len(batches) == {1: 4, 10: 3, 50: 2, 10_000: 1}[rows]
 
     def test_a_table_of_nothing(self, read, client, topic):
         client.create_topic(topic, partitions=2)

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from stentor.errors import OffsetOutOfRange, TopicNotFound
-from stentor.spark import reader
+from stentor.spark import lag, reader
 from stentor.spark.offsets import OffsetRange, TopicPlace, from_offset, ranges_between, to_offset
 from stentor.spark.options import read_options
 from stentor.spark.reader import TopicStreamReader
@@ -149,6 +149,7 @@ class TestRunning:
             40,
         )
         assert offsets_in(json.loads(source.latestOffset)) == ends
+        assert lag(running).partitions == {f"{topic}.a/0": 0, f"{topic}.b/0": 0}
         running.stop()
 
 
@@ -186,6 +187,18 @@ class TestDriver:
         end = made.latestOffset(made.initialOffset(), ReadMaxRows(1))
         assert offsets_in(end) == {topic: {"0": 1}}
         assert offsets_in(made.reportLatestOffset()) == {topic: {"0": 3}}
+
+    def test_the_lag_is_what_a_limit_left(self, stream, client, topic):
+        client.create_topic(topic, partitions=2)
+        publish(client, topic, "a", "b", "c", partition=0)
+        made = stream(subscribe=topic, startingOffsets="earliest")
+        end = json.dumps(made.latestOffset(made.initialOffset(), ReadMaxRows(1)))
+        source = SimpleNamespace(endOffset=end, latestOffset=json.dumps(made.reportLatestOffset()))
+        found = lag(SimpleNamespace(lastProgress=SimpleNamespace(sources=[source])))
+        assert found.partitions == {f"{topic}/0": 2, f"{topic}/1": 0}
+        assert (found.minOffsetsBehindLatest, found.maxOffsetsBehindLatest) == (0, 2)
+        assert found.avgOffsetsBehindLatest == 1
+        assert lag(SimpleNamespace(lastProgress=None)).partitions == {}
 
     def test_the_limit_is_the_option(self, stream, client, topic):
         client.create_topic(topic)
