@@ -65,6 +65,7 @@ class Link:
         self._lost: StentorError | None = None
         self._seen_bytes = 0
         self._heard_at = loop.time()
+        self._asked_at: float | None = None  # when it was pinged and has said nothing since
         self._heartbeat: asyncio.TimerHandle | None = None
 
     # --- life -----------------------------------------------------------------------------------
@@ -129,17 +130,27 @@ class Link:
     def excuse(self, seconds: float) -> None:
         """So much of its silence was the client's own."""
         self._heard_at += seconds
+        if self._asked_at is not None:
+            self._asked_at += seconds
 
     def look(self, *, impatient: bool) -> None:
         """Called often where there are other brokers: ping one that is quiet, leave one that stays so."""
         now = self._loop.time()
         if self.connection.bytes_in != self._seen_bytes:
-            self._seen_bytes, self._heard_at = self.connection.bytes_in, now
-        elif impatient and now - self._heard_at > limits.LINK_SILENCE_S:
-            self._lose(_unreachable(self.address, f"nothing was heard for {limits.LINK_SILENCE_S:g} s"))
-            self.connection.abort()
-        elif impatient and now - self._heard_at >= limits.LINK_WATCH_S:
+            self._seen_bytes, self._heard_at, self._asked_at = self.connection.bytes_in, now, None
+        elif not impatient:
+            self._asked_at = None
+        elif self._asked_at is not None:
+            if now - self._asked_at > limits.LINK_SILENCE_S - limits.LINK_WATCH_S:
+                self._lose(_unreachable(self.address, f"nothing was heard for {now - self._heard_at:.1f} s"))
+                self.connection.abort()
+        elif now - self._heard_at >= (limits.LINK_WATCH_S if self._is_wanted() else limits.LINK_IDLE_S):
+            self._asked_at = now
             self.connection.send(Kind.PING, 0)
+
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits for something of it."""
+        return bool(self._publishes or self._requests or self._streams)
 
     def give_way(self) -> None:
         """Another link to the same broker takes its place: whoever used this one is told."""
