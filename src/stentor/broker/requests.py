@@ -187,13 +187,13 @@ def _info(broker: Broker, topic: Topic) -> messages.TopicInfo:
 
 def _partition_info(broker: Broker, key: Key) -> messages.PartitionInfo:
     """What this broker knows of a partition: everything if it holds it, else where it is."""
-    partition, recorded = broker.replicas.partitions.get(key), broker.recorded.end(key)
-    if partition is not None:
-        return msgspec.structs.replace(partition.info(), recorded=recorded)
+    partition = broker.replicas.partitions.get(key)
+    info = messages.PartitionInfo(partition=key[1]) if partition is None else partition.info()
     held = broker.catalogue.chains.get(key)
-    chain = [] if held is None else [member.broker for member in held.record.chain]
-    epoch = 0 if held is None else held.record.epoch
-    return messages.PartitionInfo(partition=key[1], epoch=epoch, chain=chain, recorded=recorded)
+    if not info.chain and held is not None:  # it is elsewhere, or was made here a moment ago
+        chain = [member.broker for member in held.record.chain]
+        info = msgspec.structs.replace(info, epoch=held.record.epoch, chain=chain)
+    return msgspec.structs.replace(info, recorded=broker.recorded.end(key))
 
 
 def _described(broker: Broker, topic: Topic) -> messages.TopicDescribed:

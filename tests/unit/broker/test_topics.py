@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from stentor.errors import DeadlineExceeded, InvalidArgument, LimitExceeded, TopicExists, TopicNotFound
@@ -248,3 +249,13 @@ def test_deleting_while_others_publish_and_read_ends_in_typed_errors_only(local,
         outcomes = [future.result() for future in running]
     assert all(outcome is None or hasattr(outcome, "code") for outcome in outcomes), outcomes
     assert client.publish("busy", b"last")
+
+
+def test_a_topic_made_a_moment_ago_says_where_it_is(local, client, monkeypatch):
+    """Also before this broker's own copy has heard of its chain."""
+    topic = client.create_topic("new")
+    partition = local.inner.partition(topic.id, 0)
+    known = partition.info()
+    monkeypatch.setattr(partition, "info", lambda: msgspec.structs.replace(known, chain=[], epoch=0))
+    (found,) = client.describe_topic("new").partitions
+    assert (found.chain, found.epoch) == (known.chain, known.epoch)
