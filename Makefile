@@ -14,11 +14,13 @@ WORKERS ?= 2
 CASES   ?= 1000000
 SEEDS   ?= 1000
 MINUTES ?= 10
+KILLS   ?= 10
+SECONDS_AWAY ?= 60
 QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test packages check format bench bench-spark crash failover chaos memory recovery fuzz simulate simulate-campaign docs clean
+.PHONY: help run test packages check format bench bench-spark exactly-once outage crash failover chaos memory recovery fuzz simulate simulate-campaign docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +88,12 @@ crash: $(VENV)/.bench ## kill -9 while publishing, ROUNDS=50 times; nothing ackn
 
 bench-spark: $(VENV)/.bench $(VENV)/.dev ## topics as tables of Spark, beside Parquet and what Spark allows (ARGS="--rows N")
 	@$(PYTHON) -m bench.spark $(ARGS)
+
+exactly-once: $(VENV)/.dev ## KILLS=10 kills of a Spark driver and a broker between them; every row comes out once
+	@$(PYTHON) -m tests.spark.exactly_once --kills $(KILLS) $(ARGS)
+
+outage: $(VENV)/.dev ## SECONDS_AWAY=60 without any etcd, under load
+	@$(PYTHON) -m tests.cluster.outage --seconds $(SECONDS_AWAY) $(ARGS)
 
 failover: $(VENV)/.bench $(VENV)/.dev ## how long publishing stands still when a broker fails (QUICK=1: at most four minutes)
 	@$(PYTHON) -m bench.failover $(if $(QUICK),--quick) $(ARGS)
