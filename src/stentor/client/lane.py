@@ -42,6 +42,7 @@ from stentor.errors import (
     UnknownOutcome,
 )
 from stentor.wire import batch
+from stentor.wire.frames import Ack
 
 _WRITTEN_BEFORE = ("forgotten", "old_generation")
 """Refusals that tell a producer with a lasting identity: this batch is in the log already."""
@@ -108,7 +109,10 @@ class Sent:
         return len(self.header) + len(self.encoded.body)
 
     def published(self, base_offset: int, epoch: int, appended_at_us: int) -> None:  # noqa: ARG002
-        self.lane.acknowledged(self, base_offset)
+        lane, producer = self.lane, self.lane.producer
+        if producer.ack == Ack.ALL and base_offset >= 0:  # committed: no member may tell us less from now on (C24)
+            producer.core.seen.saw(producer.topic_id, lane.partition, base_offset + self.encoded.count, epoch)
+        lane.acknowledged(self, base_offset)
 
     def failed(self, error: StentorError) -> None:
         self.refused = True

@@ -233,3 +233,12 @@ def test_a_producer_gives_up_at_its_deadline_and_says_that_the_outcome_is_unknow
         producer.flush(timeout=10)
         producer.close()
         assert values_of(client, "silent")[-1] == b"after"
+
+
+def test_what_was_acknowledged_by_all_is_seen_and_the_rest_is_not(client):
+    """No member of a chain may answer with an end below one's own committed publish (C24)."""
+    for ack in ("all", "head"):
+        receipt = client.publish(f"seen.{ack}", "x", ack=ack)
+        topic = client.find_topic(f"seen.{ack}")
+        sight = client._core.seen.of(topic.id, receipt.partition)
+        assert sight.committed == (receipt.offset + 1 if ack == "all" else 0)
