@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.spark.standalone import QUICK_JAVA
 
 from stentor import limits
 from stentor.testing import LocalBroker
@@ -69,8 +70,7 @@ def spark(broker: LocalBroker) -> Iterator[SparkSession]:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("STENTOR_URL", broker.url)
         patch.setenv("JAVA_HOME", os.environ.get("JAVA_HOME", ""))
-        # A plain compiler is worth it for jobs that take a second.
-        patch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+        patch.setenv("JDK_JAVA_OPTIONS", QUICK_JAVA)
         running = session("local[2]", ui=False, config={"spark.driver.memory": "1g"})
     yield running
     running.stop()

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from tests.spark.standalone import QUICK_JAVA
 
 from stentor.spark.ledger import Manifest, commits_topic
 from stentor.testing import LocalCluster
@@ -85,8 +86,7 @@ class Driver:
     def __init__(self, url, folder):
         self._log = folder / "driver.log"
         command = [sys.executable, "-m", "tests.spark.exactly_once", "--drive", url, str(folder)]
-        # A plain compiler is started sooner, and no driver lives long here.
-        environment = os.environ | {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
+        environment = os.environ | {"JDK_JAVA_OPTIONS": QUICK_JAVA}
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 command,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.spark.standalone import QUICK_JAVA
 
 from stentor.spark.java import bundled_java, system_java
 
@@ -44,6 +45,7 @@ def test_a_job_runs_on_the_java_that_pip_brought_and_finds_the_data_source_by_it
             (tools / name).symlink_to(found)
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "JAVA_HOME"))}
     settings |= {"STENTOR_URL": broker.url, "PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    settings |= {"JDK_JAVA_OPTIONS": QUICK_JAVA}
     done = subprocess.run(
         [sys.executable, "-c", JOB], env=settings, cwd=tmp_path, capture_output=True, text=True, check=False
     )

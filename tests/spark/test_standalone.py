@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.spark.standalone import StandaloneSpark
+from tests.spark.standalone import QUICK_JAVA, StandaloneSpark
 
 from stentor.testing import LocalCluster
 
@@ -16,7 +16,12 @@ import sys
 from stentor.spark import session
 
 master, checkpoint = sys.argv[1:]
-settings = {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 2}
+settings = {
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.memory": "512m",
+    "spark.sql.shuffle.partitions": 2,
+}
 spark = session(master, app="job", ui=False, config=settings)
 words = spark.readStream.format("stentor").option("startingOffsets", "earliest").load("words")
 counted = words.groupBy("value").count().selectExpr("value as key", "string(count) as value")
@@ -37,7 +42,7 @@ def test_a_job_runs_on_a_spark_cluster_against_a_cluster_of_brokers(tmp_path):
                 producer.send(word, word)
         done = subprocess.run(
             [sys.executable, "-c", JOB, spark.url, str(tmp_path / "checkpoint")],
-            env=os.environ | {"STENTOR_URL": brokers.url},
+            env=os.environ | {"STENTOR_URL": brokers.url, "JDK_JAVA_OPTIONS": QUICK_JAVA},
             capture_output=True,
             text=True,
             check=False,
