@@ -46,12 +46,12 @@ class FailedError(Exception):
 # --- the driver ---------------------------------------------------------------------------------
 
 
-def drive(url, folder):
+def drive(url, folder, cores):
     """The query; ends when it is told to, after everything that was published by then."""
     from stentor.spark import session
 
     spark = session(
-        "local[2]",
+        f"local[{cores}]",
         ui=False,
         config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": 2},
     )
@@ -83,9 +83,9 @@ def _count(key, frames, state):
 class Driver:
     """The query in a process of its own, which can be killed with all it started."""
 
-    def __init__(self, url, folder):
+    def __init__(self, url, folder, cores):
         self._log = folder / "driver.log"
-        command = [sys.executable, "-m", "tests.spark.exactly_once", "--drive", url, str(folder)]
+        command = [sys.executable, "-m", "tests.spark.exactly_once", "--drive", url, str(folder), str(cores)]
         environment = os.environ | {"JDK_JAVA_OPTIONS": QUICK_JAVA}
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
@@ -198,11 +198,12 @@ def check(client, rounds):
 class Experiment:
     """A cluster, a publisher, and a query whose driver does not live long."""
 
-    def __init__(self, cluster, client, folder, seed, say):
+    def __init__(self, cluster, client, folder, seed, cores, say):
         self._cluster = cluster
         self._client = client
         self._folder = folder
         self._random = random.Random(seed)
+        self._cores = cores
         self._say = say
         self._dead = None  # the broker that is
         self._moments = Counter()
@@ -216,14 +217,14 @@ class Experiment:
         driver = None
         try:
             for number in range(kills):
-                driver = Driver(self._cluster.url, self._folder)
+                driver = Driver(self._cluster.url, self._folder, self._cores)
                 self._let_live(driver, number)
                 driver.kill()
                 moment = where_it_was(self._client, self._folder)
                 self._moments[moment] += 1
                 self._say(f"kill {number + 1}: {moment}; {self._written()} rows are written")
                 self._break_brokers(number)
-            driver = Driver(self._cluster.url, self._folder)
+            driver = Driver(self._cluster.url, self._folder, self._cores)
             self._wait_for_more(driver, self._written)
         finally:
             publisher.stop()
@@ -272,7 +273,7 @@ class Experiment:
             driver.check()
             if holds():
                 return True
-            pause.wait(0.002)
+            pause.wait(0.01)
         return False
 
     def _break_brokers(self, number):
@@ -296,10 +297,10 @@ def _folder(given):
         yield Path(made)
 
 
-def run(kills, *, seed, folder=None, per_second=500, say=print):
+def run(kills, *, seed, folder=None, per_second=500, cores=2, say=print):
     """The whole experiment; its figures. FailedError if a row is missing, doubled or counted wrongly."""
     with _folder(folder) as place, LocalCluster(3) as cluster, cluster.client(timeout=60) as client:
-        return Experiment(cluster, client, place, seed, say).run(kills, per_second)
+        return Experiment(cluster, client, place, seed, cores, say).run(kills, per_second)
 
 
 def main():
@@ -307,10 +308,11 @@ def main():
     parser.add_argument("--kills", type=int, default=10, help="how often the driver is killed, and a broker each time")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="of the moments that are chosen")
     parser.add_argument("--per-second", type=int, default=500, help="messages published")
-    parser.add_argument("--drive", nargs=2, metavar=("URL", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--drive", nargs=3, metavar=("URL", "FOLDER", "CORES"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.drive:
-        drive(given.drive[0], Path(given.drive[1]))
+        url, folder, cores = given.drive
+        drive(url, Path(folder), int(cores))
         return 0
     print(f"seed {given.seed}")
     try:
