@@ -137,7 +137,17 @@ def _told(client, messages):
     return False
 
 
+@pytest.fixture
+def one_task(spark):
+    """Every task of a stream with state writes files at each batch."""
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    yield
+    spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
 class TestStream:
+    @pytest.mark.usefixtures("one_task")
     def test_windows_are_published_once_when_they_are_over(self, spark, client, tmp_path):
         def sum_up(*records):
             for record in records:

@@ -167,7 +167,13 @@ class TestRetention:
         publish(client, topic, *[LARGE] * 12)
         wait_until(lambda: client.describe_topic(topic).partitions[0].kept_unrecorded)
         assert client.offsets(topic, "earliest") == {0: 0}
-        assert record(spark, [topic], lake) == 12
+        told = []
+
+        def look(_):
+            told.append(client.describe_topic(topic).partitions[0].recorded)
+
+        assert record(spark, [topic], lake, round_rows=6, on_round=look) == 12
+        assert told == [6, 12]
         wait_until(lambda: client.offsets(topic, "earliest")[0])
         publish(client, topic, *[LARGE] * 8)
         assert record(spark, [topic], lake) == 8

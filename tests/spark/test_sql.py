@@ -112,13 +112,14 @@ class TestQueries:
 
 
 class TestLake:
+    @pytest.mark.parametrize("kind", ["parquet", "delta"])
     def test_history_and_present_are_one_table_while_publishing_and_recording_go_on(
-        self, spark, ask, client, topic, tmp_path, wait_until
+        self, spark, ask, client, topic, tmp_path, kind
     ):
         lake, stop = tmp_path / "lake", threading.Event()
         client.create_topic(topic, partitions=2)
         client.publish(topic, "0")
-        record(spark, [topic], lake)
+        record(spark, [topic], lake, kind=kind)
 
         def publish():
             number = 0
@@ -129,13 +130,13 @@ class TestLake:
         threads = [
             threading.Thread(target=publish),
             threading.Thread(
-                target=lambda: record(spark, [topic], lake, once=False, interval_s=0.01, stop=stop, round_rows=7)
+                target=lambda: record(spark, [topic], lake, once=False, interval_s=0.05, stop=stop, round_rows=50)
             ),
         ]
         for thread in threads:
             thread.start()
         try:
-            for _ in range(4):
+            for _ in range(3):
                 least = sum(client.offsets(topic).values())
                 found = ask(
                     f"select partition, count(*), count(distinct offset), max(offset) + 1 from `{topic}` group by 1",
