@@ -16,15 +16,21 @@ from stentor.wire import batch, frames, messages
 from stentor.wire.frames import Kind
 
 WAIT_S = 15.0
-SPARK = Path(__file__).parent / "spark"
+SPARK_IN_OTHER_PROCESSES = {"test_exactly_once.py", "test_ledger.py", "test_standalone.py"}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes the tests of a file stay together; those of Spark all do, for their one session."""
-    for item in items:
-        shared = item.path.is_relative_to(SPARK) and "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if shared else item.nodeid.partition("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile` the tests of a file stay together; those that share the one Spark session all do."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            shared = file.startswith("tests/spark/") and Path(file).name not in SPARK_IN_OTHER_PROCESSES
+            return "spark" if shared else file
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def _wait_until(condition: Callable[[], Any], what: str = "the condition", seconds: float = WAIT_S) -> Any:
