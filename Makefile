@@ -52,7 +52,7 @@ run: $(VENV)/.run ## start one broker on port 7440 (DATA=./data, ARGS=... for mo
 	@exec $(BIN)/stentor serve --data $(DATA) $(ARGS)
 
 test: check packages ## everything that must pass: check, then all tests (WORKERS=2 processes, ARGS=... for pytest)
-	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 packages: ## Debian packages that tests of clusters need (HAProxy, ip, iptables), as root
 	@scripts/debian-packages
