@@ -20,7 +20,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test packages check format bench bench-spark exactly-once outage crash failover chaos memory recovery fuzz simulate simulate-campaign docs clean
+.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory recovery fuzz simulate simulate-campaign docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,7 +52,10 @@ run: $(VENV)/.run ## start one broker on port 7440 (DATA=./data, ARGS=... for mo
 	@exec $(BIN)/stentor serve --data $(DATA) $(ARGS)
 
 test: check packages ## everything that must pass: check, then all tests (WORKERS=2 processes, ARGS=... for pytest)
-	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(PYTHON) -m pytest -m "not long" -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-long: $(VENV)/.dev packages ## the tests that take minutes each: killed Spark drivers, a Spark cluster, the documents' commands
+	@$(PYTHON) -m pytest -m long $(ARGS)
 
 packages: ## Debian packages that tests of clusters need (HAProxy, ip, iptables), as root
 	@scripts/debian-packages

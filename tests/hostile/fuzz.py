@@ -469,7 +469,7 @@ class StubBroker:
     def session_started(self, session: Session) -> None: ...
     def session_ended(self, session: Session) -> None: ...
 
-    def info(self) -> messages.BrokerInfo:
+    def info(self, listener: str = "") -> messages.BrokerInfo:
         return messages.BrokerInfo(id="b", cluster_id="c", version="1", address="h:1")
 
     def partition(self, topic_id: int, index: int) -> Partition:

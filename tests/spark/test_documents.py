@@ -19,8 +19,9 @@ WAIT_S = 180
 
 @pytest.fixture
 def shop(client):
-    client.delete_topic("orders.eu") if client.topics("orders.eu") else None
     client.publish("orders.eu", "hello", key="42")
+    yield
+    client.delete_topic("orders.eu")
 
 
 def run(command, directory):
@@ -40,7 +41,7 @@ def test_the_block_of_the_readme_runs_as_it_stands(shop, tmp_path):
     assert run([sys.executable, "-c", code], tmp_path) == prints
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_of_the_readme_succeed(shop, tmp_path):
     ((_, lines),) = [block for block in BLOCKS if block[0] == "sh" and block[1].startswith("stentor record ")]
     lines = re.sub(r"^stentor ", f'"{sys.executable}" -m stentor ', lines, flags=re.MULTILINE)
@@ -49,7 +50,7 @@ def test_the_commands_of_the_readme_succeed(shop, tmp_path):
     assert re.search(r"^orders\.eu +1$", printed, re.MULTILINE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_of_the_tutorial_runs_as_it_stands(tmp_path):
     printed = run([sys.executable, str(ROOT / "examples" / "revenue.py")], tmp_path)
     assert "15 totals, 3000 orders in closed windows" in printed

@@ -32,7 +32,7 @@ spark.stop()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_job_runs_on_a_spark_cluster_against_a_cluster_of_brokers(tmp_path):
     with LocalCluster(3) as brokers, brokers.client() as client, StandaloneSpark(tmp_path) as spark:

@@ -37,7 +37,9 @@ def record(
     conf: sparking.Conf = None,
     url: options.Url = None,
 ) -> None:
-    """Record topics into a lake: Parquet files by topic and day, each message exactly once.
+    """Record topics into a lake of Parquet or Delta files.
+
+    The files are sorted by topic and day, and each message is in them exactly once.
 
     The lake knows how far it is: the same command goes on where the last one ended, also after a crash.
 

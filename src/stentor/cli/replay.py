@@ -47,7 +47,9 @@ def replay(
     conf: sparking.Conf = None,
     url: options.Url = None,
 ) -> None:
-    """Replay recorded messages: in the order of their times, with keys, headers, times and partitions as they were.
+    """Publish recorded messages again, at their pace or faster.
+
+    In the order of their times, with keys, headers, times and partitions as they were.
 
     Spark selects and orders; then they are published, exactly once, at the pace that is asked for. --url may be
     another cluster than the one that was recorded.

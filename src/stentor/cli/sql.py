@@ -28,7 +28,7 @@ def sql(
     conf: sparking.Conf = None,
     url: options.Url = None,
 ) -> None:
-    """Ask topics with SQL.
+    """Ask topics and their recorded history with SQL.
 
     A topic is a table with topic, partition, offset, timestamp, key, value and headers. With --lake its recorded
     history is part of it, without gap or overlap.
