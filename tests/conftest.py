@@ -33,6 +33,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of Spark take longest together: they begin first, in one process, beside all the others."""
+    items.sort(key=lambda item: "spark" not in item.path.parts)
+
+
 def _wait_until(condition: Callable[[], Any], what: str = "the condition", seconds: float = WAIT_S) -> Any:
     """The first true value of `condition`; fails when the deadline passes."""
     deadline = time.monotonic() + seconds

@@ -147,6 +147,7 @@ def one_task(spark):
 
 
 class TestStream:
+    @pytest.mark.long
     @pytest.mark.usefixtures("one_task")
     def test_windows_are_published_once_when_they_are_over(self, spark, client, tmp_path):
         def sum_up(*records):
