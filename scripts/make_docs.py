@@ -109,7 +109,7 @@ def result_table(name: str) -> str:
     return table()
 
 
-PARTS.update({name: partial(result_table, name) for name in ("speed", "replicas", "scaling", "failover")})
+PARTS.update({name: partial(result_table, name) for name in ("speed", "replicas", "scaling", "failover", "spark")})
 
 
 def made(text: str) -> str:

@@ -84,6 +84,20 @@ def failover() -> str:
     return "\n".join(lines) + "\n"
 
 
+def spark() -> str:
+    """Topics as tables: Stentor's rows per second, and what part of the others' they are."""
+    found = _load("spark.json")
+    rates = {(row["work"], row["system"]): row["rows_per_second"] for row in found["rows"]}
+    lines = ["| | rows/s | Stentor ÷ this |", "|---|---|---|"]
+    for (work, system), rate in rates.items():
+        ratio = "" if system == "stentor" else f"{rates[work, 'stentor'] / rate:.2f}"
+        lines.append(f"| {work}, {system} | {rate / 1e6:.2f} M | {ratio} |")
+    latency = found["stream_latency"]
+    lines.append(f"| a stream, publish to sink: median | {latency['p50_ms']:.0f} ms | |")
+    lines.append(f"| the same: 99 % within | {latency['p99_ms']:.0f} ms | |")
+    return "\n".join(lines) + "\n"
+
+
 def _gap(row: dict[str, Any] | None) -> str:
     if row is None:
         return "not measured"

@@ -104,12 +104,8 @@ class TopicReader(_RangeReader, DataSourceReader):
     def partitions(self) -> Sequence[OffsetRange]:
         options = self._options
         topics = Topics(options)
-        start = topics.resolved(options.start, "earliest")
-        if isinstance(options.start, dict):
-            start = topics.checked(start, "starting")
-        end = topics.resolved(options.end, "latest")
-        if isinstance(options.end, dict):
-            end = topics.checked(end, "ending")
+        start = topics.resolved(options.start, "earliest", "starting")
+        end = topics.resolved(options.end, "latest", "ending")
         ranges = offsets.ranges_between(start, {name: end[name] for name in end if name in start})
         return offsets.divided(ranges, options.rows_per_partition_max, options.partitions_min)
 
@@ -131,10 +127,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:
-        start = self._topics.resolved(self._options.start, "latest")
-        if isinstance(self._options.start, dict):
-            start = self._topics.checked(start, "starting")
-        return offsets.to_offset(start)
+        return offsets.to_offset(self._topics.resolved(self._options.start, "latest", "starting"))
 
     def getDefaultReadLimit(self) -> Any:
         most = self._options.rows_per_trigger_max

@@ -55,10 +55,13 @@ class Topics:
             kept[name] = TopicPlace(topic.id, {p: topic.offsets[p] for p in chosen.get(name, topic.offsets)})
         return kept
 
-    def resolved(self, position: str | Given | datetime, default: str) -> Places:
-        """A position of the options as offsets; partitions that JSON does not name stand at the default."""
+    def resolved(self, position: str | Given | datetime, default: str, what: str) -> Places:
+        """A position of the options as offsets that the logs hold; partitions that JSON does not name: the default."""
         if isinstance(position, str | datetime):
             return self.at(position)
+        return self._checked_all(self._given(position, default), what)
+
+    def _given(self, position: Given, default: str) -> Places:
         places = self.at(default)
         earliest = self.at("earliest")
         latest = self.at("latest")
@@ -72,8 +75,8 @@ class Topics:
                 places[name].offsets[partition] = special[name].offsets[partition] if special else offset
         return places
 
-    def checked(self, places: Places, what: str) -> Places:
-        """Offsets that the logs hold; others are an error, or moved, as failOnDataLoss says."""
+    def _checked_all(self, places: Places, what: str) -> Places:
+        """Offsets that the logs do not hold are an error, or moved, as failOnDataLoss says."""
         earliest, latest = self.at("earliest"), self.at("latest")
         return {name: self._checked(name, topic, earliest[name], latest[name], what) for name, topic in places.items()}
 

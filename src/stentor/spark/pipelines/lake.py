@@ -202,13 +202,7 @@ class ParquetLake(Lake):
         )
 
     def _save(self, state: _State) -> None:
-        path = self._state_path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        _sync(fresh)
-        fresh.replace(path)
-        _sync(path.parent)
+        replace_whole(self._state_path, msgspec.json.format(msgspec.json.encode(state)))
 
     def files(self, topics: Iterable[str] | None = None) -> list[Path]:
         state = self._state()
@@ -381,6 +375,16 @@ class DeltaLake(Lake):
         kept_h = int(KEPT_AFTER_COMPACTION_S // 3600)
         table.vacuum(kept_h, dry_run=False, enforce_retention_duration=False, full=True)
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
+
+
+def replace_whole(path: Path, data: bytes) -> None:
+    """Write a file so that there is always the old one or the new one, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(data)
+    _sync(fresh)
+    fresh.replace(path)
+    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

@@ -16,7 +16,8 @@ from stentor.errors import OffsetOutOfRange
 from stentor.spark import offsets
 from stentor.spark.connections import Connection
 from stentor.spark.offsets import Places, TopicPlace, places_of
-from stentor.spark.options import to_json
+from stentor.spark.pipelines.lake import Lake, open_lake
+from stentor.spark.pipelines.views import COLUMNS, between
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from stentor.spark.pipelines.lake import Ends, Lake
+    from stentor.spark.pipelines.lake import Ends
 
 ROUND_ROWS: Final = 5_000_000
 COMPACT_EVERY_ROUNDS: Final = 20
@@ -58,8 +59,6 @@ def record(
 
     With `once` everything that is committed now, however much is published meanwhile; otherwise until `stop` is set.
     """
-    from stentor.spark.pipelines.lake import Lake, open_lake
-
     place = lake if isinstance(lake, Lake) else open_lake(lake, kind)
     recorder = _Recorder(spark, topics, place, Connection(url), round_rows, fail_on_data_loss=fail_on_data_loss)
     stopped = stop or threading.Event()
@@ -150,17 +149,15 @@ class _Recorder:
     def _read(self, start: Places, end: Places) -> DataFrame:
         from pyspark.sql import functions as f
 
-        reader = self._spark.read.format("stentor").options(
-            subscribe=",".join(sorted(end)),
-            startingOffsets=to_json(offsets.to_offset(start)),
-            endingOffsets=to_json(offsets.to_offset(end)),
-            columns="topic,topicId,partition,offset,timestamp,key,value,headers",
-            failOnDataLoss=self._fail_on_data_loss,  # retention may also come between planning and reading
+        frame = between(
+            self._spark,
+            start,
+            end,
+            columns=[*COLUMNS, "topicId"],
+            url=self._connection.url,
+            fail_on_data_loss=self._fail_on_data_loss,  # retention may also come between planning and reading
         )
-        if self._connection.url is not None:
-            reader = reader.option("url", self._connection.url)
-        frame = reader.load().withColumnRenamed("topicId", "topic_id")
-        return frame.withColumn("date", f.to_date("timestamp"))
+        return frame.withColumnRenamed("topicId", "topic_id").withColumn("date", f.to_date("timestamp"))
 
     def _mark(self, recorded: Places) -> None:
         """Tell the brokers, where a topic's retention waits for it."""

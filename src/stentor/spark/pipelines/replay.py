@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import stentor
 from stentor.core.names import check_pattern, matches
 from stentor.errors import InvalidArgument
+from stentor.spark.pipelines.lake import open_lake, replace_whole
 
 if TYPE_CHECKING:
     import threading
@@ -87,8 +88,6 @@ def select(
     """Let Spark select and order; the rows and the plan are in the work directory afterwards."""
     from pyspark.sql import functions as f
 
-    from stentor.spark.pipelines.lake import open_lake
-
     if speed < 0:
         raise InvalidArgument(f"speed={speed} must not be negative.", hint="0 is as fast as possible.")
     place = Path(work)
@@ -106,7 +105,7 @@ def select(
     partitions = {row[0]: row[1] + 1 for row in written.groupBy("topic").agg(f.max("partition")).collect()}
     identity = f"replay/{time.time_ns():x}"
     plan = Plan(identity, facts[0], facts[1], facts[2], partitions, speed, selection.into)
-    _save(place / "plan.json", plan)
+    replace_whole(place / "plan.json", msgspec.json.encode(plan))
     return plan
 
 
@@ -276,20 +275,13 @@ class _Replay:
             producer.close()
         self._targets.clear()
         self._done = Place(row, self._done.generation + 1)
-        _save(self._path / "place.json", self._done)
+        replace_whole(self._path / "place.json", msgspec.json.encode(self._done))
 
 
 def _values(column: Any) -> list[Any]:
     """The different values of a column; [None] if there is one only, so that nothing need be filtered."""
     found = pc.unique(column).to_pylist()
     return [None] if len(found) == 1 else found
-
-
-def _save(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(value))
-    fresh.replace(path)
 
 
 def _load(path: Path, kind: Any) -> Any:

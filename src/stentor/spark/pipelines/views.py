@@ -9,17 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from stentor.errors import OffsetOutOfRange, TopicNotFound
-from stentor.spark import offsets
 from stentor.spark.connections import Connection
-from stentor.spark.offsets import TopicPlace, places_of
+from stentor.spark.offsets import Places, TopicPlace, places_of, to_offset
 from stentor.spark.options import to_json
+from stentor.spark.pipelines.lake import Lake, open_lake
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
-
-    from stentor.spark.pipelines.lake import Lake
 
 COLUMNS: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
 
@@ -28,8 +26,6 @@ def topic_view(
     spark: SparkSession, topic: str, *, url: str | None = None, lake: str | Path | Lake | None = None
 ) -> DataFrame:
     """All messages of a topic: those in the lake, then those that only the brokers have."""
-    from stentor.spark.pipelines.lake import Lake, open_lake
-
     place = lake if lake is None or isinstance(lake, Lake) else open_lake(lake)
     live = _live(Connection(url), topic)
     if live is None:
@@ -76,10 +72,25 @@ def _continued(topic: str, start: TopicPlace, ends: dict[int, int]) -> TopicPlac
 def _broker_frame(spark: SparkSession, topic: str, start: TopicPlace, end: TopicPlace, url: str | None) -> DataFrame:
     first = {p: min(offset, end.offsets.get(p, offset)) for p, offset in start.offsets.items()}
     last = {p: max(end.offsets.get(p, offset), offset) for p, offset in first.items()}
+    places = ({topic: TopicPlace(start.id, offsets)} for offsets in (first, last))
+    return between(spark, *places, columns=COLUMNS, url=url)
+
+
+def between(
+    spark: SparkSession,
+    start: Places,
+    end: Places,
+    *,
+    columns: list[str],
+    url: str | None,
+    fail_on_data_loss: bool = True,
+) -> DataFrame:
+    """What brokers hold between two places of the same topics."""
     reader = spark.read.format("stentor").options(
-        subscribe=topic,
-        startingOffsets=to_json(offsets.to_offset({topic: TopicPlace(start.id, first)})),
-        endingOffsets=to_json(offsets.to_offset({topic: TopicPlace(start.id, last)})),
-        columns=",".join(COLUMNS),
+        subscribe=",".join(sorted(end)),
+        startingOffsets=to_json(to_offset(start)),
+        endingOffsets=to_json(to_offset(end)),
+        columns=",".join(columns),
+        failOnDataLoss=fail_on_data_loss,
     )
     return (reader if url is None else reader.option("url", url)).load()
