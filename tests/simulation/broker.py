@@ -314,7 +314,8 @@ class Broker(MemberSide):
             run = log.batches[index : index + RUN_BATCHES]
             base = run[0].base_offset
             previous, durable = replica.table.epoch_before(base), replica.durable_here()
-            offered = r.Offered(self.name, effect.epoch, effect.attempt, previous, base, durable)
+            quorum = replica.quorum_wanted()
+            offered = r.Offered(self.name, effect.epoch, effect.attempt, previous, base, durable, quorum)
             self.checker.sent(self, key, offered)
             self.tell(effect.to, "offered", key, offered, run)
             index += len(run)

@@ -29,6 +29,7 @@ from stentor.broker.requests import serve
 from stentor.broker.session import Session
 from stentor.broker.syncer import DiskThreads
 from stentor.broker.topics import Topics, delete_all, deleted_error
+from stentor.broker.turn import Turn
 from stentor.coordination import EmbeddedStore
 from stentor.core import refusals
 from stentor.errors import (
@@ -80,6 +81,7 @@ class Broker:
         self.config = config
         self.clock: Clock = clock or SystemClock()
         self.loop = asyncio.get_running_loop()
+        self.turn = Turn(self.loop)
         self.sessions: set[Session] = set()
         self.refusals = 0
         self.route_version = 1

@@ -328,10 +328,10 @@ class Cluster:
 
     def replicate(self, sender: str, body: memoryview, session: Session) -> None:
         """Batches on their way down a chain."""
-        topic_id, index, epoch, attempt, previous, base, durable = peer.REPLICATE.unpack_from(body)
+        topic_id, index, epoch, attempt, previous, base, durable, quorum = peer.REPLICATE.unpack_from(body)
         partition = self._broker.replicas.partitions.get((topic_id, index))
         if partition is not None:
-            offered = Offered(sender, epoch, attempt, previous, base, durable)
+            offered = Offered(sender, epoch, attempt, previous, base, durable, quorum)
             partition.offered(offered, body[peer.REPLICATE.size :], session)
 
     def tell(self, to: str, key: Key, message: PartitionMessage) -> None:

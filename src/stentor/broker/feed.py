@@ -18,6 +18,7 @@ from stentor.wire.header import unpack
 if TYPE_CHECKING:
     from stentor.broker.partition import Partition
     from stentor.broker.peers import PeerLink
+    from stentor.core.peers import Down
     from stentor.core.replica import Feed as FeedEffect
     from stentor.errors import StentorError
 
@@ -35,6 +36,8 @@ class Feed:
         self._attempt = effect.attempt
         self._reading = False
         self._scheduled = False
+        self._down: Down | None = None  # to be said, unless the batches say it
+        self._told_start = -1
         self.closed = False
         link.feeds.add(self)
 
@@ -42,10 +45,27 @@ class Feed:
         """Something was appended: send it at the end of this turn, together with what else comes in it."""
         if not self._scheduled and not self._reading:
             self._scheduled = True
-            self.partition.loop.call_soon(self._pump)
+            self.link.turn.gather(self._end_turn)
+
+    def tell(self, down: Down) -> None:
+        """Say how far this log is on disk; batches that leave in the same turn say it too."""
+        self._down = down
+        self.wake()
+        if not self._scheduled:
+            self._say()
+
+    def _say(self) -> None:
+        down, self._down = self._down, None
+        if down is not None and not self.closed:
+            self._told_start = down.start
+            self.link.send(peer.ForPartition(self.partition.topic_id, self.partition.index, down))
+
+    def _end_turn(self) -> None:
+        self._scheduled = False
+        self._pump()
+        self._say()
 
     def _pump(self) -> None:
-        self._scheduled = False
         partition = self.partition
         for _ in range(_PUSHES_PER_TURN):
             end = partition.log.end
@@ -65,6 +85,9 @@ class Feed:
         partition = self.partition
         replica = partition.replica
         base = unpack(chunks[0]).base_offset
+        durable = replica.durable_here()
+        if self._down is not None and self._down.durable <= durable and self._down.start == self._told_start:
+            self._down = None
         prefix = frames.HEADER.pack(peer.REPLICATE.size + size, Kind.REPLICATE, 0, 0, 0) + peer.REPLICATE.pack(
             partition.topic_id,
             partition.index,
@@ -72,9 +95,10 @@ class Feed:
             self._attempt,
             replica.table.epoch_before(base),
             base,
-            max(0, replica.durable_here()),
+            max(0, durable),
+            replica.quorum_wanted(),
         )
-        self.link.write([prefix, *chunks])
+        self.link.write([prefix, *chunks], len(prefix) + size)
         self.position = next_offset
 
     def _read_history(self, end: int) -> None:

@@ -19,7 +19,7 @@ from stentor.broker.feed import Feed
 from stentor.broker.tail import TailCache
 from stentor.core import refusals
 from stentor.core import replica as r
-from stentor.core.peers import Linked
+from stentor.core.peers import Down, Linked
 from stentor.errors import DiskFull, InternalError, NotReady, ProtocolError, StentorError
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
@@ -336,16 +336,14 @@ class Partition:
         for session in answered:
             session.flush()
 
-    def _perform_chain(self, effect: ReplicaEffect) -> None:  # noqa: C901 - one line per effect
+    def _perform_chain(self, effect: ReplicaEffect) -> None:
         """What concerns other brokers, epochs and the shape of the log."""
         chain = self._chain
         if chain is None:
             raise InternalError(f"Unexpected effect {effect!r}.")
         match effect:
             case r.Send(to, message):
-                if isinstance(message, Linked) and message.reset:
-                    message = msgspec.structs.replace(message, snapshot=self.log.start_snapshot())
-                chain.tell(to, self.key, message)
+                self._tell(chain, to, message)
             case r.Report(message):
                 chain.report(self.key, message)
             case r.StoreEpoch(epoch):
@@ -363,6 +361,14 @@ class Partition:
                 logger.critical("partition %s halts: %s", self.name, reason)
             case _:
                 raise InternalError(f"Unexpected effect {effect!r}.")
+
+    def _tell(self, chain: ChainWork, to: str, message: PartitionMessage) -> None:
+        if isinstance(message, Down) and self.feed is not None:
+            self.feed.tell(message)
+            return
+        if isinstance(message, Linked) and message.reset:
+            message = msgspec.structs.replace(message, snapshot=self.log.start_snapshot())
+        chain.tell(to, self.key, message)
 
     def _wake_streams(self) -> None:
         idle, self.idle = self.idle, set()

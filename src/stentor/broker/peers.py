@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_GATHERED_BYTES_MAX = 512 * 1024
+"""More than this is written at once instead of at the end of the turn."""
+
 
 class PeerLink:
     """One dialled connection to one other broker, for one purpose; dialled again whenever it breaks."""
@@ -41,10 +44,13 @@ class PeerLink:
         self.greeted = False
         self.on_greeted: Callable[[PeerLink], None] = lambda _: None
         self.on_refused: Callable[[PeerLink], None] = lambda _: None
+        self.turn = broker.turn
         self._broker = broker
         self._loop = broker.loop
         self._connection: Connection | None = None
-        self._outbox: list[peer.PeerMessage] = []
+        self._outbox: list[peer.PeerMessage] = []  # said after everything in `_buffers`
+        self._buffers: list[bytes] = []
+        self._buffered_bytes = 0
         self._scheduled = False
         self._closed = False
         self._lost = asyncio.Event()
@@ -61,21 +67,40 @@ class PeerLink:
         if not self.greeted:
             return
         self._outbox.append(message)
+        self._schedule()
+
+    def write(self, buffers: Sequence[bytes], size: int) -> None:
+        """Batches; they leave at the end of this turn too, after what was said before them."""
+        if not self.greeted:
+            return
+        self._pack()
+        self._buffers.extend(buffers)
+        self._buffered_bytes += size
+        if self._buffered_bytes > _GATHERED_BYTES_MAX:
+            self._flush()  # so that `writable` tells the truth to the next feed
+        else:
+            self._schedule()
+
+    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._flush)
+            self.turn.send(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._scheduled = False
+        self._flush()
 
     def _flush(self) -> None:
-        self._scheduled = False
-        outbox, self._outbox = self._outbox, []
-        if outbox and self._connection is not None and self.greeted:
-            self._connection.send(Kind.PEER, 0, peer.encode(outbox))
-
-    def write(self, buffers: Sequence[bytes]) -> None:
-        """Batches; what was said before them leaves before them."""
-        if self._connection is not None and self.greeted:
-            self._flush()
+        self._pack()
+        buffers, self._buffers, self._buffered_bytes = self._buffers, [], 0
+        if buffers and self._connection is not None:
             self._connection.write(buffers)
+
+    def _pack(self) -> None:
+        """What was said becomes one frame."""
+        if self._outbox:
+            self._buffers.append(frames.frame(Kind.PEER, 0, peer.encode(self._outbox)))
+            self._outbox.clear()
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -159,6 +184,7 @@ class PeerLink:
     def disconnected(self, error: Exception | None) -> None:  # noqa: ARG002
         self.greeted = False
         self._outbox.clear()
+        self._buffers, self._buffered_bytes = [], 0
         self._connection = None
         self._lost.set()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
@@ -236,8 +237,7 @@ class Session:
             elif partition.feed is None:
                 self._sync_in_loop(partition)
             else:
-                # The successor's batches leave first: they are written in the next turn, and sent at its end.
-                self.loop.call_soon(self.loop.call_soon, self._sync_in_loop, partition)
+                self.broker.turn.wait(partial(self._sync_in_loop, partition))  # the successor's batches leave first
 
     def _sync_in_loop(self, partition: Partition) -> None:
         began = self.broker.clock.monotonic()

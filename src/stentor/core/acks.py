@@ -50,6 +50,11 @@ class Acks:
             answers.append(queue.popleft().answer)
         return answers
 
+    def last_end(self, ack: int) -> int:
+        """Up to where somebody waits for a level; 0 when nobody does."""
+        queue = self._queues[ack]
+        return queue[-1].end if queue else 0
+
     def give_up(self) -> list[int]:
         """Nobody will be answered: the tickets of all."""
         tickets = [waiting.answer.ticket for queue in self._queues.values() for waiting in queue]

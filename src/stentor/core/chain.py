@@ -81,6 +81,7 @@ class Replica:
         self._cutting: Linked | None = None
         self._asked: r.Received | None = None  # a Link that could not be answered yet
         self._above = NEVER  # the predecessor's durable_k, heard in this epoch (C5)
+        self._quorum_wanted = 0  # up to here somebody waits for a majority, as the predecessor says
         self.below = Below()
         self._told_up: Up | None = None
         self._acks = Acks()
@@ -212,15 +213,16 @@ class Replica:
 
     def _offered(self, event: r.Offered, now_us: int) -> list[Effect]:
         """C9: take only what continues this very log, from the predecessor of this very epoch."""
-        if not self._is_from_predecessor(event.sender, event.epoch) or not self.linked:
+        if not self._is_from_predecessor(event.sender, event.epoch):
             return []
-        if event.attempt != self._attempt:
+        self._above = max(self._above, event.durable)  # true whether these batches are taken or not, like Down's
+        self._quorum_wanted = max(self._quorum_wanted, event.quorum)
+        if not self.linked or event.attempt != self._attempt:
             return []
         if event.base < self.end:
             return []  # said twice
         if event.base > self.end or not self._continues(event.previous):
             return self._ask(now_us)
-        self._above = max(self._above, event.durable)
         return [r.Take()]
 
     def _continues(self, previous: int) -> bool:
@@ -292,10 +294,20 @@ class Replica:
         if predecessor is None or not (self.place.joins or self.place.is_tail or self.below.durable):
             return
         up, told = Up(self.epoch, [self._own_durable(), *self.below.durable], self.committed), self._told_up
-        news = told is None or told.committed != up.committed or min(told.durable) != min(up.durable)
-        if news or (self.place.is_quorum and told != up):
+        # What this member commits is no news: the predecessor has heard everything that it follows from.
+        if told is None or min(told.durable) != min(up.durable) or self._is_news_of_quorum(told, up):
             self._told_up = up
             effects.append(r.Send(predecessor.broker, up))
+
+    def _is_news_of_quorum(self, told: Up, up: Up) -> bool:
+        """Whether the members that make a majority with those above are further, and somebody waits for that."""
+        members = self.place.to_quorum
+        before = min(told.durable[:members], default=self._quorum_wanted)
+        return before < self._quorum_wanted and before < min(up.durable[:members])
+
+    def quorum_wanted(self) -> int:
+        """Up to where somebody waits for a majority; said along with the batches."""
+        return self._acks.last_end(QUORUM) if self.place.is_head else self._quorum_wanted
 
     # --- replication, upwards -------------------------------------------------------------------
 

@@ -35,9 +35,9 @@ class Place:
         return self.position is not None and self.record is not None and self.position == len(self.record.chain) - 1
 
     @property
-    def is_quorum(self) -> bool:
-        """Whether a publisher may be waiting for this very member."""
-        return self.position is not None and self.record is not None and self.position + 1 == self.record.quorum
+    def to_quorum(self) -> int:
+        """How many members, from this one down, make a majority together with those above."""
+        return 0 if self.position is None or self.record is None else max(0, self.record.quorum - self.position)
 
     @property
     def waits_for_joiner(self) -> bool:

@@ -78,6 +78,7 @@ class Offered(msgspec.Struct, frozen=True, gc=False):
     previous: int  # the epoch of the batch before the first one
     base: int
     durable: int  # the sender's `durable_k`
+    quorum: int  # up to here somebody waits for a majority
 
 
 class Taken(msgspec.Struct, frozen=True):

@@ -25,8 +25,9 @@ DATA: Final = "data"
 DOWNWARDS: Final = (Adopt, Linked, Down)
 """These must stay in order with the batches, so they take the data connection."""
 
-REPLICATE: Final = struct.Struct("<QIIIIQQ")
-"""Topic id, partition, epoch, attempt, epoch before the first batch, its base offset, durable; batches follow."""
+REPLICATE: Final = struct.Struct("<QIIIIQQQ")
+"""Topic id, partition, epoch, attempt, epoch before the first batch, its base offset, durable, quorum wanted;
+batches follow."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
