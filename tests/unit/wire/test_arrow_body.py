@@ -296,3 +296,42 @@ def test_an_encoder_never_makes_what_the_guard_refuses(makes):
             for headers in (False, True):
                 encoded = batch.encode(*makes.columns(count, headers=headers), compression=compression or "lz4")
                 arrow_body.guard(memoryview(encoded.body), count)
+
+
+@pytest.mark.parametrize("headers", [False, True])
+@pytest.mark.parametrize("count", [1, 17, 3000])
+def test_what_this_arrow_makes_is_recognised_at_once(makes, monkeypatch, count, headers):
+    def slow(*_):
+        raise AssertionError("walked through the metadata")
+
+    monkeypatch.setattr(arrow_body, "_guard", slow)
+    table = arrow_body.record_batch(*makes.columns(count, headers=headers))
+    arrow_body.guard(arrow_body.encode(table), count)
+
+
+def test_metadata_laid_out_in_another_way_is_walked_through(makes, monkeypatch):
+    monkeypatch.setattr(arrow_body, "_guard_usual", lambda body, count: False)
+    body = memoryview(body_of(makes))
+    arrow_body.guard(body, 20)
+    with pytest.raises(CorruptData):
+        arrow_body.guard(body, 21)
+
+
+def test_both_guards_refuse_the_same(makes, monkeypatch):
+    """Every byte of the metadata in turn: the quick guard takes nothing that the thorough one would not."""
+    body = bytearray(body_of(makes))
+    usual = arrow_body._guard_usual
+    monkeypatch.setattr(arrow_body, "_guard_usual", lambda body, count: False)
+    differ = 0
+    for position in range(8 + Metadata(bytes(body)).size):
+        for flip in (1, 0x80):
+            body[position] ^= flip
+            try:
+                taken = usual(memoryview(body), 20)
+            except CorruptData:
+                taken = False
+            if taken:
+                differ += 1
+                arrow_body.guard(memoryview(body), 20)
+            body[position] ^= flip
+    assert differ, "some numbers may be changed and still be possible"
