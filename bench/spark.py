@@ -10,6 +10,10 @@ One run, one Spark session on this machine, the same rows:
            staged     the same, exactly once (txnAppId)
            rows       the same, row by row
            parquet    the same rows into Parquet
+    replay stentor    the recorded topic into another one, as fast as possible: one process, in the order of time
+           writer     the same rows through the data source: several tasks, in no order
+           feed       the pace at which they happened, by assumption: 100,000 a second
+           (select)   Spark's part, before the first message: selecting, ordering, writing down
 
 Every work is done several times in turn; the median counts. Then a trivial stream, topic to topic: how long a message
 takes from its publish to the sink's subscriber.
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import sys
 import threading
 import time
@@ -37,6 +42,9 @@ from bench.spark_sources import SIZE, InMemory, RowWriter, Tuples
 from bench.systems.stentor import start_broker
 from stentor.spark import session
 from stentor.spark.columns import DEFAULT
+from stentor.spark.pipelines import replay
+from stentor.spark.pipelines.record import record
+from stentor.spark.pipelines.replay import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +57,8 @@ PARTITIONS = 2
 CHUNK = 1000
 LATENCY_RATE = 50
 WARM_UP_S = 5.0
-TARGETS = {("read", "in memory"): 0.7, ("read", "tuples"): 3.0, ("write", "rows"): 3.0}
+FEED_RATE = 100_000
+TARGETS = {("read", "in memory"): 0.7, ("read", "tuples"): 3.0, ("write", "rows"): 3.0, ("replay", "feed"): 5.0}
 """What Stentor's own rate must be of these."""
 
 
@@ -79,11 +88,13 @@ class Works:
         self._spark, self._url, self._rows = spark, url, rows
         self._parquet = str(directory / "rows.parquet")
         self._copy = str(directory / "copy.parquet")
+        self._lake, self._replay = directory / "lake", directory / "replay"
         self._turn = 0
 
     def prepare(self) -> None:
-        """The same rows as Parquet."""
+        """The same rows as Parquet, and recorded."""
         self._topic("stentor").write.mode("overwrite").parquet(self._parquet)
+        record(self._spark, [TOPIC], self._lake, url=self._url)
 
     def _topic(self, source: str, **options: Any) -> Any:
         return self._spark.read.format(source).options(url=self._url, **options).load(TOPIC)
@@ -118,15 +129,39 @@ class Works:
         topic = f"copy{self._turn}"
         writer = self._values(rows).write.format(source).options(url=self._url, topic=topic, **options)
         writer.mode("append").save()
-        with stentor.connect(self._url) as client:
-            found = sum(client.offsets(topic).values())
-            client.delete_topic(topic)
-        if found != rows:
-            raise AssertionError(f"{source}: {found} of {rows} rows are in the topic")
+        self._drop(topic, rows)
         return rows
 
     def write_staged(self, rows: int) -> int:
         return self.write("stentor", rows, txnAppId=f"bench{self._turn}", txnVersion=0)
+
+    def select(self) -> int:
+        """What Spark does of a replay."""
+        shutil.rmtree(self._replay, ignore_errors=True)
+        return replay.select(self._spark, self._lake, self._replay, Selection(into="again"), speed=0).rows
+
+    def replay(self) -> int:
+        rows = replay.publish(self._replay, url=self._url)
+        self._drop("again", rows)
+        return rows
+
+    def replay_by_writer(self) -> int:
+        self._turn += 1
+        topic = f"written{self._turn}"
+        recorded = self._spark.read.parquet(str(self._replay / "rows")).drop("topic", "due")
+        with stentor.connect(self._url) as client:
+            client.create_topic(topic, partitions=PARTITIONS)
+        writer = recorded.write.format("stentor").options(url=self._url, topic=topic)
+        writer.mode("append").save()
+        self._drop(topic, self._rows)
+        return self._rows
+
+    def _drop(self, topic: str, rows: int) -> None:
+        with stentor.connect(self._url) as client:
+            found = sum(client.offsets(topic).values())
+            client.delete_topic(topic)
+        if found != rows:
+            raise AssertionError(f"{found} of {rows} rows are in {topic}")
 
     def write_parquet(self, rows: int) -> int:
         self._values(rows).write.mode("overwrite").parquet(self._copy)
@@ -240,10 +275,14 @@ def main() -> int:
                 ("write", "staged", lambda: works.write_staged(rows)),
                 ("write", "rows", lambda: works.write("stentor_rows", few)),
                 ("write", "parquet", lambda: works.write_parquet(rows)),
+                ("replay", "(select)", works.select),
+                ("replay", "stentor", works.replay),
+                ("replay", "writer", works.replay_by_writer),
             ],
             chosen.repetitions,
             out,
         )
+        found.append(Row("replay", "feed", FEED_RATE, rows, 0))
         delays = latencies(spark, url, directory, chosen.seconds) if chosen.seconds else []
         spark.stop()
     met = show(found, delays, out)

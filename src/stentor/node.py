@@ -6,8 +6,6 @@ This is the composition root: the CLI, tests and embedders start brokers only th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import logging
 import signal
 import sys
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor.broker import Broker
+from stentor.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from stentor.wire.messages import BrokerInfo
 
 logger = logging.getLogger(__name__)
-
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
 
 
 class Node:
@@ -73,7 +70,7 @@ class Node:
 def run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> None:
     """Run a node until SIGTERM or SIGINT; returns after a graceful stop."""
     configure_logging(config)
-    _keep_freed_memory()
+    keep_freed_memory()
     try:
         import uvloop
 
@@ -82,19 +79,6 @@ def run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> None:
         runner = asyncio.Runner()
     with runner:
         runner.run(_run(config, on_ready))
-
-
-def _keep_freed_memory() -> None:
-    """Ask glibc to reuse the memory of batches instead of giving it back and faulting it in again.
-
-    By default each batch of more than 128 KiB is mapped, faulted in page by page, and unmapped: a tenth of the
-    broker's time at full speed. What is kept is bounded by what was in use at once.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
-        mallopt(_M_TOP_PAD, 8 << 20)
 
 
 async def _run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> None:

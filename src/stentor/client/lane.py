@@ -273,7 +273,8 @@ class Lane:
 
     def pump(self) -> None:
         """Send what is sealed; seal what has gathered once nothing is in flight."""
-        self.dispatch()
+        if self.pending:
+            self.dispatch()
         while not self.pending:
             self.awake = False  # before looking at rows: a sender that sees False wakes us again
             if not self.rows:

@@ -217,10 +217,8 @@ class Replica:
             return []
         self._above = max(self._above, event.durable)  # true whether these batches are taken or not, like Down's
         self._quorum_wanted = max(self._quorum_wanted, event.quorum)
-        if not self.linked or event.attempt != self._attempt:
-            return []
-        if event.base < self.end:
-            return []  # said twice
+        if not self.linked or event.attempt != self._attempt or event.base < self.end:
+            return []  # for an older link, or said twice
         if event.base > self.end or not self._continues(event.previous):
             return self._ask(now_us)
         return [r.Take()]
@@ -294,16 +292,9 @@ class Replica:
         if predecessor is None or not (self.place.joins or self.place.is_tail or self.below.durable):
             return
         up, told = Up(self.epoch, [self._own_durable(), *self.below.durable], self.committed), self._told_up
-        # What this member commits is no news: the predecessor has heard everything that it follows from.
-        if told is None or min(told.durable) != min(up.durable) or self._is_news_of_quorum(told, up):
+        if up.is_news(told, self.place.to_quorum, self._quorum_wanted):
             self._told_up = up
             effects.append(r.Send(predecessor.broker, up))
-
-    def _is_news_of_quorum(self, told: Up, up: Up) -> bool:
-        """Whether the members that make a majority with those above are further, and somebody waits for that."""
-        members = self.place.to_quorum
-        before = min(told.durable[:members], default=self._quorum_wanted)
-        return before < self._quorum_wanted and before < min(up.durable[:members])
 
     def quorum_wanted(self) -> int:
         """Up to where somebody waits for a majority; said along with the batches."""
@@ -448,11 +439,7 @@ class Replica:
         """A successor asks. Answer once this log is reconciled itself, so that it is cut no more (C9)."""
         if link.epoch < self.epoch and self.record is not None:
             return [r.Send(event.sender, Adopt(self.record, self.revision))]
-        if not self._current(link.epoch) or not self.linked:
-            self._asked = event
-            return []
-        successor = self.place.successor
-        if successor is None or successor != link.member:
+        if not self._current(link.epoch) or not self.linked or self.place.successor != link.member:
             self._asked = event
             return []
         if self.below.fed is not None and link.attempt < self.below.fed:

@@ -66,6 +66,17 @@ class Up(_Message, frozen=True):
     durable: list[int]
     committed: int = 0
 
+    def is_news(self, told: Up | None, to_quorum: int, quorum_wanted: int) -> bool:
+        """Whether the predecessor must hear this after what it was told last.
+
+        Up to `quorum_wanted` somebody waits for a majority, which the sender and `to_quorum - 1` members after it
+        complete. What is committed is no news: the predecessor has heard everything that it follows from.
+        """
+        if told is None or min(told.durable) != min(self.durable):
+            return True
+        before = min(told.durable[:to_quorum], default=quorum_wanted)
+        return before < quorum_wanted and before < min(self.durable[:to_quorum])
+
 
 class JoinerReady(_Message, frozen=True):
     """The joiner holds everything committed, and nothing is committed without it (C11)."""

@@ -77,7 +77,7 @@ class Shaper:
         for first, batch in found:
             gathered.append((first, batch))
             rows += batch.num_rows
-            size += batch.nbytes
+            size += batch.get_total_buffer_size()  # nbytes takes as long as decoding the batch
             if rows >= BATCH_ROWS or size >= BATCH_BYTES:
                 yield self._shaped(gathered)
                 gathered, rows, size = [], 0, 0

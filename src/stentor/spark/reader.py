@@ -6,13 +6,17 @@ when it was planned, so it comes. Readers are pickled to the tasks: they carry o
 
 from __future__ import annotations
 
+import functools
+import gc
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 
 from stentor.errors import InvalidArgument, OffsetOutOfRange, StentorError, TopicNotFound
+from stentor.memory import keep_freed_memory
 from stentor.spark import offsets
 from stentor.spark.columns import Shaper
 from stentor.spark.offsets import OffsetRange, Places
@@ -44,6 +48,14 @@ LONG_POLL_S: Final = 0.5
 """An idle stream is asked for its end a hundred times a second; better to answer when there is something."""
 
 
+@functools.cache
+def _settle() -> None:
+    """Once in each of Spark's Python workers, which collects garbage after every task, however much is loaded."""
+    if TaskContext.get() is not None:
+        gc.freeze()
+        keep_freed_memory()
+
+
 class _RangeReader:
     """Reads a range of one partition; in a task."""
 
@@ -55,6 +67,7 @@ class _RangeReader:
         """Arrow batches of a range."""
         if not isinstance(partition, OffsetRange):
             return  # Spark's own stand-in, when there is nothing to read
+        _settle()
         shaper = Shaper(self._schema, partition.topic, partition.topic_id, partition.partition)
         try:
             yield from shaper.batches(self._rows(partition))

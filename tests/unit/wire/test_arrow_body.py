@@ -310,7 +310,7 @@ def test_what_this_arrow_makes_is_recognised_at_once(makes, monkeypatch, count, 
 
 
 def test_metadata_laid_out_in_another_way_is_walked_through(makes, monkeypatch):
-    monkeypatch.setattr(arrow_body, "_guard_usual", lambda body, count: False)
+    monkeypatch.setattr(arrow_body, "_guard_usual", lambda *_: False)
     body = memoryview(body_of(makes))
     arrow_body.guard(body, 20)
     with pytest.raises(CorruptData):
@@ -321,7 +321,7 @@ def test_both_guards_refuse_the_same(makes, monkeypatch):
     """Every byte of the metadata in turn: the quick guard takes nothing that the thorough one would not."""
     body = bytearray(body_of(makes))
     usual = arrow_body._guard_usual
-    monkeypatch.setattr(arrow_body, "_guard_usual", lambda body, count: False)
+    monkeypatch.setattr(arrow_body, "_guard_usual", lambda *_: False)
     differ = 0
     for position in range(8 + Metadata(bytes(body)).size):
         for flip in (1, 0x80):
