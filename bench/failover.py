@@ -176,7 +176,9 @@ def measure(subject: Subject, plan: list[tuple[str, str, int]], out: Console) ->
 
 def plan_for(repetitions: int, fewer: int, faults: list[str]) -> list[tuple[str, str, int]]:
     plan = [(fault, "head", repetitions) for fault in faults]
-    return plan + [("kill", target, fewer) for target in ("middle", "tail", "controller", "head+controller")]
+    others = ("middle", "tail", "controller", "head+controller")
+    elsewhere = faults if fewer > 1 else ["kill"]  # a quick run has no time for all
+    return plan + [(fault, target, fewer) for target in others for fault in elsewhere]
 
 
 def judged(row: Row) -> str:
@@ -248,6 +250,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="three repetitions, in at most four minutes")
     parser.add_argument("--partitions", type=int, default=300, help="of the large topic; 0: without it")
     parser.add_argument("--no-peers", action="store_true", help="without NATS")
+    parser.add_argument("--peer-repetitions", type=int, help="of each fault of a peer; without it as many as of ours")
     chosen = parser.parse_args()
     repetitions = 3 if chosen.quick else chosen.repetitions
     fewer = 1 if chosen.quick else max(1, repetitions // 3)
@@ -263,7 +266,8 @@ def main() -> int:
         ]
         if not chosen.no_peers:
             nodes = NatsNodes(directory, processes, network=not reason)
-            subjects.append((nodes, [(fault, "head", repetitions) for fault in faults]))
+            peers = chosen.peer_repetitions or repetitions
+            subjects.append((nodes, [(fault, "head", peers) for fault in faults]))
         if chosen.partitions:
             large = StentorBrokers(directory, chosen.partitions, network=not reason)
             subjects.append((large, [(fault, "head", fewer) for fault in faults]))

@@ -8,6 +8,7 @@ with Load(cluster, "orders") as load:
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import queue
@@ -17,10 +18,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 from tests.cluster.copies import differences
 from tests.cluster.history import ACKNOWLEDGED, FAILED, UNKNOWN, History, Poll
 
+from stentor.broker.catalogue import chain_key
 from stentor.client.sync_client import Client
+from stentor.coordination.etcd import open_etcd
+from stentor.core.records import ChainRecord
 from stentor.errors import DeadlineExceeded, StentorError
 
 if TYPE_CHECKING:
@@ -201,6 +206,22 @@ class Load:
 
     def chains(self) -> list[list[str]]:
         return [list(found.chain) for found in self.client.describe_topic(self.topic, timeout=5).partitions]
+
+    def topic_id(self) -> int:
+        return self.client.describe_topic(self.topic, timeout=5).id
+
+    def chain_in_store(self, topic_id: int, partition: int) -> list[str]:
+        """A chain as etcd has it, whatever brokers believe."""
+
+        async def read() -> Any:
+            store = open_etcd(self.cluster.etcd.url)
+            try:
+                return await store.get(chain_key((topic_id, partition)))
+            finally:
+                await store.close()
+
+        record = msgspec.msgpack.decode(asyncio.run(read()).value, type=ChainRecord)
+        return [member.broker for member in record.chain]
 
     def routes_at(self, name: str) -> list[list[str]]:
         """The chains as one broker tells them to its clients."""

@@ -129,6 +129,7 @@ def test_a_replica_that_left_earlier_waits_for_one_that_stayed(three, load):
     """C12: the first to return lacks what the others acknowledged without it."""
     with load(three, partitions=1) as flow:
         first, second, last = flow.chains()[0]
+        topic_id = flow.topic_id()
         three.kill(first)
         flow.wait_until_without(first)
         flow.wait_for_acks()
@@ -138,6 +139,7 @@ def test_a_replica_that_left_earlier_waits_for_one_that_stayed(three, load):
         restart(three, first)
         assert refusal(three, flow, first) is not None
         assert flow.acknowledged == acknowledged
+        assert set(flow.chain_in_store(topic_id, 0)) <= {second, last}
         restart(three, last)
         flow.wait_for_acks()
         restart(three, second)
