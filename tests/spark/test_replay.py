@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from stentor.errors import InvalidArgument
-from stentor.spark.pipelines import replay
+from stentor.spark.pipelines import replay, runs
 from stentor.spark.pipelines.record import record
 from stentor.spark.pipelines.replay import Place, Plan, Selection, publish, select
 from stentor.testing import broker as another_broker
@@ -189,7 +189,7 @@ class TestTakenUpAgain:
 
     @pytest.mark.parametrize("speed", [0, 1000])
     def test_a_replay_that_failed_in_the_middle_doubles_nothing(self, client, topic, work, speed, monkeypatch):
-        monkeypatch.setattr(replay, "SLICE_ROWS", 100)
+        monkeypatch.setattr(runs, "PART_ROWS", 100)
         place = work(topic, speed=speed)
 
         def fail(done):
@@ -225,6 +225,12 @@ class TestTakenUpAgain:
         plan = msgspec.json.decode((place / "plan.json").read_bytes(), type=Plan)
         (place / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, speed=0)))
         with pytest.raises(InvalidArgument, match=r"was cut otherwise before"):
+            publish(place)
+
+    def test_rows_that_are_missing_are_noticed(self, topic, work):
+        place = work(topic)
+        shutil.rmtree(next((place / "rows").glob("topic=*/topic_id=*/partition=1")))
+        with pytest.raises(InvalidArgument, match=r"holds 2000 rows; 3000 were selected"):
             publish(place)
 
     def test_there_must_be_a_replay(self, tmp_path):

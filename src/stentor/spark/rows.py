@@ -74,8 +74,7 @@ class Router:
         now_us = time.time_ns() // 1000
         for topic, rows in self._by_topic(batch):
             messages = conform(_message_columns(rows, now_us), now_us)
-            for partition, indices in self._by_partition(topic, rows):
-                yield topic, partition, messages if indices is None else messages.take(indices)
+            yield from ((topic, *part) for part in self._by_partition(topic, rows, messages))
 
     def _by_topic(self, batch: Any) -> Iterator[tuple[str, Any]]:
         if self._topic is not None:
@@ -88,29 +87,42 @@ class Router:
             check_topic_name(topic)
             yield topic, batch.filter(pc.equal(column, topic))
 
-    def _by_partition(self, topic: str, rows: Any) -> list[tuple[int, Any]]:
+    def _by_partition(self, topic: str, rows: Any, messages: Any) -> Iterator[tuple[int, Any]]:
         count = self._partitions_of(topic)
-        named = rows.column("partition") if "partition" in rows.schema.names else None
-        if named is None and count == 1:
-            return [(0, None)]
-        chosen: dict[int, list[int]] = {}
-        for index, partition in enumerate(self._choices(rows, named, count)):
-            if not 0 <= partition < count:
-                raise InvalidArgument(
-                    f"A row names partition {partition}; topic {topic} has {count}, counted from 0.",
-                    hint="Leave the column `partition` out to go by the key.",
-                )
-            chosen.setdefault(partition, []).append(index)
-        return [(partition, pa.array(indices, pa.int32())) for partition, indices in sorted(chosen.items())]
+        choices = self._choices(rows, count)
+        ends = pc.min_max(choices)
+        least, most = ends["min"].as_py(), ends["max"].as_py()
+        if least is None:
+            return  # no rows
+        if least < 0 or most >= count:
+            raise InvalidArgument(
+                f"A row names partition {least if least < 0 else most}; topic {topic} has {count}, counted from 0.",
+                hint="Leave the column `partition` out to go by the key.",
+            )
+        if least == most:
+            yield least, messages
+            return
+        order = pc.array_sort_indices(choices)  # stable: rows of one partition stay in their order
+        found, begin = messages.take(order), 0
+        sizes = {entry["values"]: entry["counts"] for entry in pc.value_counts(choices).to_pylist()}
+        for partition in sorted(sizes):
+            yield partition, found.slice(begin, sizes[partition])
+            begin += sizes[partition]
 
-    def _choices(self, rows: Any, named: Any, count: int) -> list[int]:
+    def _choices(self, rows: Any, count: int) -> Any:
+        """The partition of every row: the one it names, else by its key, else all those of a batch in turn."""
         self._turn += 1
-        turn = self._turn % count
-        keys = rows.column("key").cast(pa.binary()).to_pylist() if "key" in rows.schema.names else [None] * len(rows)
-        by_key = [turn if key is None else crc32(key) % count for key in keys]
-        if named is None:
-            return by_key
-        return [other if own is None else own for own, other in zip(named.to_pylist(), by_key, strict=True)]
+        turn = pa.scalar(self._turn % count, pa.int32())
+        names = rows.schema.names
+        chosen = rows.column("partition") if "partition" in names else pa.nulls(len(rows), pa.int32())
+        if chosen.null_count and "key" in names and count > 1:
+            chosen = pc.coalesce(chosen, _by_key(rows.column("key"), count))
+        return pc.fill_null(chosen, turn)
+
+
+def _by_key(column: Any, count: int) -> Any:
+    keys = column.cast(pa.binary()).to_pylist()
+    return pa.array([None if key is None else crc32(key) % count for key in keys], pa.int32())
 
 
 def _message_columns(rows: Any, now_us: int) -> Any:

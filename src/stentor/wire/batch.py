@@ -90,10 +90,10 @@ def encode_arrow(batch: Any, *, compression: str = "") -> Encoded:
     attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
     if batch.column(3).null_count != batch.num_rows:
         attributes |= HAS_HEADERS
-    times = batch.column(0).cast("int64").to_pylist()
-    if min(times) < 0 or max(times) > _EPOCH_MAX_US:
+    first, last = arrow_body.time_range(batch)
+    if first < 0 or last > _EPOCH_MAX_US:
         raise InvalidArgument("A timestamp is out of range.", hint="Use times from 1970 to 9999.")
-    return _encoded(arrow_body.encode(batch, compression), batch.num_rows, attributes, min(times), max(times))
+    return _encoded(arrow_body.encode(batch, compression), batch.num_rows, attributes, first, last)
 
 
 def _check_keys(keys: Sequence[bytes | None]) -> None:

@@ -1,8 +1,8 @@
 """Replay: recorded messages into topics again, in the order and at the pace in which they happened.
 
-Spark selects and orders, and writes the selection down; one process publishes it. Messages keep key, value, headers,
-time and, where the target has as many, their partition. The order is by time across partitions, and by offset within
-each: a message whose clock was behind waits for those before it in its partition.
+Spark selects and orders, and writes the selection down (runs.py); one process publishes it. Messages keep key, value,
+headers, time and, where the target has as many, their partition. The order is by time across partitions, and by offset
+within each: a message whose clock was behind waits for those before it in its partition.
 
 A replay can be interrupted and taken up again, exactly once. Its batches are cut in the same way every time, and
 published under the replay's identity: every so often everything is flushed, the place is written down, and the next
@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 import stentor
 from stentor.core.names import check_pattern, matches
 from stentor.errors import InvalidArgument
+from stentor.spark.pipelines import runs
 from stentor.spark.pipelines.lake import open_lake, replace_whole
 
 if TYPE_CHECKING:
@@ -34,11 +32,11 @@ if TYPE_CHECKING:
 
     from stentor.client.sync_client import Client
 
-SLICE_ROWS: Final = 16_384
 TICK_S: Final = 0.02
 """A paced replay publishes what is due in steps of this."""
+TICK_ROWS: Final = 65_536
+"""At full speed partitions keep in step to within about so many rows."""
 CHECKPOINT_S: Final = 2.0
-_COLUMNS: Final = ["topic", "partition", "timestamp", "key", "value", "headers", "due"]
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -96,10 +94,9 @@ def select(
     recorded = open_lake(lake)
     recorded.check()
     topics = [name for name in recorded.topics() if _is_chosen(name, selection.topics)]
-    ordered = _ordered(_selected(recorded.frame(spark, topics), selection))
-    ordered.write.mode("overwrite").option("compression", "zstd").parquet(str(place / "rows"))
-    written = spark.read.schema(ordered.schema).parquet(str(place / "rows"))
-    facts = written.agg(f.count("*"), f.min(f.unix_micros("due")), f.max(f.unix_micros("due"))).first()
+    written = runs.write(_selected(recorded.frame(spark, topics), selection), place / "rows")
+    times = f.unix_micros("timestamp")
+    facts = written.agg(f.count("*"), f.min(times), f.max(times)).first()
     if facts is None or not facts[0]:
         raise InvalidArgument("Nothing was recorded that fits the selection.", hint="Look with `stentor sql`.")
     partitions = {row[0]: row[1] + 1 for row in written.groupBy("topic").agg(f.max("partition")).collect()}
@@ -123,16 +120,6 @@ def _selected(frame: DataFrame, selection: Selection) -> DataFrame:
     if selection.keys:
         frame = frame.where(f.col("key").isin([key.encode() for key in selection.keys]))
     return frame
-
-
-def _ordered(frame: DataFrame) -> DataFrame:
-    """By the time at which a message is due: its own, but never before one that precedes it in its partition."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
-    before = Window.partitionBy("topic", "topic_id", "partition").orderBy("offset")
-    due = f.max("timestamp").over(before.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-    return frame.withColumn("due", due).orderBy("due", "topic", "topic_id", "partition", "offset").select(*_COLUMNS)
 
 
 # --- publishing ---------------------------------------------------------------------------------
@@ -169,12 +156,12 @@ class _Replay:
         before = row = self._done.rows
         checked = self._began = time.monotonic()
         self._tell(Progress(row, self._plan.rows, 0.0, 0.0))
-        for rows in self._slices(row):
+        for part in self._parts(row):
             if self._stop is not None and self._stop.is_set():
                 break
-            late = self._wait_until_due(rows)
-            self._send(rows)
-            row += rows.num_rows
+            late = self._wait_until(part.due_us)
+            self._send(part)
+            row += part.rows.num_rows
             now = time.monotonic()
             if now - checked > CHECKPOINT_S:
                 self._checkpoint(row)
@@ -184,43 +171,34 @@ class _Replay:
         self._tell(Progress(row, self._plan.rows, time.monotonic() - self._began, 0.0))
         return row - before
 
-    def _slices(self, skip: int) -> Iterator[Any]:
-        """Rows in order, cut where the clock ticks or a batch is full: the same cuts every time."""
-        for batch in self._batches():
-            if skip >= batch.num_rows:
-                skip -= batch.num_rows
-                continue
-            for start, stop in self._cuts(batch):
-                if start >= skip:
-                    yield batch.slice(start, stop - start)
-                elif stop > skip:
-                    raise InvalidArgument(
-                        f"{self._path} was cut otherwise before.", hint="Begin the replay anew, with another directory."
-                    )
-            skip = 0
+    def _parts(self, skip: int) -> Iterator[runs.Part]:
+        """What is still to be published."""
+        row = 0
+        for part in runs.read(self._path / "rows", self._tick_us(), self._plan.first_us):
+            if row >= skip:
+                yield part
+            row += part.rows.num_rows
+            if row > skip and row - part.rows.num_rows < skip:
+                raise InvalidArgument(
+                    f"{self._path} was cut otherwise before.", hint="Begin the replay anew, with another directory."
+                )
+        if row != self._plan.rows:
+            raise InvalidArgument(
+                f"{self._path} holds {row} rows; {self._plan.rows} were selected.",
+                hint="Files are missing there: begin the replay anew, with another directory.",
+            )
 
-    def _batches(self) -> Iterator[Any]:
-        for path in sorted((self._path / "rows").glob("part-*.parquet")):
-            yield from pq.ParquetFile(path).iter_batches(batch_size=SLICE_ROWS, columns=_COLUMNS)
+    def _tick_us(self) -> int:
+        """What a tick of ours covers of the recorded time; at full speed, what holds so many rows on average."""
+        plan = self._plan
+        if plan.speed:
+            return max(1, int(TICK_S * 1e6 * plan.speed))
+        return max(1, int((plan.last_us - plan.first_us) * TICK_ROWS // plan.rows))
 
-    def _cuts(self, batch: Any) -> Iterator[tuple[int, int]]:
-        """Where to cut a batch: at every tick of the recorded time that a tick of ours covers."""
-        if not self._plan.speed:
-            yield 0, batch.num_rows
-            return
-        tick_us = max(1, int(TICK_S * 1e6 * self._plan.speed))
-        ticks = pc.divide(pc.subtract(batch.column("due").cast(pa.int64()), self._plan.first_us), tick_us)
-        runs = pc.run_end_encode(ticks)
-        start = 0
-        for stop in runs.run_ends.to_pylist():
-            yield start, stop
-            start = stop
-
-    def _wait_until_due(self, rows: Any) -> float:
-        """Sleep until the first row is due; how late it is already."""
+    def _wait_until(self, due_us: int) -> float:
+        """Sleep until that moment of the recording; how late it is already."""
         if not self._plan.speed:
             return 0.0
-        due_us = rows.column("due").cast(pa.int64())[0].as_py()
         if not self._first_us:
             self._first_us = due_us  # the pace counts from where this run begins
         due = self._began + (due_us - self._first_us) / 1e6 / self._plan.speed
@@ -231,19 +209,9 @@ class _Replay:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def _send(self, rows: Any) -> None:
-        """Every partition's rows as one batch."""
-        for topic in _values(rows.column("topic")):
-            of_topic = rows if topic is None else rows.filter(pc.equal(rows.column("topic"), topic))
-            name = of_topic.column("topic")[0].as_py()
-            producer, partitions = self._target(name)
-            messages = of_topic.select(["timestamp", "key", "value", "headers"])
-            for partition in _values(of_topic.column("partition")):
-                chosen = messages
-                if partition is not None:
-                    chosen = messages.filter(pc.equal(of_topic.column("partition"), partition))
-                own = of_topic.column("partition")[0].as_py() if partition is None else partition
-                producer.send_batch(chosen, partition=own if own < partitions else own % partitions)
+    def _send(self, part: runs.Part) -> None:
+        producer, partitions = self._target(part.topic)
+        producer.send_batch(part.rows, partition=part.partition % partitions)
 
     def _target(self, topic: str) -> tuple[Any, int]:
         if topic not in self._targets:
@@ -276,12 +244,6 @@ class _Replay:
         self._targets.clear()
         self._done = Place(row, self._done.generation + 1)
         replace_whole(self._path / "place.json", msgspec.json.encode(self._done))
-
-
-def _values(column: Any) -> list[Any]:
-    """The different values of a column; [None] if there is one only, so that nothing need be filtered."""
-    found = pc.unique(column).to_pylist()
-    return [None] if len(found) == 1 else found
 
 
 def _load(path: Path, kind: Any) -> Any:
