@@ -20,7 +20,7 @@ def plan(**changes):
 def check(numbers, totals=(0, 0)):
     checker = Checker(plan())
     for producer, sequence in numbers:
-        checker.take(SimpleNamespace(value=STAMP.pack(producer, sequence, time.monotonic_ns())))
+        checker.take([SimpleNamespace(value=STAMP.pack(producer, sequence, time.monotonic_ns()))])
     checker.close(list(totals))
     found = checker.outcome
     return found.messages, found.lost, found.doubled, found.disordered
@@ -44,7 +44,7 @@ def test_loss_doubles_and_disorder_are_told_apart(numbers, totals, expected):
 
 def test_a_message_of_another_size_is_not_counted_as_ours():
     checker = Checker(plan())
-    checker.take(SimpleNamespace(value=b"stranger"))
+    checker.take([SimpleNamespace(value=b"stranger")])
     assert checker.outcome.disordered == 1
     assert checker.outcome.messages == 0
 
@@ -52,7 +52,7 @@ def test_a_message_of_another_size_is_not_counted_as_ours():
 def test_with_a_rate_every_message_is_timed():
     checker = Checker(plan(rate=10))
     for sequence in range(5):
-        checker.take(SimpleNamespace(value=STAMP.pack(0, sequence, 0)))
+        checker.take([SimpleNamespace(value=STAMP.pack(0, sequence, 0))])
     assert len(checker.latencies) == 5
 
 
