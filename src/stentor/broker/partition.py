@@ -363,7 +363,7 @@ class Partition:
                 raise InternalError(f"Unexpected effect {effect!r}.")
 
     def _tell(self, chain: ChainWork, to: str, message: PartitionMessage) -> None:
-        if isinstance(message, Down) and self.feed is not None:
+        if isinstance(message, Down) and self.feed is not None and self.feed.link.name == to:
             self.feed.tell(message)
             return
         if isinstance(message, Linked) and message.reset:

@@ -234,7 +234,7 @@ class Replica:
             self.table.note(batch.epoch, batch.base_offset)
             self.end = batch.end_offset
             self.dedupe.record_batch(batch)
-        return self._sync()
+        return self._progress() + self._sync()  # batches say how far those above are, as Down does
 
     def _durable(self, end: int) -> list[Effect]:
         self._syncing = False

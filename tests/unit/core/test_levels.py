@@ -119,3 +119,17 @@ def test_a_member_that_commits_says_nothing_that_is_known():
     line.sync(1)
     assert [replica.committed for replica in line.replicas] == [1, 1, 1]
     assert line.ups == [("b1", [1, 1])]
+
+
+def test_what_batches_say_of_those_above_is_acted_upon_at_once():
+    """Nobody at the tail waits for the sync of the next batch to see the one before it."""
+    line = Line(2)
+    line.publish(0, ALL)
+    line.sync(1)
+    head, tail = line.replicas
+    for effect in head.step(r.Durable(1), 1000):
+        if not isinstance(effect, r.Send):  # the Down is left out: the next batch says the same
+            line.perform(0, effect)
+    assert (head.committed, tail.committed) == (1, 0)
+    line.publish(1, ALL)
+    assert (head.committed, tail.committed) == (1, 1)
