@@ -7,6 +7,7 @@ import shutil
 import pytest
 from tests.cluster.copies import log_files, positions
 
+from stentor.client.sync_client import Client
 from stentor.storage.directory import ASIDE_FOLDER, JOURNAL_FILE, partition_name
 from stentor.storage.journal import load_journal
 
@@ -76,3 +77,31 @@ def test_a_wiped_disk_is_a_new_member(three, downed):
     _, broker, _ = downed
     shutil.rmtree(broker.directory)
     three.restart(broker.name)
+
+
+def test_damage_in_an_old_segment_is_found_by_a_reader_and_fetched_again(three, wait_until):
+    """K2: sealed segments are not read at a start. Whoever reads the place first gets it from another member."""
+    with three.client() as client:
+        topic_id = client.create_topic("old-damage", partitions=1, replicas=3, segment_bytes=1 << 16).id
+        for number in range(30):
+            with client.producer("old-damage") as producer:
+                producer.send_many([b"%d/%d " % (number, index) + bytes(1000) for index in range(20)])
+        expected = [message.value for message in client.read("old-damage")]
+        name = client.describe_topic("old-damage").partitions[0].chain[-1]
+        broker = three.brokers[name]
+        three.kill(name)
+        first, *others = log_files(broker.directory, topic_id, 0)
+        assert len(others) > 2
+        content = bytearray(first.read_bytes())
+        content[positions(first)[1][2] - 3] ^= 0x10
+        first.write_bytes(content)
+        three.restart(name)
+        wait_until(lambda: len(client.describe_topic("old-damage").partitions[0].chain) == 3, "a whole chain")
+        assert not put_aside(broker, topic_id, 0)
+
+        with Client(broker.address, read_from=lambda infos: sorted(infos, key=lambda info: info.id != name)) as picky:
+            assert [message.value for message in picky.read("old-damage", timeout=30)] == expected
+        wait_until(lambda: put_aside(broker, topic_id, 0), "the damaged copy put aside")
+        wait_until(lambda: name in client.describe_topic("old-damage").partitions[0].chain, "the member's return")
+        with Client(broker.address, read_from=lambda infos: sorted(infos, key=lambda info: info.id != name)) as picky:
+            assert [message.value for message in picky.read("old-damage", timeout=30)] == expected

@@ -20,7 +20,7 @@ from stentor.broker.tail import TailCache
 from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.peers import Down, Linked
-from stentor.errors import DiskFull, InternalError, NotReady, ProtocolError, StentorError
+from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, ProtocolError, StentorError
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
 
@@ -60,6 +60,7 @@ class ChainWork(Protocol):
     def cut_log(self, partition: Partition, effect: r.Truncate) -> PartitionLog: ...
     def retire(self, partition: Partition, start: int) -> None: ...
     def unheard(self) -> frozenset[str]: ...
+    def copy_failed(self) -> None: ...
 
 
 def _unconfirmed(successor: str) -> NotReady:
@@ -271,6 +272,20 @@ class Partition:
         """The successor needs what this disk cannot give."""
         logger.error("partition %s cannot feed its successor: %s", self.name, error)
         self._stop_feed()
+        self.read_failed(error)
+
+    def read_failed(self, error: StentorError) -> StentorError:
+        """What a reader is told. A damaged copy leaves its chain if there are others, and begins anew (K2)."""
+        record, chain = self.replica.record, self._chain
+        if chain is None or record is None or len(record.chain) == 1 or not isinstance(error, CorruptData):
+            return error
+        if not self.replica.failed:
+            logger.error("partition %s: this copy is damaged and leaves the chain: %s", self.name, error)
+            self.step(r.Fail(error.message))
+            for stream in list(self.streams):
+                stream.fail(refusals.damaged())
+            chain.copy_failed()
+        return refusals.damaged()
 
     def _truncate(self, effect: r.Truncate) -> None:
         """Once no sync runs: cut the log and derive everything again, in a disk thread."""

@@ -305,6 +305,10 @@ class Replicas:
     def unheard(self) -> frozenset[str]:
         return self._broker.cluster.unheard
 
+    def copy_failed(self) -> None:
+        """The controller should know soon."""
+        self._broker.cluster.report_replicas()
+
     def data_link(self, to: str) -> PeerLink | None:
         return self._broker.cluster.peers.data_link(to)
 

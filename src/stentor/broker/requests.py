@@ -11,7 +11,7 @@ import msgspec
 from stentor import limits
 from stentor.core import refusals
 from stentor.core.names import check_pattern, matches
-from stentor.errors import InvalidArgument, ProtocolError, TopicExists, TopicNotFound
+from stentor.errors import InvalidArgument, ProtocolError, StentorError, TopicExists, TopicNotFound
 from stentor.wire import batch, messages
 from stentor.wire.header import extents, unpack
 
@@ -119,11 +119,18 @@ async def _find_offset(broker: Broker, _: Session, request: messages.FindOffset)
     elif request.last is not None:
         offset = max(start, committed - request.last)
     elif request.timestamp_us is not None:
-        find = partial(_offset_at, partition, request.timestamp_us, committed)
-        offset = await asyncio.get_running_loop().run_in_executor(None, find)
+        offset = await _read(partition, partial(_offset_at, partition, request.timestamp_us, committed))
     else:
         raise InvalidArgument("A position is missing.", hint="Name 'earliest', 'latest', a time or a number.")
     return messages.OffsetFound(offset=offset, start=start, committed=committed, epoch=partition.replica.epoch)
+
+
+async def _read(partition: Partition, work: Callable[[], Any]) -> Any:
+    """Ask the log something, beside the loop."""
+    try:
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+    except StentorError as error:
+        raise partition.read_failed(error) from error
 
 
 def _offset_at(partition: Partition, timestamp_us: int, committed: int) -> int:
@@ -146,9 +153,8 @@ async def _report_damage(broker: Broker, _: Session, request: messages.ReportDam
     end = min(request.end, partition.committed)
     offset, reads = request.offset, 0
     while offset < end and reads < _DAMAGE_READS_MAX:
-        found = await asyncio.get_running_loop().run_in_executor(
-            None, partition.log.read, offset, partition.committed, limits.DELIVERY_BYTES
-        )
+        read = partial(partition.log.read, offset, partition.committed, limits.DELIVERY_BYTES)
+        found = await _read(partition, read)
         offset, reads = found.next_offset, reads + 1
     return messages.Done()
 

@@ -92,7 +92,7 @@ class Stream:
         if self.closed:
             return
         if error is not None:
-            self.fail(error)
+            self.fail(self.partition.read_failed(error))
             return
         if found.next_offset > self.cursor.position:
             self._push([found.data], found.next_offset, len(found.data))

@@ -19,6 +19,14 @@ def failed(why: str) -> StentorError:
     )
 
 
+def damaged() -> StentorError:
+    """K2: this copy cannot be read any more, others can."""
+    return NotReady(
+        "This broker's copy of the partition is damaged.",
+        hint="Another member has it whole; clients find it by themselves.",
+    )
+
+
 def not_head(head: str, epoch: int, revision: int) -> StentorError:
     """Someone else takes this partition's messages (C26)."""
     return NotHead(

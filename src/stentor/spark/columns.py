@@ -64,9 +64,7 @@ class Shaper:
     """Makes Spark's batches of one partition's rows, of those columns that are asked for."""
 
     def __init__(self, schema: StructType, topic: str, topic_id: int, partition: int) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = _arrow_schema(schema)
         constants = {"topic": topic, "partition": partition, "timestampType": 0, "topicId": topic_id}
         self._makers = [_maker(field, constants) for field in self._schema]
 
@@ -86,6 +84,15 @@ class Shaper:
 
     def _shaped(self, gathered: list[tuple[int, Any]]) -> Any:
         return pa.RecordBatch.from_arrays([make(gathered) for make in self._makers], schema=self._schema)
+
+
+def _arrow_schema(schema: StructType) -> Any:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except TypeError:  # before 4.2 it was UTC without a word
+        return to_arrow_schema(schema)
 
 
 def _maker(field: Any, constants: dict[str, Any]) -> Callable[[list[tuple[int, Any]]], Any]:
