@@ -93,7 +93,7 @@ def test_damage_in_an_old_segment_is_found_by_a_reader_and_fetched_again(three, 
         first, *others = log_files(broker.directory, topic_id, 0)
         assert len(others) > 2
         content = bytearray(first.read_bytes())
-        content[positions(first)[1][2] - 3] ^= 0x10
+        content[positions(first)[0][2] - 3] ^= 0x10
         first.write_bytes(content)
         three.restart(name)
         wait_until(lambda: len(client.describe_topic("old-damage").partitions[0].chain) == 3, "a whole chain")
