@@ -389,9 +389,11 @@ class ClientCore:
         self.link_listeners.add(wake)
         self.route_listeners.add(wake)
         try:
-            await asyncio.wait_for(waiting, seconds)
-        except TimeoutError:
-            pass
+            # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the change, and
+            # whoever loops over this with a deadline would wait for ever.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await waiting
         finally:
             self.link_listeners.discard(wake)
             self.route_listeners.discard(wake)

@@ -316,3 +316,16 @@ def test_a_connection_given_up_in_its_last_moment_does_not_hold_up_closing(share
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(give_up_late(), 10))
+
+
+def test_a_deadline_that_ends_together_with_a_change_is_a_deadline(shared):
+    async def run():
+        async with stentor.connect_async(shared.url) as client:
+            waits = asyncio.create_task(client._core.changes(30))
+            await asyncio.sleep(0)
+            client._core._tell_routes()
+            waits.cancel()
+            await asyncio.gather(waits, return_exceptions=True)
+            return waits.cancelled()
+
+    assert asyncio.run(run())
