@@ -35,7 +35,6 @@ class Feed:
         self._epoch = effect.epoch
         self._attempt = effect.attempt
         self._reading = False
-        self._scheduled = False
         self._down: Down | None = None  # to be said, unless the batches say it
         self._told_start = -1
         self.closed = False
@@ -43,16 +42,16 @@ class Feed:
 
     def wake(self) -> None:
         """Something was appended: send it at the end of this turn, together with what else comes in it."""
-        if not self._scheduled and not self._reading:
-            self._scheduled = True
+        if not self._reading:
             self.link.turn.gather(self._end_turn)
 
     def tell(self, down: Down) -> None:
         """Say how far this log is on disk; batches that leave in the same turn say it too."""
         self._down = down
-        self.wake()
-        if not self._scheduled:
+        if self._reading:
             self._say()
+        else:
+            self.wake()
 
     def _say(self) -> None:
         down, self._down = self._down, None
@@ -61,7 +60,6 @@ class Feed:
             self.link.send(peer.ForPartition(self.partition.topic_id, self.partition.index, down))
 
     def _end_turn(self) -> None:
-        self._scheduled = False
         self._pump()
         self._say()
 

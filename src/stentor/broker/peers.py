@@ -51,7 +51,6 @@ class PeerLink:
         self._outbox: list[peer.PeerMessage] = []  # said after everything in `_buffers`
         self._buffers: list[bytes] = []
         self._buffered_bytes = 0
-        self._scheduled = False
         self._closed = False
         self._lost = asyncio.Event()
         self._task = self._loop.create_task(self._keep())
@@ -67,7 +66,7 @@ class PeerLink:
         if not self.greeted:
             return
         self._outbox.append(message)
-        self._schedule()
+        self.turn.send(self._flush)
 
     def write(self, buffers: Sequence[bytes], size: int) -> None:
         """Batches; they leave at the end of this turn too, after what was said before them."""
@@ -79,16 +78,7 @@ class PeerLink:
         if self._buffered_bytes > _GATHERED_BYTES_MAX:
             self._flush()  # so that `writable` tells the truth to the next feed
         else:
-            self._schedule()
-
-    def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self.turn.send(self._end_turn)
-
-    def _end_turn(self) -> None:
-        self._scheduled = False
-        self._flush()
+            self.turn.send(self._flush)
 
     def _flush(self) -> None:
         self._pack()

@@ -15,28 +15,29 @@ if TYPE_CHECKING:
 
 
 class Turn:
-    """What is to be done at the end of the present turn of the loop."""
+    """What is to be done at the end of this turn of the loop; the same work once, however often it is asked for."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._scheduled = False
-        self._gather: list[Callable[[], None]] = []
-        self._send: list[Callable[[], None]] = []
-        self._wait: list[Callable[[], None]] = []
+        self._gather: dict[Callable[[], None], None] = {}
+        self._send: dict[Callable[[], None], None] = {}
+        self._wait: dict[Callable[[], None], None] = {}
 
     def gather(self, work: Callable[[], None]) -> None:
         """First: collect what is to be sent."""
-        self._gather.append(work)
-        self._schedule()
+        self._put(self._gather, work)
 
     def send(self, work: Callable[[], None]) -> None:
         """Then: write it."""
-        self._send.append(work)
-        self._schedule()
+        self._put(self._send, work)
 
     def wait(self, work: Callable[[], None]) -> None:
         """Last: what may keep the loop for a while."""
-        self._wait.append(work)
+        self._put(self._wait, work)
+
+    def _put(self, queue: dict[Callable[[], None], None], work: Callable[[], None]) -> None:
+        queue[work] = None
         self._schedule()
 
     def _schedule(self) -> None:
@@ -57,7 +58,8 @@ class Turn:
                 self._schedule()
 
     @staticmethod
-    def _run(queue: list[Callable[[], None]]) -> None:
+    def _run(queue: dict[Callable[[], None], None]) -> None:
         """Only what is there now: what it brings about is for the next turn."""
-        for _ in range(len(queue)):
-            queue.pop(0)()
+        for work in list(queue):
+            del queue[work]
+            work()

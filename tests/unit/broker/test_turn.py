@@ -79,3 +79,22 @@ def test_one_that_fails_takes_nobody_with_it():
     seen, done = asyncio.run(run())
     assert seen == ["division by zero"]
     assert done == ["batches", "words"]
+
+
+def test_the_same_work_is_done_once():
+    class Link:
+        def __init__(self):
+            self.flushes = 0
+
+        def flush(self):
+            self.flushes += 1
+
+    async def run():
+        turn, link, other = Turn(asyncio.get_running_loop()), Link(), Link()
+        for _ in range(3):
+            turn.send(link.flush)
+            turn.send(other.flush)
+        await ended(turn)
+        return link.flushes, other.flushes
+
+    assert asyncio.run(run()) == (1, 1)
