@@ -5,6 +5,8 @@ import pytest
 import stentor
 from stentor import selectors
 from stentor.client.link import Link
+from stentor.client.links import Links
+from stentor.client.sync_client import Client
 from stentor.testing import LocalCluster
 
 
@@ -133,6 +135,33 @@ def test_readers_choose_their_member(cluster, client, choice):
     with cluster.client(read_from=choice) as reader:
         assert reader.read("chosen", limit=1).to_arrow().column("value").to_pylist() == [b"x"]
     client.delete_topic("chosen")
+
+
+@pytest.mark.parametrize("wanted", ["b0", "b1", "b2"])
+def test_a_reader_is_served_by_whom_it_prefers_wherever_it_is_at_home(cluster, client, wanted):
+    client.publish("preferred", "x")
+    for home in cluster.brokers.values():
+        with Client(home.address, read_from=lambda infos: sorted(infos, key=lambda info: info.id != wanted)) as reader:
+            subscription = reader.subscribe("preferred", start="earliest")
+            assert subscription.get(timeout=10).value == b"x"
+            assert {found.link.broker.id for found in subscription._core.readers.values()} == {wanted}
+    client.delete_topic("preferred")
+
+
+def test_a_reader_whose_choice_cannot_be_reached_reads_from_another(cluster, client, monkeypatch):
+    client.publish("out-of-reach", "x")
+    opened = Links._open
+
+    async def refused(self, broker, attempt):
+        if broker == "b2":
+            raise ConnectionRefusedError
+        return await opened(self, broker, attempt)
+
+    monkeypatch.setattr(Links, "_open", refused)
+    home = cluster.brokers["b0"].address
+    with Client(home, read_from=lambda infos: sorted(infos, key=lambda info: info.id != "b2")) as reader:
+        assert [message.value for message in reader.read("out-of-reach", timeout=10)] == [b"x"]
+    client.delete_topic("out-of-reach")
 
 
 def test_producers_choose_their_partitions(cluster, client):

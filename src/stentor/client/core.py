@@ -113,11 +113,13 @@ class ClientCore:
         self.name = name
         self.timeout = timeout
         self.read_from = read_from or tail_first
+        self._chooses = read_from is not None
         self.loop = asyncio.get_running_loop()
         self.link: Link | None = None  # home
         self.links = Links(name)
         self.links.on_linked = self._linked
         self.links.on_lost = self._lost
+        self.links.on_unreachable = self._tell_routes
         self.closed = False
         self.forked = False
         self._thread_id = threading.get_ident()
@@ -234,13 +236,20 @@ class ClientCore:
     def member_link(
         self, topic: str, topic_id: int, partition: int, avoid: frozenset[str] | set[str] = frozenset()
     ) -> Link | None:
-        """The link to a member to read from: the tail, or whoever of the chain can be reached and is not avoided."""
+        """The link to a member to read from: whoever of the chain is linked already, and is not avoided.
+
+        An application that chooses for itself gets whom it prefers, for the price of a connection.
+        """
         route = self.routes.get(topic)
         if route is None or route.id != topic_id:
             return self.link
         chain = route.partitions[partition].chain
         chain = chain[:1] if route.settings.placement == "active-passive" else self.reading_order(chain)
         chain = [broker for broker in chain if broker not in avoid]
+        for broker in chain if self._chooses else ():
+            link = self.links.to(broker)
+            if link is not None or self.links.is_coming(broker):
+                return link
         for broker in chain:
             if (link := self.links.existing(broker)) is not None:
                 return link

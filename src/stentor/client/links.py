@@ -37,10 +37,12 @@ class Links:
         self.brokers: dict[str, BrokerInfo] = {}
         self.on_linked: Callable[[Link], None] = lambda _: None
         self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
+        self.on_unreachable: Callable[[], None] = lambda: None
         self._watch: asyncio.TimerHandle | None = None
         self._looked_at = 0.0
         self._closed = False
         self._lost_once: set[str] = set()  # brokers that were linked, and are not
+        self._unreachable: set[str] = set()  # brokers whose last attempt failed
         self._made: list[Link] = []  # all that may still have a socket
 
     # --- finding --------------------------------------------------------------------------------
@@ -57,6 +59,12 @@ class Links:
     def existing(self, broker: str) -> Link | None:
         """The link to a broker if there is one."""
         return self._links.get(broker)
+
+    def is_coming(self, broker: str) -> bool:
+        """Whether a link is being made, and nothing speaks against it."""
+        info = self.brokers.get(broker)
+        promising = broker not in self._unreachable and broker not in self._lost_once
+        return promising and broker in self._connecting and info is not None and info.alive
 
     def alive(self) -> list[Link]:
         return list(self._links.values())
@@ -92,6 +100,7 @@ class Links:
                     link = await self._open(broker, attempt)
                 except (StentorError, TimeoutError, OSError):
                     attempt += 1
+                    self._note_unreachable(broker)
                     if broker in self.brokers and not self.brokers[broker].alive:
                         delay = limits.RECONNECT_DELAY_S_MAX  # the others say so too: it will not answer soon
                     await asyncio.sleep(random.uniform(0, delay))  # noqa: S311 - jitter, not a secret
@@ -104,6 +113,11 @@ class Links:
                 return
         finally:
             self._connecting.pop(broker, None)
+
+    def _note_unreachable(self, broker: str) -> None:
+        if broker not in self._unreachable:
+            self._unreachable.add(broker)
+            self.on_unreachable()
 
     async def _open(self, broker: str, attempt: int) -> Link:
         """Directly; but every other time, where that fails, through a broker that is linked already."""
@@ -125,6 +139,7 @@ class Links:
         link.on_lost = self._lost
         self._links[link.broker.id] = link
         self._lost_once.discard(link.broker.id)
+        self._unreachable.discard(link.broker.id)
         if self._watch is None:
             self._looked_at = self._loop.time()
             self._watch = self._loop.call_later(limits.LINK_WATCH_S, self._look)
