@@ -189,6 +189,9 @@ ELECTION_STAGGER_S: Final = 0.05
 PEER_DIAL_S: Final = 0.5
 """How long a broker waits for another to accept its connection, before it dials again."""
 
+RECOVERY_EPOCHS: Final = 1_000_000
+"""By so much an unclean recovery raises the epoch: above any that a store forgot when it was restored."""
+
 LEASE_S: Final = 3
 """The liveness key in the store: a slow second observer (etcd grants two seconds at least)."""
 

@@ -126,6 +126,8 @@ class Broker:
         self.broker_id = await self._identity(path)
         self.cluster_id = await self.cluster.identify()
         revision = await self.cluster.learn()
+        if not self.replicas.single:
+            self.cluster.restored.check_start(self._journal, revision, accept=self.config.accept_older_store)
         await self._recover()
         await self.listeners.open(self.loop, lambda listener: Session(self, listener).connection)
         self._swept_at = self.clock.monotonic()
@@ -282,6 +284,9 @@ class Broker:
             raise NotReady(f"{partition.name} does not hear its predecessor {predecessor.broker}.", hint="Try another.")
         if self.broker_id not in partition.replica.place.brokers and partition.replica.record is not None:
             raise self._elsewhere(*partition.key)
+        held = self.catalogue.chains.get(partition.key)
+        if held is not None and held.record.epoch < partition.replica.epoch and not partition.replica.serves:
+            raise refusals.older_store(partition.name)
         if not partition.replica.serves and not (partition.replica.failed and self.replicas.single):
             raise NotReady(f"{partition.name} does not know yet what is committed.", hint="Try again in a moment.")
         if partition.settings.placement == "active-passive" and not partition.replica.place.is_head:
@@ -417,14 +422,19 @@ class Broker:
                 session.excuse(now)
             session.sweep(now)
 
-    def _checkpoint_now(self) -> None:
+    def _note_books(self) -> None:
         self.replicas.note_floors()
+        if not self.replicas.single:
+            self._journal.note_revision(self.cluster.restored.revision)
+
+    def _checkpoint_now(self) -> None:
+        self._note_books()
         self._journal.store()
 
     def _checkpoint(self) -> None:
         """Record synced ends and commit floors (K3a), without holding up the loop."""
         if not self._checkpointing:
-            self.replicas.note_floors()
+            self._note_books()
             self._checkpointing = True
             self.reads.submit(self._journal.store, self._checkpointed)
 

@@ -111,6 +111,7 @@ class News(msgspec.Struct):
     brokers: bool = False
     controller: tuple[ControllerKey | None, int] | None = None
     active: bool = False
+    vanished: list[str] = []  # topics that are not in the store any more, and that nobody deleted
 
 
 class Catalogue:
@@ -171,15 +172,14 @@ class Catalogue:
             self.recorded[key] = end, revision
 
     def delete(self, key: str, revision: int, news: News) -> None:
-        """A key was gone at this revision; what is known to be newer stays."""
+        """A key was gone at this revision; what is known to be newer stays, and so does a topic without its mark."""
         kind, _, rest = key.partition("/")
         if kind == "topics" and (topic := self.topics.get(rest)) is not None and topic.revision <= revision:
-            del self.topics[rest]
-            self.by_id.pop(topic.record.id, None)
-            news.topics[topic.record.id] = None
+            self._delete_topic(topic, news)
         elif kind == "chains":
             chain = _key(rest)
-            if (held := self.chains.get(chain)) is not None and held.revision <= revision:
+            held = self.chains.get(chain)
+            if held is not None and held.revision <= revision and not self._vanished(chain[0]):
                 del self.chains[chain]
                 news.chains[chain] = None
         elif kind == "brokers" and self.brokers.pop(rest, None) is not None:
@@ -191,9 +191,22 @@ class Catalogue:
         elif kind == CONTROLLER:
             news.controller = (None, 0)
 
+    def _delete_topic(self, topic: Topic, news: News) -> None:
+        if self._vanished(topic.record.id):
+            news.vanished.append(topic.record.name)
+            return
+        del self.topics[topic.record.name]
+        self.by_id.pop(topic.record.id, None)
+        news.topics[topic.record.id] = None
+
+    def _vanished(self, topic_id: int) -> bool:
+        """C27: deleting a topic leaves a mark; without it the store has lost the topic, and logs are not removed."""
+        return topic_id in self.by_id and topic_id not in self.deleted
+
     def replace(self, entries: list[Entry], revision: int, news: News) -> None:
         """This was all there was at a revision: whatever else was known by then is gone."""
         keys = {entry.key for entry in entries}
+        self.deleted |= {int(key.removeprefix("deleted/"), 16) for key in keys if key.startswith("deleted/")}
         known = [topic_key(name) for name in self.topics]
         known += [chain_key(key) for key in self.chains]
         known += [broker_key(broker) for broker in self.brokers]

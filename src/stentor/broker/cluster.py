@@ -19,6 +19,7 @@ from stentor import limits
 from stentor._version import __version__
 from stentor.broker.catalogue import ACTIVE, CONTROLLER, News, Topic, broker_key, chain_key, encode
 from stentor.broker.peers import Peers
+from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
 from stentor.broker.topics import deleted_error
 from stentor.core import cluster as effects
@@ -68,6 +69,7 @@ class Cluster:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lease = 0
         self.routes = Routes(broker)
+        self.restored = Restored()
         self._views: dict[str, str] = {}
         self._closed = False
 
@@ -170,6 +172,7 @@ class Cluster:
             self._do(self.machine.tick(now_us))
             self._watch_views(now_us)
             self._choose_active()
+            self.restored.tell_behind(self.machine.controller, self._broker.catalogue.by_id)
         if now_us - self._pinged_us > limits.HEARTBEAT_S * 1_000_000:
             self._pinged_us = now_us
             self.peers.ping()
@@ -233,7 +236,7 @@ class Cluster:
         """C26: active-passive topics have one broker that serves; the controller names it, one swap decides."""
         catalogue = self._broker.catalogue
         controller = self.machine.controller
-        if controller is None or self._choosing:
+        if controller is None or self._choosing or self.restored.noticed:
             return
         if not any(topic.record.settings.placement == "active-passive" for topic in catalogue.topics.values()):
             return
@@ -395,6 +398,8 @@ class Cluster:
                     self._spawn(self._propose(effect))
 
     async def _take_over(self, revision: int) -> None:
+        if self.restored.noticed:
+            return
         key = ControllerKey(self._broker.broker_id, self._broker.incarnation)
         try:
             swap = await self._broker.store.swap(expect={CONTROLLER: revision}, put={CONTROLLER: encode(key)})
@@ -426,6 +431,8 @@ class Cluster:
         self.report_replicas()
 
     async def _propose(self, propose: Propose) -> None:
+        if self.restored.noticed:
+            return  # not even said to have failed: nothing more is to be proposed
         expect = {chain_key(change.key): change.revision for change in propose.changes}
         expect[CONTROLLER] = self.machine.membership.controller_revision
         put = {chain_key(change.key): encode(change.record) for change in propose.changes}
@@ -453,7 +460,9 @@ class Cluster:
 
     async def _watch(self, revision: int) -> None:
         async for event in self._broker.store.watch("", revision):
-            news = News()
+            if not self.restored.follows(revision, event.revision):
+                continue
+            revision, news = event.revision, News()
             if isinstance(event, Changed):
                 for entry in event.put:
                     self._broker.catalogue.put(entry, news)
@@ -473,7 +482,10 @@ class Cluster:
 
     async def look_again(self) -> None:
         """Read everything from the store."""
+        before = self.restored.revision
         found = await self._broker.store.range("")
+        if not self.restored.follows(before, found.revision):
+            return
         news = News()
         self._broker.catalogue.replace(found.entries, found.revision, news)
         self._take_news(news)
@@ -495,6 +507,7 @@ class Cluster:
     def _take_news(self, news: News) -> None:
         """What the store says goes to whom it concerns."""
         broker = self._broker
+        self.restored.tell_vanished(news.vanished)
         if news.controller is not None:
             self._do(self.machine.controller_is(*news.controller))
         if news.brokers:
@@ -580,6 +593,7 @@ class Cluster:
             **self.member.membership.statistics(self._now_us()),
             "confirmed": self.confirmed,
             "takeovers": self.member.takeovers,
+            "store_restored": self.restored.noticed,
         }
         if self.member.controller is not None:
             found["chains"] = self.member.controller.statistics()

@@ -112,6 +112,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         meaning="Take logs as they are whose end is unknown: after a failed sync, or without a journal. Off: it may"
         " lose acknowledged messages, so an operator must ask for it.",
     )
+    accept_older_store: bool = _setting(
+        default=False,
+        meaning="Take part although etcd was restored from an older state than this broker has seen. Off: chains may"
+        " have changed since, so an operator must ask for it, on every broker.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "How much is logged.")
     log_format: Literal["text", "json"] = _setting("text", "text for people, json for log collectors.")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, broker_key, chain_key, encode
 from stentor.core.controller import Held
 from stentor.errors import InvalidArgument, NotReady, PartitionNotFound
@@ -50,6 +51,7 @@ class Operators:
     async def drain(self, name: str, *, draining: bool) -> None:
         """The controller moves its replicas elsewhere, one after the other, without stopping writes."""
         broker = self._broker
+        broker.cluster.restored.check()
         record = broker.catalogue.brokers.get(name)
         if record is None:
             raise self._unknown(name)
@@ -67,6 +69,7 @@ class Operators:
     async def forget(self, name: str) -> None:
         """A broker that is gone for good no longer counts, for majorities neither."""
         broker = self._broker
+        broker.cluster.restored.check()
         if name not in broker.catalogue.brokers:
             raise self._unknown(name)
         if broker.cluster.view(name) == "heard":
@@ -91,6 +94,7 @@ class Operators:
     async def recover(self, topic: str, index: int) -> messages.PartitionRecovered:
         """C13: by an operator's explicit word, this broker's copy leads; what it lacks is lost, and said."""
         broker = self._broker
+        broker.cluster.restored.check()
         key = (broker.catalogue.get(topic).record.id, index)
         partition = broker.replicas.partitions.get(key)
         held = broker.catalogue.chains.get(key)
@@ -106,9 +110,11 @@ class Operators:
                 f"A member of the chain of {topic}/{index} is running.",
                 hint="Nothing needs to be given up: wait until it is at work.",
             )
+        if partition.replica.active:
+            raise InvalidArgument(f"{topic}/{index} is at work.", hint="There is nothing to recover.", object=topic)
         record = msgspec.structs.replace(
             held.record,
-            epoch=max(held.record.epoch, partition.replica.epoch) + 1,
+            epoch=max(held.record.epoch, partition.replica.epoch) + limits.RECOVERY_EPOCHS,
             chain=(partition.replica.me,),
             joining=None,
             eligible=(),

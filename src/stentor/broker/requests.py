@@ -39,6 +39,7 @@ async def serve(broker: Broker, session: Session, request: Any) -> Any:
 async def _change(broker: Broker, work: Coroutine[Any, Any, Any]) -> Any:
     """Change topics, one change at a time; a change that began is finished, even if its client is gone."""
     try:
+        broker.cluster.restored.check()
         await broker.admin.acquire()
     except BaseException:
         work.close()
@@ -192,11 +193,13 @@ def _info(broker: Broker, topic: Topic) -> messages.TopicInfo:
 
 
 def _partition_info(broker: Broker, key: Key) -> messages.PartitionInfo:
-    """What this broker knows of a partition: everything if it holds it, else where it is."""
+    """What this broker knows of a partition: everything if it holds it, else where it is. A copy that is further than
+    the store has no chain (C27).
+    """
     partition = broker.replicas.partitions.get(key)
     info = messages.PartitionInfo(partition=key[1]) if partition is None else partition.info()
     held = broker.catalogue.chains.get(key)
-    if not info.chain and held is not None:  # it is elsewhere, or was made here a moment ago
+    if not info.chain and held is not None and held.record.epoch >= info.epoch:  # elsewhere, or made a moment ago
         chain = [member.broker for member in held.record.chain]
         info = msgspec.structs.replace(info, epoch=held.record.epoch, chain=chain)
     return msgspec.structs.replace(info, recorded=broker.recorded.end(key))

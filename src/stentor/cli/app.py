@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS: Final = {
     "serve": "Run a broker until it is stopped.",
-    "topic": "Create, list, describe, alter and delete topics.",
+    "topic": "Create, list, describe, alter, delete and recover topics.",
     "publish": "Publish messages from arguments, standard input or files.",
     "subscribe": "Print messages as they arrive.",
     "read": "Print what topics hold between two positions, then end.",

@@ -1,4 +1,4 @@
-"""`stentor topic`: create, list, describe, alter and delete topics."""
+"""`stentor topic`: create, list, describe, alter, delete and recover topics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from stentor.cli.quantities import parse_bytes, parse_seconds, show_bytes, show_
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from stentor import PartitionInfo, TopicInfo
+    from stentor import PartitionInfo, TopicInfo, TopicSettings
+    from stentor.client.sync_client import Client
 
-app = options.make_app(invoke_without_command=True, help="Create, list, describe, alter and delete topics.")
+app = options.make_app(invoke_without_command=True, help="Create, list, describe, alter, delete and recover topics.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic: dotted parts, such as orders.eu.")]
 Flush = Annotated[
@@ -32,6 +33,20 @@ RetentionAge = Annotated[
 RetentionBytes = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Delete the oldest beyond this size per partition, like 10GB; none keeps them."),
+]
+Replicas = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="Copies, on as many brokers; 0: three, if there are so many.")
+]
+MinReplicas = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=0, help="With fewer copies it takes no messages; 0: a majority of them."),
+]
+Placement = Annotated[
+    str | None,
+    typer.Option(
+        metavar="spread|active-passive|multi-primary",
+        help="Heads on all brokers, all on one that others stand by for, or a partition for each broker to write to.",
+    ),
 ]
 KeepUnrecorded = Annotated[
     bool | None,
@@ -53,6 +68,9 @@ def topic(context: typer.Context) -> None:
 def create(
     name: Name,
     partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many partitions.")] = None,
+    replicas: Replicas = None,
+    min_replicas: MinReplicas = None,
+    placement: Placement = None,
     flush: Flush = None,
     flush_interval_ms: FlushInterval = None,
     retention_age: RetentionAge = None,
@@ -72,10 +90,10 @@ def create(
     Examples:
       stentor topic create orders.eu
       stentor topic create orders.eu --partitions 8 --retention-age 7d --retention-bytes 10GB
+      stentor topic create payments --replicas 5 --min-replicas 3
     """
     settings = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
-    if partitions is not None:
-        settings["partitions"] = partitions
+    settings |= _given(partitions=partitions, replicas=replicas, min_replicas=min_replicas, placement=placement)
     with options.connect(url, timeout, "topic create") as client:
         _print_topic(client.create_topic(name, exist_ok=exist_ok, **settings), as_json=json)
 
@@ -113,6 +131,9 @@ def describe(
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def alter(
     name: Name,
+    replicas: Replicas = None,
+    min_replicas: MinReplicas = None,
+    placement: Placement = None,
     flush: Flush = None,
     flush_interval_ms: FlushInterval = None,
     retention_age: RetentionAge = None,
@@ -129,8 +150,10 @@ def alter(
     Examples:
       stentor topic alter orders.eu --retention-age 30d
       stentor topic alter orders.eu --retention-bytes none
+      stentor topic alter orders.eu --replicas 5
     """
     changes = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
+    changes |= _given(replicas=replicas, min_replicas=min_replicas, placement=placement)
     if not changes:
         raise InvalidArgument("There is nothing to change.", hint="Name a setting, such as --retention-age 7d.")
     with options.connect(url, timeout, "topic alter") as client:
@@ -146,16 +169,60 @@ def delete(
 ) -> None:
     """Delete a topic and all its messages; there is no way back."""
     if not yes:
-        _confirm(name)
+        _confirm(f"Delete {name} and all its messages?", f"Deleting {name}")
     with options.connect(url, timeout, "topic delete") as client:
         client.delete_topic(name)
     print(f"deleted {name}")
 
 
-def _confirm(name: str) -> None:
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def recover(
+    name: Name,
+    partition: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this one; else all.")] = None,
+    broker: Annotated[
+        str | None, typer.Option(metavar="ID", help="Whose copy shall lead; else the one that is furthest.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: options.Url = None,
+    timeout: options.Timeout = options.TIMEOUT_S,
+) -> None:
+    """Let a copy lead although it may lack committed messages: what it lacks is lost.
+
+    For partitions whose chain cannot be put together any more: all its members are gone for good, or etcd was
+    restored from an older state. Partitions that are at work are left as they are.
+
+    \b
+    Examples:
+      stentor topic recover orders.eu
+      stentor topic recover orders.eu --partition 3 --broker broker2
+    """
+    if not yes:
+        _confirm(f"Recover {name}, and lose what the copy lacks?", f"Recovering {name}")
+    with options.connect(url, timeout, "topic recover") as client:
+        found = client.describe_topic(name).partitions
+        for index in range(len(found)) if partition is None else (partition,):
+            print(f"{name}/{index}: {_recovered(client, name, index, broker)}")
+
+
+def _recovered(client: Client, name: str, partition: int, broker: str | None) -> str:
+    try:
+        done = client.recover_partition(name, partition, broker)
+    except InvalidArgument as error:
+        return f"left as it is: {error.message}"
+    lost = (
+        f"offsets {done.end} to {done.committed - 1} are lost" if done.committed > done.end else "nothing known is lost"
+    )
+    return f"leads again from offset {done.end}, epoch {done.epoch}; {lost}"
+
+
+def _confirm(question: str, doing: str) -> None:
     if not sys.stdin.isatty():
-        raise InvalidArgument(f"Deleting {name} must be confirmed.", hint="Add --yes.")
-    typer.confirm(f"Delete {name} and all its messages?", abort=True)
+        raise InvalidArgument(f"{doing} must be confirmed.", hint="Add --yes.")
+    typer.confirm(question, abort=True)
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _settings(
@@ -225,6 +292,7 @@ def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
         [
             ("topic", topic.name),
             ("id", f"{topic.id:016x}"),
+            ("replicas", _replicas(settings)),
             ("flush", flush),
             ("retention", _retention(topic)),
             ("segments of", show_bytes(settings.segment_bytes)),
@@ -235,6 +303,11 @@ def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
     if settings.keep_unrecorded or any(partition.recorded for partition in topic.partitions):
         print()
         _print_recorded(topic.partitions)
+
+
+def _replicas(settings: TopicSettings) -> str:
+    least = f", at least {settings.min_replicas}" if settings.min_replicas else ""
+    return f"{settings.replicas or 1}{least}, {settings.placement}"
 
 
 def _print_partitions(partitions: list[PartitionInfo]) -> None:

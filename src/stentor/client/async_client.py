@@ -14,6 +14,7 @@ from stentor.client.history import AsyncHistory
 from stentor.client.positions import check_position, find_request
 from stentor.client.producer import AsyncProducer, Producer, ProducerCore, parse_ack
 from stentor.client.recorded import mark_recorded
+from stentor.client.recovery import best_copy
 from stentor.client.streams import SubscriptionCore
 from stentor.client.subscription import AsyncInbox, AsyncSubscription
 from stentor.client.typed import AsyncTopic, Codec
@@ -96,7 +97,7 @@ class AsyncClient:
         try:
             return await asyncio.wait_for(done, timeout)
         except TimeoutError as error:
-            raise self._core.late("publish", timeout) from error
+            raise self._core.late_publish(timeout, publisher.refusal) from error
 
     async def publisher(self, topic: str, ack: str, timeout: float | None = None) -> AsyncProducer:
         """The shared producer behind `publish`."""
@@ -145,7 +146,8 @@ class AsyncClient:
         try:
             await asyncio.wait_for(subscription.open(), limit)
         except TimeoutError as error:
-            raise self._core.late("subscribe", limit) from error
+            refusals = (self._core.refusals.get(topic) for topic in subscription.patterns)
+            raise self._core.late("subscribe", limit, next(filter(None, refusals), None)) from error
         return subscription
 
     async def subscribe(self, topics: str | list[str], **options: Any) -> AsyncSubscription:
@@ -232,9 +234,14 @@ class AsyncClient:
         await self._core.call(messages.ForgetBroker(broker=broker), timeout)
 
     async def recover_partition(
-        self, topic: str, partition: int, broker: str, *, timeout: float | None = None
+        self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
     ) -> PartitionRecovered:
-        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13)."""
+        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13).
+
+        Without a broker: the one whose copy is furthest; all brokers must be there to find out.
+        """
+        if broker is None:
+            broker = await best_copy(self._core, topic, partition)
         request = messages.RecoverPartition(topic=topic, partition=partition)
         return await self._core.ask_one(request, broker, timeout)  # type: ignore[no-any-return]
 

@@ -132,6 +132,7 @@ class ClientCore:
         self._asking = asyncio.Semaphore(_REQUESTS_UNDER_WAY_MAX)
         self._connecting: asyncio.Task[None] | None = None
         self._last_error: StentorError | None = None
+        self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.links_made = 0
         self._linked_at = 0.0
         self._backoff_s = 0.0
@@ -316,6 +317,7 @@ class ClientCore:
         """Ask a member of the partition that a request names; ask another when that one is gone."""
         limit = self.timeout if timeout is None else timeout
         behind: set[str] = set()  # members that said "not yet": the next one is asked first
+        why: StentorError | None = None
         try:
             async with asyncio.timeout(limit):
                 while True:
@@ -327,8 +329,9 @@ class ClientCore:
                         continue
                     try:
                         async with self._asking:
-                            return await link.request(request)
-                    except NotReady:
+                            answer = await link.request(request)
+                    except NotReady as error:
+                        why = self.refusals[topic] = error
                         if link.broker is not None and link.broker.id not in behind:
                             behind.add(link.broker.id)
                         else:
@@ -339,8 +342,11 @@ class ClientCore:
                         if len(self.links.brokers) < 2 or topic not in self.routes:
                             raise
                         await self.changes(limits.LINK_WATCH_S)
+                    else:
+                        self.refusals.pop(topic, None)
+                        return answer
         except TimeoutError as error:
-            raise self.late(type(request).__name__, limit) from error
+            raise self.late(type(request).__name__, limit, why) from error
 
     async def find_offset(
         self, wish: messages.FindOffset, topic: str, timeout: float | None = None
@@ -423,14 +429,22 @@ class ClientCore:
         except TimeoutError as error:
             raise self.late(operation, self.timeout if timeout is None else timeout) from error
 
-    def late(self, operation: str, timeout: float) -> StentorError:
+    def late(self, operation: str, timeout: float, refusal: StentorError | None = None) -> StentorError:
         """The error for a deadline that passed, with the reason if there is one."""
-        why = f" ({self._last_error.message})" if self.link is None and self._last_error else ""
+        known = self._last_error if self.link is None else refusal
+        why = "" if known is None else f" ({known.message.rstrip('.')})"
+        hint = "" if known is None or known is not refusal else known.hint
         return DeadlineExceeded(
             f"{operation} did not finish within {timeout:g} s{why}.",
-            hint="Check the broker, or allow more time with timeout=.",
+            hint=hint or "Check the broker, or allow more time with timeout=.",
             operation=operation,
         )
+
+    def late_publish(self, timeout: float, refusal: StentorError | None) -> StentorError:
+        """The same for a publish whose caller waits no longer; the producer behind it has its own deadline."""
+        error = self.late("publish", timeout, refusal)
+        error.message += " The message may still be taken."
+        return error
 
     # --- routes ---------------------------------------------------------------------------------
 

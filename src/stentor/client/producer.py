@@ -288,6 +288,11 @@ class _Face:
     def topic(self) -> str:
         return self._core.topic
 
+    @property
+    def refusal(self) -> StentorError | None:
+        """Why messages wait to be taken, if a broker says so."""
+        return next((lane.refusal for lane in self._lanes if lane.refusal is not None), None)
+
     def statistics(self) -> dict[str, Any]:
         """Counts since the producer was made."""
         return self._core.statistics()

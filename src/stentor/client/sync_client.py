@@ -147,7 +147,7 @@ class Client:
         publisher.send(value, key, headers=headers, timestamp=timestamp, partition=partition, on_delivery=answer)
         # Without a deadline of its own the call ends with the producer's, which knows the reason.
         if not answer.wait(self._timeout + _GRACE_S if timeout is None else timeout):
-            raise self._core.late("publish", self._timeout if timeout is None else timeout)
+            raise self._core.late_publish(self._timeout if timeout is None else timeout, publisher.refusal)
         if answer.error is not None:
             raise answer.error
         assert answer.receipt is not None
@@ -303,9 +303,12 @@ class Client:
         self._call(self._async.forget_broker(broker, timeout=timeout))
 
     def recover_partition(
-        self, topic: str, partition: int, broker: str, *, timeout: float | None = None
+        self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
     ) -> PartitionRecovered:
-        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13)."""
+        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13).
+
+        Without a broker: the one whose copy is furthest; all brokers must be there to find out.
+        """
         return self._call(  # type: ignore[no-any-return]
             self._async.recover_partition(topic, partition, broker, timeout=timeout)
         )

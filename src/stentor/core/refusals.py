@@ -46,6 +46,14 @@ def cut_off() -> StentorError:
     )
 
 
+def older_store(name: str) -> StentorError:
+    """C27: the store was restored from an older state, and nobody knows by it which copy leads."""
+    return NotReady(
+        f"{name} waits for an operator: the coordination store has an older chain than the copies of the partition.",
+        hint="`stentor topic recover` lets the furthest copy lead; docs/cluster.md, 'Backup and restore', has more.",
+    )
+
+
 def not_active() -> StentorError:
     """The epoch is not active yet (C4)."""
     return NotReady("The chain of this partition is being put together.", hint="Try again in a moment.")

@@ -1,14 +1,14 @@
 """The journal of a broker's replicas: what must survive a restart besides the logs themselves.
 
 One file for all partitions, sealed MessagePack, replaced whole and atomically: the incarnation of this
-broker, and for each partition which copy of the log it holds, the highest epoch it adopted (C2), and the
-offsets that it knew to be on disk and to be committed (K3a). A store costs one small write and two
-syncs, whatever the number of partitions.
+broker, up to where it has seen the coordination store (C27), and for each partition which copy of the log it
+holds, the highest epoch it adopted (C2), and the offsets that it knew to be on disk and to be committed
+(K3a). A store costs one small write and two syncs, whatever the number of partitions.
 
-Nothing here goes back: not the incarnation, not an epoch, not a committed floor. The synced end does
-only when the log itself is cut back (`rewind`), and never below the committed floor. A journal that
-cannot be read is an error with a hint, never an empty journal: an empty one would let an old copy of a
-log pass for a current one.
+Nothing here goes back: not the incarnation, not an epoch, not a committed floor; the store's revision only
+by an operator's word (`accept_revision`). The synced end does only when the log itself is cut back
+(`rewind`), and never below the committed floor. A journal that cannot be read is an error with a hint, never
+an empty journal: an empty one would let an old copy of a log pass for a current one.
 
 Threads: any thread may update and store; `store` writes what was there when it began.
 """
@@ -46,6 +46,7 @@ class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
 class _Content(msgspec.Struct, frozen=True, array_like=True):
     incarnation: int
     replicas: list[tuple[int, int, ReplicaState]]
+    store_revision: int = 0
 
 
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
@@ -58,6 +59,7 @@ class ReplicaJournal:
     def __init__(self, path: Path, content: _Content) -> None:
         self._path = path
         self._incarnation = content.incarnation
+        self._store_revision = content.store_revision
         self._replicas = {(topic_id, partition): state for topic_id, partition, state in content.replicas}
         self._lock = threading.Lock()
         self._store_lock = threading.Lock()
@@ -92,6 +94,22 @@ class ReplicaJournal:
         """Begin a life after one that others remember and this disk does not (C3)."""
         with self._lock:
             self._incarnation = max(self._incarnation, registered + 1)
+            self._changes += 1
+
+    @property
+    def store_revision(self) -> int:
+        """The highest revision at which this broker has seen the coordination store; 0 before the first."""
+        return self._store_revision
+
+    def note_revision(self, revision: int) -> None:
+        """The store was seen at this revision."""
+        if revision > self._store_revision:
+            self.accept_revision(revision)
+
+    def accept_revision(self, revision: int) -> None:
+        """The same, also if it goes back: the operator says that this is the store now."""
+        with self._lock:
+            self._store_revision = revision
             self._changes += 1
 
     def get(self, topic_id: int, partition: int) -> ReplicaState | None:
@@ -152,7 +170,8 @@ class ReplicaJournal:
                 changes = self._changes
                 if changes == self._stored_changes:
                     return False
-                content = _Content(self._incarnation, [(*key, state) for key, state in self._replicas.items()])
+                replicas = [(*key, state) for key, state in self._replicas.items()]
+                content = _Content(self._incarnation, replicas, self._store_revision)
             atomic_write(self._path, seal(Kind.JOURNAL, msgspec.msgpack.encode(content)))
             self._stored_changes = changes
             return True

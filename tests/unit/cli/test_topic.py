@@ -40,6 +40,26 @@ def test_describe_shows_what_is_recorded_and_what_is_kept_for_lack_of_it(cli, cl
     client.delete_topic("lake")
 
 
+def test_replicas_and_placement_are_said_and_shown(cli, client):
+    made = cli("topic", "create", "placed", "--replicas", "1", "--min-replicas", "1", "--placement", "active-passive")
+    assert made.code == 0, made.err
+    assert "1, at least 1, active-passive" in made.out
+    assert cli("topic", "alter", "placed", "--placement", "spread").code == 0
+    assert client.describe_topic("placed").settings.placement == "spread"
+    assert "brokers" in cli("topic", "create", "wide", "--replicas", "3").err
+    client.delete_topic("placed")
+
+
+def test_a_partition_at_work_is_not_recovered(cli, client):
+    client.publish("healthy", "x")
+    assert "must be confirmed" in cli("topic", "recover", "healthy").err
+    done = cli("topic", "recover", "healthy", "--yes")
+    assert done == (0, "healthy/0: left as it is: healthy/0 is at work.\n", "")
+    assert cli("topic", "recover", "healthy", "--partition", "5", "--yes").code != 0
+    assert client.publish("healthy", "y").offset == 1
+    client.delete_topic("healthy")
+
+
 def test_list_is_a_table_of_those_that_match(cli, client):
     client.create_topic("list.b")
     client.create_topic("list.a")

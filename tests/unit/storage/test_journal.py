@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from crc32c import crc32c
 
 from stentor.errors import CorruptData, FormatTooNew, InternalError
 from stentor.storage import LogFloor, ReplicaJournal
+from stentor.storage.files import Kind, seal
 from stentor.storage.journal import ReplicaState
 
 
@@ -29,6 +31,28 @@ def test_what_was_not_stored_is_not_there(tmp_path):
     journal = ReplicaJournal.open(tmp_path / "replicas")
     journal.update(1, 0, log_id=2)
     assert ReplicaJournal.open(tmp_path / "replicas").get(1, 0) is None
+
+
+def test_how_far_the_store_was_seen_goes_back_only_by_word(tmp_path):
+    path = tmp_path / "replicas"
+    journal = ReplicaJournal.open(path)
+    assert journal.store_revision == 0
+    journal.note_revision(21)
+    journal.note_revision(14)
+    journal.store()
+    assert ReplicaJournal.open(path).store_revision == 21
+    again = ReplicaJournal.open(path)
+    again.accept_revision(14)
+    again.store()
+    assert ReplicaJournal.open(path).store_revision == 14
+
+
+def test_a_journal_from_before_revisions_were_noted_is_read(tmp_path):
+    path = tmp_path / "replicas"
+    path.write_bytes(seal(Kind.JOURNAL, msgspec.msgpack.encode([3, [(1, 0, [2, 5, 100, 90])]])))
+    journal = ReplicaJournal.open(path)
+    assert (journal.incarnation, journal.store_revision) == (4, 0)
+    assert journal.get(1, 0) == ReplicaState(2, 5, 100, 90)
 
 
 def test_only_what_is_named_changes(tmp_path):
