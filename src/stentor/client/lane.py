@@ -75,6 +75,7 @@ class Sent:
     """A sealed batch: immutable bytes, and who wants to hear of it."""
 
     __slots__ = (
+        "answer",
         "attempts",
         "callbacks",
         "deadline",
@@ -97,7 +98,8 @@ class Sent:
         self.attempts = 0
         self.refused = False  # the last attempt was answered: not taken
         self.doubtful = False  # an earlier attempt never was
-        self.done = False
+        self.answer: int | None = None  # where it is in the log, once a broker has said so
+        self.done = False  # and its callbacks know
 
     @property
     def may_be_in_log(self) -> bool:
@@ -317,7 +319,7 @@ class Lane:
         return on_wire < limits.PRODUCER_IN_FLIGHT_BATCHES_MAX and sent.generation == self.pending[0].generation
 
     def _send(self, link: Link, sent: Sent) -> None:
-        if sent.done:
+        if sent.done or sent.answer is not None:
             return
         sent.doubtful = sent.may_be_in_log
         sent.refused = False
@@ -336,29 +338,35 @@ class Lane:
     # --- answers: the loop ----------------------------------------------------------------------
 
     def acknowledged(self, sent: Sent, base_offset: int) -> None:
-        if sent.done:
+        """A broker has it. Callbacks hear of batches in order: what was in the log before a broker died may be
+        recognised sooner than the batch before it, if that was refused for a moment.
+        """
+        if sent.done or sent.answer is not None:
             return  # given up, or answered on an earlier link
-        self._finish(sent)
+        sent.answer = base_offset
         self.refusal = None
+        pending = self.pending
+        while pending and pending[0].answer is not None:
+            self._conclude(pending.popleft())
+        if not pending or self.unsent:
+            self.pump()
+        self.producer.progressed()
+
+    def _conclude(self, sent: Sent) -> None:
+        """Tell everyone who wants to hear of an answered batch."""
+        assert sent.answer is not None
+        sent.done = True
+        self.done_bytes += sent.size
         producer = self.producer
         producer.messages_acknowledged += sent.encoded.count
         for index, callback, timestamp_us in sent.callbacks:
-            offset = base_offset + index if base_offset >= 0 else -1  # ack=none: nobody said where
+            offset = sent.answer + index if sent.answer >= 0 else -1  # ack=none: nobody said where
             receipt = Receipt(producer.topic, self.partition, offset, timestamp_us)
             producer.call_back(callback, receipt, None)
-        if not self.pending or self.unsent:
-            self.pump()
-        producer.progressed()
-
-    def _finish(self, sent: Sent) -> None:
-        sent.done = True
-        pending = self.pending
-        while pending and pending[0].done:
-            self.done_bytes += pending.popleft().size
 
     def refused(self, sent: Sent, error: StentorError) -> None:
         """Try again later what can be tried again; give up the rest, and all that follows it."""
-        if sent.done:
+        if sent.done or sent.answer is not None:
             return
         reason = error.detail.get("reason") if isinstance(error, SequenceError) else None
         if self.producer.lasting and reason in _WRITTEN_BEFORE:
@@ -382,22 +390,27 @@ class Lane:
         with self.lock:
             numbered = list(self.pending)
             place = numbered.index(first)
-            failed = numbered[place:]
+            ended = numbered[place:]
             self.pending = deque(numbered[:place])
-            self.unsent = deque(sent for sent in self.unsent if sent not in failed)
+            self.unsent = deque(sent for sent in self.unsent if sent not in ended)
             if not self.producer.lasting:  # a lasting identity must not go on behind a gap
                 self.generation += 1
                 self.sequence = 0
             self.stalled = False
-        for index, sent in enumerate(failed):
-            sent.done = True
-            self.done_bytes += sent.size
-            reason = self._reason(sent, error, first=index == 0)
-            self.producer.record_failure(FailedBatch(self.producer.topic, self.partition, sent.encoded.count, reason))
-            for _, callback, _ in sent.callbacks:
-                self.producer.call_back(callback, None, reason)
+        for sent in ended:
+            if sent.answer is not None:  # it was in the log before, and has only waited for its turn
+                self._conclude(sent)
+            else:
+                self._fail(sent, self._reason(sent, error, first=sent is first))
         self.pump()
         self.producer.progressed()
+
+    def _fail(self, sent: Sent, reason: StentorError) -> None:
+        sent.done = True
+        self.done_bytes += sent.size
+        self.producer.record_failure(FailedBatch(self.producer.topic, self.partition, sent.encoded.count, reason))
+        for _, callback, _ in sent.callbacks:
+            self.producer.call_back(callback, None, reason)
 
     def _reason(self, sent: Sent, error: StentorError, *, first: bool) -> StentorError:
         if sent.may_be_in_log and not isinstance(error, UnknownOutcome):
