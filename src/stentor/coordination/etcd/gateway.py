@@ -42,6 +42,7 @@ _NOT_ENABLED: Final = "authentication is not enabled"
 _NOT_TAKEN: Final = ("too many requests", "not supported for learner")
 _TOKEN_REFUSALS: Final = ("invalid auth token", "revision in header is old", "user name is empty")
 _REASON_CHARACTERS_MAX: Final = 200
+_LATE: Final = "no answer in time"
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,16 @@ class Stream:
         return data
 
 
+class _Body(io.BytesIO):
+    """What is sent, in pieces: aiohttp warns about large bodies given whole. Until it is read, nothing can be done."""
+
+    begun = False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.begun = True
+        return super().read(size)
+
+
 class Gateway:
     """The way to all endpoints of one etcd cluster."""
 
@@ -147,6 +158,7 @@ class Gateway:
         deadline = loop.time() + self._timeout_s
         patience_s = self._timeout_s if once or len(self._urls) == 1 else limits.COORDINATION_ATTEMPT_S
         body, endpoint, backoff, tried = messages.encode(request), self._first, Backoff(), 0
+        why: tuple[int, Broken] | None = None
         while True:
             try:
                 return await self.ask(endpoint, path, body, kind, min(deadline, loop.time() + patience_s))
@@ -155,8 +167,10 @@ class Gateway:
                     raise self._unknown(endpoint, error) from None
                 tried += 1
                 pause_s = 0.0 if tried % len(self._urls) else backoff.next_s()
+                if why is None or str(error) != _LATE:  # the last attempt ends with the deadline, whatever is wrong
+                    why = endpoint, error
                 if loop.time() + pause_s >= deadline:
-                    raise self._unavailable(endpoint, error) from None
+                    raise self._unavailable(*why) from None
             await self.pause(pause_s)
             endpoint = (endpoint + 1) % len(self._urls)
 
@@ -216,11 +230,12 @@ class Gateway:
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = self._token
+        content = _Body(body)
         try:
             async with self.bounded(deadline):
                 return await self._connected().post(
                     self._urls[endpoint] + path,
-                    data=io.BytesIO(body),  # sent in pieces; aiohttp warns about large bodies given whole
+                    data=content,
                     headers=headers,
                     allow_redirects=False,  # they would carry the token to wherever they point
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.COORDINATION_CONNECT_S),
@@ -228,7 +243,7 @@ class Gateway:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             broken = Broken(_reason(error), sent=False)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
-            broken = Broken(_reason(error), sent=True)
+            broken = Broken(_reason(error), sent=content.begun)
         self._failed(endpoint, broken)
         raise broken
 
@@ -382,7 +397,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return error.os_error.strerror or type(error.os_error).__name__
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return _LATE
     if isinstance(error, aiohttp.ClientResponseError):
         return "it answers with something other than HTTP"
     if isinstance(error, aiohttp.ServerDisconnectedError):
