@@ -55,6 +55,7 @@ test: check packages ## everything that must pass: check, then all tests (WORKER
 	@$(PYTHON) -m pytest -m "not long" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-long: $(VENV)/.dev packages ## the tests that take minutes each: killed Spark drivers, a Spark cluster, the documents' commands
+	@$(PIP) -c requirements/dev.txt 'pyspark[pipelines]'
 	@$(PYTHON) -m pytest -m long $(ARGS)
 
 packages: ## Debian packages that tests of clusters need (HAProxy, ip, iptables), as root

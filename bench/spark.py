@@ -14,6 +14,7 @@ One run, one Spark session on this machine, the same rows:
            writer     the same rows through the data source: several tasks, in no order
            feed       the pace at which they happened, by assumption: 100,000 a second
            (select)   Spark's part, before the first message: selecting, ordering, writing down
+           (whole)    the two one after the other
 
 Every work is done several times in turn; the median counts. Then a trivial stream, topic to topic: how long a message
 takes from its publish to the sink's subscriber.
@@ -184,6 +185,13 @@ def measured(works: list[tuple[str, str, Callable[[], int]]], repetitions: int, 
     return [Row(*name, median(found), counts[name], repetitions) for name, found in rates.items()]
 
 
+def whole_replay(found: list[Row]) -> Row:
+    """Selecting and then publishing, from what each takes."""
+    select, publishing = (row for row in found if row.work == "replay" and row.system in {"(select)", "stentor"})
+    rate = 1 / (1 / select.rows_per_second + 1 / publishing.rows_per_second)
+    return Row("replay", "(whole)", rate, select.rows, select.repetitions)
+
+
 def latencies(spark: Any, url: str, directory: Path, seconds: float) -> list[float]:
     """Milliseconds from a publish to the subscriber of a stream's target."""
     found: list[float] = []
@@ -247,7 +255,7 @@ def show(rows: list[Row], delays: list[float], out: Console) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
     parser.add_argument("--rows", type=int, default=5_000_000)
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of the stream whose latency is measured")
     chosen = parser.parse_args()
     out = console()
@@ -283,7 +291,7 @@ def main() -> int:
             chosen.repetitions,
             out,
         )
-        found.append(Row("replay", "feed", FEED_RATE, rows, 0))
+        found += [whole_replay(found), Row("replay", "feed", FEED_RATE, rows, 0)]
         delays = latencies(spark, url, directory, chosen.seconds) if chosen.seconds else []
         spark.stop()
     met = show(found, delays, out)

@@ -45,8 +45,10 @@ class Part(NamedTuple):
 def write(frame: DataFrame, place: Path) -> DataFrame:
     """Let Spark write a selection down as runs; the selection as it was written."""
     runs = frame.repartition(*_RUN).sortWithinPartitions(*_RUN, "offset").select(*_RUN, *_MESSAGE)
-    writer = runs.write.mode("overwrite").partitionBy(*_RUN)
-    writer.option("compression", "zstd").option("parquet.block.size", _GROUP_BYTES).parquet(str(place))
+    writer = runs.write.mode("overwrite").partitionBy(*_RUN).option("compression", "zstd")
+    # Read once and deleted: looking for repetitions takes longer than it saves, when writing and when reading.
+    writer = writer.option("parquet.enable.dictionary", "false")
+    writer.option("parquet.block.size", _GROUP_BYTES).parquet(str(place))
     return frame.sparkSession.read.schema(runs.schema).parquet(str(place))
 
 
