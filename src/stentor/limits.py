@@ -25,6 +25,9 @@ UNGREETED_BODY_BYTES_MAX: Final = 16 * KIB
 READ_BUFFER_BYTES: Final = 1 * MIB
 """The reused read buffer of a connection: big enough for full-speed batches to arrive whole."""
 
+CLIENT_READ_BUFFER_BYTES: Final = 2 * MIB + 64 * KIB
+"""The same in a client: the largest push of history arrives whole."""
+
 READ_BUFFER_IDLE_BYTES: Final = 16 * KIB
 """What a connection starts with, so that 10,000 quiet clients cost 160 MB, not 10 GB."""
 
@@ -98,6 +101,12 @@ STREAM_CREDIT_BYTES_MAX: Final = 256 * MIB
 
 DELIVERY_BYTES: Final = 512 * KIB
 """One push: small enough that streams take turns, big enough that a push costs little per byte."""
+
+HISTORY_BYTES: Final = 2 * MIB
+"""The same for a reader that catches up and has its connection to itself: less work for the broker, per byte."""
+
+HISTORY_SESSIONS_MAX: Final = 100
+"""With more connections than this, history goes in pushes of DELIVERY_BYTES: what is under way to all stays bounded."""
 
 WRITE_BUFFER_BYTES_MAX: Final = 1 * MIB
 """Per connection; above it the streams of that connection wait for the socket."""

@@ -84,8 +84,16 @@ class Stream:
     def _read_history(self, committed: int) -> None:
         self.cursor.start_reading()
         # Clients check every batch they get, so what this broker wrote itself need not be read twice.
-        read = partial(self.partition.log.read, self.cursor.position, committed, limits.DELIVERY_BYTES, trusted=True)
+        size = self._history_bytes()
+        read = partial(self.partition.log.read, self.cursor.position, committed, size, trusted=True)
         self.partition.reads.submit(read, self._history_read)
+
+    def _history_bytes(self) -> int:
+        """Large reads for who waits for nothing else on this connection, as far as it has credit."""
+        session = self.session
+        if len(session.streams) > 1 or len(session.broker.sessions) > limits.HISTORY_SESSIONS_MAX:
+            return limits.DELIVERY_BYTES
+        return max(limits.DELIVERY_BYTES, min(limits.HISTORY_BYTES, self.cursor.credit))
 
     def _history_read(self, found: Any, error: StentorError | None) -> None:
         self.cursor.reading = False

@@ -47,7 +47,7 @@ class Link:
 
     def __init__(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self.address = address
-        self.connection = Connection(self)
+        self.connection = Connection(self, buffer_bytes=limits.CLIENT_READ_BUFFER_BYTES)
         self.broker: messages.BrokerInfo | None = None
         self.alive = False
         self.relayed = False  # it goes through another broker

@@ -41,8 +41,15 @@ class Owner(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """One TCP connection that speaks frames."""
 
-    def __init__(self, owner: Owner, *, body_bytes_max: int = limits.FRAME_BODY_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        *,
+        body_bytes_max: int = limits.FRAME_BODY_BYTES_MAX,
+        buffer_bytes: int = limits.READ_BUFFER_BYTES,
+    ) -> None:
         self._owner = owner
+        self._full_bytes = buffer_bytes  # of the read buffer, for a peer at full speed
         self._transport: Any = None
         self._buffer = bytearray(limits.READ_BUFFER_IDLE_BYTES)
         self._view = memoryview(self._buffer)
@@ -142,17 +149,15 @@ class Connection(asyncio.BufferedProtocol):
     def _fit(self, *, was_full: bool) -> None:
         """Full size for a peer at full speed; back to it once a larger frame's bytes are gone."""
         size = len(self._buffer)
-        if (was_full and size < limits.READ_BUFFER_BYTES) or (
-            size > limits.READ_BUFFER_BYTES and self._wanted <= limits.READ_BUFFER_BYTES
-        ):
-            self._resize(limits.READ_BUFFER_BYTES)
+        if (was_full and size < self._full_bytes) or (size > self._full_bytes and self._wanted <= self._full_bytes):
+            self._resize(self._full_bytes)
 
     def _grow(self) -> None:
         """The buffer is full: a peer at full speed, or a frame larger than the buffer."""
-        if len(self._buffer) < limits.READ_BUFFER_BYTES:
-            self._resize(limits.READ_BUFFER_BYTES)
+        if len(self._buffer) < self._full_bytes:
+            self._resize(self._full_bytes)
         else:
-            self._resize(min(2 * len(self._buffer), max(self._wanted, limits.READ_BUFFER_BYTES)))
+            self._resize(min(2 * len(self._buffer), max(self._wanted, self._full_bytes)))
 
     def _resize(self, size: int) -> None:
         buffer = bytearray(size)

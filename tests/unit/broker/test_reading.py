@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stentor import Last, limits
+from stentor.client.streams import Reader
 from stentor.errors import DeadlineExceeded, OffsetOutOfRange, SlowSubscriber
 from stentor.testing import broker
 
@@ -375,3 +376,20 @@ def test_retention_can_be_changed_while_running(tidy, wait_until):
     fill(tidy, 200)
     assert start_of(tidy) >= kept
     assert tidy.describe_topic("t").partitions[0].committed == 50
+
+
+def test_history_comes_in_large_pushes_to_who_has_the_connection_to_itself(tmp_path, monkeypatch):
+    sizes = []
+    delivered = Reader.delivered
+    monkeypatch.setattr(Reader, "delivered", lambda self, body: (sizes.append(len(body)), delivered(self, body)))
+    with broker(tmp_path) as local, local.client() as client, client.producer("t") as producer:
+        for number in range(6_000):
+            producer.send(b"%04d" % number + bytes(1_000))
+    with broker(tmp_path) as local, local.client() as client:
+        alone = [message.value[:4] for message in client.read("t")]
+        largest_alone, sizes[:] = max(sizes), []
+        with client.subscribe("t"):
+            beside = [message.value[:4] for message in client.read("t")]
+    assert alone == beside == [b"%04d" % number for number in range(6_000)]
+    assert limits.DELIVERY_BYTES < largest_alone <= limits.HISTORY_BYTES + limits.PRODUCER_BATCH_BYTES
+    assert max(sizes) <= limits.DELIVERY_BYTES + limits.PRODUCER_BATCH_BYTES
