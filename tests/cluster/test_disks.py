@@ -89,20 +89,16 @@ def test_damage_in_an_old_segment_is_found_by_a_reader_and_fetched_again(three, 
         expected = [message.value for message in client.read("old-damage")]
         name = client.describe_topic("old-damage").partitions[0].chain[-1]
         broker = three.brokers[name]
-        for _ in range(5):
-            before = len(put_aside(broker, topic_id, 0))
-            three.kill(name)
-            first, *others = log_files(broker.directory, topic_id, 0)
-            assert len(others) > 2
-            content = bytearray(first.read_bytes())
-            content[positions(first)[0][2] - 3] ^= 0x10
-            first.write_bytes(content)
-            three.restart(name)
-            wait_until(lambda: len(client.describe_topic("old-damage").partitions[0].chain) == 3, "a whole chain")
-            if len(put_aside(broker, topic_id, 0)) == before:
-                break  # else it was taken in anew, with a new copy, which is whole
-        else:
-            pytest.fail("the damaged copy is never kept")
+        three.kill(name)
+        before = len(put_aside(broker, topic_id, 0))  # a member that was slow may have been taken in anew already
+        first, *others = log_files(broker.directory, topic_id, 0)
+        assert len(others) > 2
+        content = bytearray(first.read_bytes())
+        content[positions(first)[0][2] - 3] ^= 0x10
+        first.write_bytes(content)
+        three.restart(name)
+        wait_until(lambda: len(client.describe_topic("old-damage").partitions[0].chain) == 3, "a whole chain")
+        assert len(put_aside(broker, topic_id, 0)) == before
 
         with Client(broker.address, read_from=lambda infos: sorted(infos, key=lambda info: info.id != name)) as picky:
             assert [message.value for message in picky.read("old-damage", timeout=30)] == expected

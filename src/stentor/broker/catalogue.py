@@ -205,8 +205,9 @@ class Catalogue:
 
     def replace(self, entries: list[Entry], revision: int, news: News) -> None:
         """This was all there was at a revision: whatever else was known by then is gone."""
+        for entry in entries:  # first: marks of deletion are among them
+            self.put(entry, news)
         keys = {entry.key for entry in entries}
-        self.deleted |= {int(key.removeprefix("deleted/"), 16) for key in keys if key.startswith("deleted/")}
         known = [topic_key(name) for name in self.topics]
         known += [chain_key(key) for key in self.chains]
         known += [broker_key(broker) for broker in self.brokers]
@@ -214,8 +215,6 @@ class Catalogue:
         for key in known:
             if key not in keys:
                 self.delete(key, revision, news)
-        for entry in entries:
-            self.put(entry, news)
 
     # --- questions ------------------------------------------------------------------------------
 

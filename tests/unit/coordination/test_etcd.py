@@ -264,24 +264,32 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_garbage_ends_in_typed_errors_and_never_looks_like_an_answer(
-    etcd_stores, tell, follow, eventually, garbage, monkeypatch
-):
-    monkeypatch.setattr(limits, "COORDINATION_ANSWER_BYTES_MAX", 50_000)
+def answering(answer, asked=None):
+    """Serves this whatever it is asked, and notes the paths."""
 
     async def serve(reader, writer):
         try:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(garbage)
+            request = await reader.readuntil(b"\r\n\r\n")
+            if asked is not None:
+                asked.append(request.split()[1])
+            writer.write(answer)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # whoever asked waits no longer
         finally:
             writer.close()
 
+    return serve
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_ends_in_typed_errors_and_never_looks_like_an_answer(
+    etcd_stores, tell, follow, eventually, garbage, monkeypatch
+):
+    monkeypatch.setattr(limits, "COORDINATION_ANSWER_BYTES_MAX", 50_000)
+
     async def story():
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(answering(garbage), "127.0.0.1", 0)
         endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         store = etcd_stores.open(endpoint, timeout_s=0.3)
         calls = (store.get("a"), store.range(""), store.lease(5), store.keep_alive(5), store.revoke(5))
@@ -317,19 +325,8 @@ def test_a_watch_survives_what_its_stream_says(etcd_stores, tell, follow, eventu
     monkeypatch.setattr(limits, "COORDINATION_ANSWER_BYTES_MAX", 50_000)
     asked = []
 
-    async def serve(reader, writer):
-        try:
-            request = await reader.readuntil(b"\r\n\r\n")
-            asked.append(request.split()[1])
-            writer.write(OK + b"\r\n" + line + b"\n")
-            await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # whoever asked waits no longer
-        finally:
-            writer.close()
-
     async def story():
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(answering(OK + b"\r\n" + line + b"\n", asked), "127.0.0.1", 0)
         endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         base = await etcd_stores.open().swap(expect={}, put={"a": b"1"})
         store = etcd_stores.open(f"{endpoint},{etcd_stores.endpoint}")
