@@ -204,6 +204,9 @@ RECOVERY_EPOCHS: Final = 1_000_000
 LEASE_S: Final = 3
 """The liveness key in the store: a slow second observer (etcd grants two seconds at least)."""
 
+STORE_AWAY_S: Final = 3.0
+"""A broker that starts and does not reach its coordination store for so long serves readers meanwhile."""
+
 LINK_QUIET_S: Final = 1.0
 """A successor that cannot be linked for this long is reported by its predecessor (C15)."""
 

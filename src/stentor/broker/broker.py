@@ -30,11 +30,11 @@ from stentor.broker.session import Session
 from stentor.broker.syncer import DiskThreads
 from stentor.broker.topics import Topics, delete_all, deleted_error
 from stentor.broker.turn import Turn
+from stentor.broker.waiting import Waiting, without_store
 from stentor.coordination import EmbeddedStore
 from stentor.core import refusals
 from stentor.errors import (
     Closed,
-    CoordinationUnavailable,
     CorruptData,
     InvalidArgument,
     NotHead,
@@ -42,7 +42,7 @@ from stentor.errors import (
     PartitionNotFound,
     StentorError,
 )
-from stentor.storage.directory import BROKER_FILE, COORDINATION_FILE, DataDirectory
+from stentor.storage.directory import BROKER_FILE, CATALOGUE_FILE, COORDINATION_FILE, DataDirectory
 from stentor.storage.files import atomic_write
 from stentor.wire import messages
 
@@ -122,16 +122,19 @@ class Broker:
         self.epochs = DiskThreads(self.loop, threads=1, name="epochs")
         self._journal = directory.journal(expected=not self.config.unclean)
         self.replicas = Replicas(self, directory, self._journal)
-        self.store = await self._open_store(path)
+        self.store = self._open_store(path)
         self.broker_id = await self._identity(path)
+        self._swept_at = self.clock.monotonic()
+        self._every(limits.SWEEP_S, self._sweep)
+        self.waiting = Waiting(self, path / CATALOGUE_FILE)
+        if not self.replicas.single:
+            await self.waiting.until_store_answers()
         self.cluster_id = await self.cluster.identify()
         revision = await self.cluster.learn()
         if not self.replicas.single:
             self.cluster.restored.check_start(self._journal, revision, accept=self.config.accept_older_store)
         await self._recover()
-        await self.listeners.open(self.loop, lambda listener: Session(self, listener).connection)
-        self._swept_at = self.clock.monotonic()
-        self._every(limits.SWEEP_S, self._sweep)
+        await self.listen()
         self._every(limits.CHECKPOINT_S, self._checkpoint)
         self._every(limits.RETENTION_CHECK_S, self._retain)
         self._every(limits.RECORDED_STORE_S, self.recorded.store_soon)
@@ -149,9 +152,13 @@ class Broker:
             time.monotonic() - began,
         )
 
-    async def _open_store(self, path: Path) -> CoordinationStore:
+    async def listen(self) -> None:
+        """Let clients and other brokers in."""
+        await self.listeners.open(self.loop, lambda listener: Session(self, listener).connection)
+
+    def _open_store(self, path: Path) -> CoordinationStore:
         if self.config.coordination:
-            return await self._open_etcd()
+            return self._open_etcd()
         self.replicas.single = True
         file = path / COORDINATION_FILE
         saved = file.read_bytes() if file.exists() else None
@@ -163,26 +170,18 @@ class Broker:
             )
         return EmbeddedStore(saved, partial(atomic_write, file))
 
-    async def _open_etcd(self) -> CoordinationStore:
-        """The cluster's store; a broker that starts before it waits for it."""
+    def _open_etcd(self) -> CoordinationStore:
+        """The cluster's store."""
         from stentor.coordination.etcd import TlsFiles, open_etcd
 
         config = self.config
         files = (config.coordination_ca_file, config.coordination_cert_file, config.coordination_key_file)
-        store = open_etcd(
+        return open_etcd(
             config.coordination,
             tls=TlsFiles(*files) if any(files) else None,
             user=config.coordination_user,
             password=config.coordination_password(),
         )
-        while True:
-            try:
-                await store.range("identity/")
-            except CoordinationUnavailable as error:
-                logger.warning("waiting for the coordination store: %s", error)
-                await asyncio.sleep(1)
-            else:
-                return store
 
     async def _identity(self, path: Path) -> str:
         """Who this broker is: told by the config, or made once and kept."""
@@ -277,8 +276,10 @@ class Broker:
 
     def check_serves(self, partition: Partition) -> None:
         """Whether readers are served here: a member that hears of commits, and of an active-passive topic the head."""
+        if self.waiting.serves and not partition.replica.failed:
+            return  # what is known to be committed stays so
         if not self.cluster.confirmed:
-            raise refusals.cut_off()
+            raise self.cut_off()
         predecessor = partition.replica.place.predecessor
         if predecessor is not None and self.cluster.view(predecessor.broker) != "heard":
             raise NotReady(f"{partition.name} does not hear its predecessor {predecessor.broker}.", hint="Try another.")
@@ -298,6 +299,10 @@ class Broker:
                 epoch=partition.replica.epoch,
                 revision=partition.replica.revision,
             )
+
+    def cut_off(self) -> StentorError:
+        """Why a broker that nobody hears takes nothing and serves nobody."""
+        return without_store() if self.waiting.serves else refusals.cut_off()
 
     async def wait_until_active(self, topic: Topic) -> None:
         """Give the chains of a new topic a moment, so that the first publish finds them at work."""
@@ -426,17 +431,22 @@ class Broker:
         self.replicas.note_floors()
         if not self.replicas.single:
             self._journal.note_revision(self.cluster.restored.revision)
+            self.waiting.note()
+
+    def _store_books(self) -> None:
+        self._journal.store()
+        self.waiting.store()
 
     def _checkpoint_now(self) -> None:
         self._note_books()
-        self._journal.store()
+        self._store_books()
 
     def _checkpoint(self) -> None:
         """Record synced ends and commit floors (K3a), without holding up the loop."""
         if not self._checkpointing:
             self._note_books()
             self._checkpointing = True
-            self.reads.submit(self._journal.store, self._checkpointed)
+            self.reads.submit(self._store_books, self._checkpointed)
 
     def _checkpointed(self, _: Any, error: StentorError | None) -> None:
         self._checkpointing = False
@@ -487,11 +497,12 @@ class Broker:
         for session in list(self.sessions):
             session.discard()
         await asyncio.sleep(_LAST_BYTES_S if self.sessions else 0)  # answers leave at the end of a turn of the loop
-        await self._close_sessions()
+        await self.close_sessions()
         await self._release()
         logger.info("broker stopped")
 
-    async def _close_sessions(self) -> None:
+    async def close_sessions(self) -> None:
+        """Everyone is told, and let go."""
         self._no_sessions.clear()
         if not self.sessions:
             self._no_sessions.set()

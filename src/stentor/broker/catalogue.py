@@ -126,6 +126,7 @@ class Catalogue:
         self.deleted: set[int] = set()
         self.active = ""  # active-passive: the one broker that serves (C26)
         self.active_revision = 0
+        self.changes = 0  # of topics, chains and brokers
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class Catalogue:
             if self.brokers.get(record.id) != record:
                 self.brokers[record.id] = record
                 news.brokers = True
+                self.changes += 1
         elif kind == "recorded":
             self.put_recorded(_key(rest), _recorded.decode(entry.value).end, entry.revision)
         elif kind == "deleted":
@@ -158,6 +160,7 @@ class Catalogue:
             return
         self.topics[topic.record.name] = self.by_id[topic.record.id] = topic
         news.topics[topic.record.id] = topic
+        self.changes += 1
 
     def put_chain(self, key: Key, held: Held, news: News) -> None:
         """A chain's record; only a newer one is news."""
@@ -165,6 +168,7 @@ class Catalogue:
         if known is None or known.revision < held.revision:
             self.chains[key] = held
             news.chains[key] = held
+            self.changes += 1
 
     def put_recorded(self, key: Key, end: int, revision: int) -> None:
         """How far a partition has been recorded; only a newer word counts."""
@@ -173,6 +177,7 @@ class Catalogue:
 
     def delete(self, key: str, revision: int, news: News) -> None:
         """A key was gone at this revision; what is known to be newer stays, and so does a topic without its mark."""
+        self.changes += 1
         kind, _, rest = key.partition("/")
         if kind == "topics" and (topic := self.topics.get(rest)) is not None and topic.revision <= revision:
             self._delete_topic(topic, news)

@@ -28,7 +28,7 @@ from stentor.core.controller import BrokerRecord, Held, Propose
 from stentor.core.membership import ControllerKey, Heartbeat
 from stentor.core.peers import Adopt, Complaint, JoinerReady
 from stentor.core.replica import Offered, Received
-from stentor.errors import CoordinationUnavailable, InternalError, StentorError
+from stentor.errors import CoordinationUnavailable, NotReady, StentorError
 from stentor.ports import Changed
 from stentor.wire import peer
 
@@ -158,8 +158,10 @@ class Cluster:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self._closed:
-            logger.error("the cluster's work failed: %r", error, exc_info=error)
+        if task.cancelled() or (error := task.exception()) is None or self._closed:
+            return
+        traceback = None if isinstance(error, CoordinationUnavailable) else error  # that is no fault of ours
+        logger.error("the cluster's work failed: %s", error, exc_info=traceback)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -271,7 +273,7 @@ class Cluster:
     @property
     def machine(self) -> ClusterMember:
         if self.member is None:
-            raise InternalError("The cluster was not joined yet.")
+            raise NotReady("This broker has not joined its cluster yet.", hint="Try again in a moment.")
         return self.member
 
     def view(self, name: str) -> str:
@@ -401,14 +403,12 @@ class Cluster:
         if self.restored.noticed:
             return
         key = ControllerKey(self._broker.broker_id, self._broker.incarnation)
+        swap = None
         try:
             swap = await self._broker.store.swap(expect={CONTROLLER: revision}, put={CONTROLLER: encode(key)})
         except StentorError as error:
             logger.info("the controller's key could not be taken: %s", error)
-            self.machine.takeover_failed(self._now_us())
-            await self.look_again()
-            return
-        if swap.succeeded:
+        if swap is not None and swap.succeeded:
             logger.info("broker %s is the controller", self._broker.broker_id)
             self._do(self.machine.took_over(key, swap.revision))
         else:

@@ -94,7 +94,8 @@ class Listeners:
     async def open(self, loop: asyncio.AbstractEventLoop, connection: Callable[[str], Connection]) -> None:
         """Listen on all of them; `connection` makes one for whoever comes in by a listener."""
         for plan in self.plans:
-            server, _, port = await listen(loop, _factory(connection, plan.name), plan.host.strip("[]"), plan.port)
+            wanted = plan.port or self._ports.get(plan.name, 0)  # opened again, it is where it was
+            server, _, port = await listen(loop, _factory(connection, plan.name), plan.host.strip("[]"), wanted)
             self._servers.append(server)
             self._ports[plan.name] = port
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor import limits
-from stentor.core import refusals
+from stentor.broker.waiting import without_store
 from stentor.core.names import check_pattern, matches
 from stentor.errors import InvalidArgument, ProtocolError, StentorError, TopicExists, TopicNotFound
 from stentor.wire import batch, messages
@@ -33,6 +33,8 @@ async def serve(broker: Broker, session: Session, request: Any) -> Any:
     handler = _HANDLERS.get(type(request))
     if handler is None:
         raise ProtocolError(f"This broker does not know the request {type(request).__name__}.")
+    if broker.waiting.serves and type(request) not in _WITHOUT_STORE:
+        raise without_store()
     return await handler(broker, session, request)
 
 
@@ -95,9 +97,9 @@ async def _list(broker: Broker, _: Session, request: messages.ListTopics) -> mes
     return messages.TopicList(topics=[_info(broker, topic) for topic in found])
 
 
-async def _watch_routes(broker: Broker, session: Session, _: messages.WatchRoutes) -> messages.RouteTable:
-    if not broker.cluster.confirmed:
-        raise refusals.cut_off()
+async def _watch_routes(broker: Broker, session: Session, request: messages.WatchRoutes) -> messages.RouteTable:
+    if not broker.cluster.confirmed and not (broker.waiting.serves and request.stale):
+        raise broker.cut_off()
     session.watches_routes = True
     return broker.route_table(session.listener)
 
@@ -226,3 +228,14 @@ _HANDLERS: dict[type, Callable[[Broker, Session, Any], Awaitable[Any]]] = {
     messages.RecoverPartition: _recover,
     messages.MarkRecorded: _mark_recorded,
 }
+
+_WITHOUT_STORE = {
+    messages.DescribeTopic,
+    messages.ListTopics,
+    messages.FindOffset,
+    messages.WatchRoutes,
+    messages.ListClients,
+    messages.GetStatistics,
+    messages.ReportDamage,
+}
+"""What a broker answers that started while its store was away."""

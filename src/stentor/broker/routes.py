@@ -77,8 +77,8 @@ class Routes:
                 address=record.addresses.get(listener, record.address),
                 http_address=record.http_address,
                 zone=record.zone,
-                alive=cluster.view(record.id) == "heard",
-                load=cluster.machine.membership.load_of(record.id),
+                alive=cluster.member is None or cluster.view(record.id) == "heard",
+                load=0 if cluster.member is None else cluster.member.membership.load_of(record.id),
             )
             for record in broker.catalogue.brokers.values()
         ]

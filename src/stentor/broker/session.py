@@ -17,7 +17,6 @@ from stentor.broker.lone import SMALL_BYTES
 from stentor.broker.partition import Partition, Request
 from stentor.broker.relay import Relay
 from stentor.broker.stream import Stream
-from stentor.core import refusals
 from stentor.core.flow import Cursor
 from stentor.errors import (
     Closed,
@@ -295,7 +294,8 @@ class Session:
 
     def _heard(self, _: int, body: memoryview) -> None:
         self._check_peer()
-        self.broker.cluster.heard(self.peer, body)
+        if self.broker.cluster.member is not None:  # else it has not joined yet, and says nothing either
+            self.broker.cluster.heard(self.peer, body)
 
     def _replicate(self, _: int, body: memoryview) -> None:
         self._check_peer()
@@ -319,7 +319,7 @@ class Session:
         if partition.topic not in self.publishing and len(self.publishing) < _TOPICS_REMEMBERED_MAX:
             self.publishing[partition.topic] = None
         if not self.broker.cluster.confirmed:
-            self.fail(correlation, refusals.cut_off(), "publish", partition.name)
+            self.fail(correlation, self.broker.cut_off(), "publish", partition.name)
             return
         self._publishes += 1 if len(body) <= SMALL_BYTES else 2
         partition.publish(body, header, Request(self, correlation), flags & 3)
@@ -360,6 +360,7 @@ class Session:
             )
         partition = self.broker.partition(wish.topic_id, wish.partition)
         self.broker.check_serves(partition)
+        self.broker.waiting.check_stream(partition, wish.start, wish.end)
         start, committed = partition.log.start, partition.committed
         if not start <= wish.start <= max(committed, wish.seen):
             raise OffsetOutOfRange(

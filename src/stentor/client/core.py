@@ -77,6 +77,10 @@ if hasattr(os, "register_at_fork"):
 def parse_url(url: str | None) -> list[str]:
     """Addresses out of "stentor://a:7440,b", "a:1,b:2" or nothing ($STENTOR_URL, else localhost)."""
     text = url if url is not None else os.environ.get("STENTOR_URL", "localhost")
+    if not isinstance(text, str):
+        raise InvalidArgument(
+            f"A URL is text, not {type(text).__name__}.", hint='Several addresses are one text: "a:7440,b:7440".'
+        )
     scheme, separator, rest = text.partition("://")
     if separator and scheme != "stentor":
         raise InvalidArgument(
@@ -131,12 +135,14 @@ class ClientCore:
         self._ready = asyncio.Event()
         self._asking = asyncio.Semaphore(_REQUESTS_UNDER_WAY_MAX)
         self._connecting: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None  # for a better home than this
         self._last_error: StentorError | None = None
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.links_made = 0
         self._linked_at = 0.0
         self._backoff_s = 0.0
         self._avoided: dict[str, float] = {}  # addresses that are no home at present, and until when
+        self._settles = False  # nobody else answers: one that only knows what was will do
         self.alert: Callable[[str, str], Coroutine[Any, Any, None]] = _no_alert
         _cores.add(self)
 
@@ -152,15 +158,17 @@ class ClientCore:
                 return await self._adopt(link)
             except StentorError as error:
                 # A broker that refuses connections is not there; do not keep a person waiting for it.
-                late = isinstance(error, ConnectionFailed) or self.loop.time() + delay > deadline
-                if late or not error.retriable:
+                nobody = isinstance(error, ConnectionFailed) and (self._settles or not self._avoided)
+                if nobody or self.loop.time() + delay > deadline or not error.retriable:
                     raise
+                self._settles = isinstance(error, ConnectionFailed) or not self._fresh(self._homes())
             await asyncio.sleep(delay)
 
     async def _adopt(self, link: Link, timeout: float | None = None) -> None:
         link.on_routes = self._routes_changed
+        asked = messages.WatchRoutes(stale=self._settles)
         try:
-            table = await asyncio.wait_for(link.request(messages.WatchRoutes()), timeout or self.timeout)
+            table = await asyncio.wait_for(link.request(asked), timeout or self.timeout)
         except NotReady:
             self._avoided[link.address] = self.loop.time() + limits.LINK_AVOIDED_S  # it is cut off from its cluster
             if self.links.existing(link.broker.id if link.broker is not None else "") is not link:
@@ -171,6 +179,9 @@ class ClientCore:
             raise self.late("connect", timeout or self.timeout) from error
         link.check()  # it may have broken while its answer was on the way
         self.link = link
+        if self._settles:
+            self._settles = False
+            self._looking = self.loop.create_task(self._look_elsewhere(link))
         self.links_made += 1
         if self.links_made > 1:
             logger.warning("Connected again, to the broker at %s.", link.address)
@@ -212,6 +223,20 @@ class ClientCore:
                 return await self._adopt(link)
             except (StentorError, TimeoutError, OSError) as error:
                 self._last_error = error if isinstance(error, StentorError) else None
+                self._settles = not isinstance(error, NotReady) or not self._fresh(self._homes())
+
+    async def _look_elsewhere(self, settled: Link) -> None:
+        """A home that may only know what was is one until another answers."""
+        while True:
+            await asyncio.sleep(limits.LINK_AVOIDED_S)
+            if self.link is not settled:
+                return
+            with suppress(StentorError, TimeoutError, OSError):
+                link = await self.links.race([a for a in self._homes() if a != settled.address], limits.LINK_OPEN_S)
+                if self.link is settled:
+                    await self._adopt(link)
+                else:
+                    link.close()
 
     def _homes(self, lost: str = "") -> list[str]:
         """Where a home may be found: the addresses given, and all brokers heard of since; in any order, so that
@@ -221,8 +246,12 @@ class ClientCore:
         homes = list(dict.fromkeys([*self.addresses, *learned]))
         random.shuffle(homes)
         homes.sort(key=lambda address: address == lost)
+        return homes if self._settles else self._fresh(homes) or homes
+
+    def _fresh(self, homes: list[str]) -> list[str]:
+        """Those that did not say a moment ago that they are none."""
         now = self.loop.time()
-        return [address for address in homes if self._avoided.get(address, 0.0) <= now] or homes
+        return [address for address in homes if self._avoided.get(address, 0.0) <= now]
 
     # --- the way to a partition -----------------------------------------------------------------
 
@@ -489,7 +518,7 @@ class ClientCore:
 
     async def refresh_routes(self, timeout: float | None = None) -> None:
         """Ask for the table, instead of waiting for news of it."""
-        self._take_table(await self.call(messages.WatchRoutes(), timeout))
+        self._take_table(await self.call(messages.WatchRoutes(stale=True), timeout))
 
     def matching_routes(self, topics: list[str]) -> list[messages.TopicRoute]:
         """The routes of topics and patterns, by name; TopicNotFound for a topic that is not there."""
@@ -522,9 +551,10 @@ class ClientCore:
 
     async def _disconnect(self) -> None:
         self.closed = True
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+        for task in (self._connecting, self._looking):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self.links.close()
         self.link = None
         self._ready.set()

@@ -59,6 +59,7 @@ class Kind(IntEnum):
     DAMAGE = 3
     JOURNAL = 4
     FAILURE = 5
+    CATALOGUE = 6
 
 
 class FileHandle:

@@ -17,6 +17,9 @@ from stentor.errors import CorruptData, StentorError, StorageError
 from stentor.limits import DISK_RESERVE_BYTES, MIB
 from stentor.storage.damage import load_damage
 from stentor.storage.directory import (
+    ASIDE_FOLDER,
+    BROKER_FILE,
+    CATALOGUE_FILE,
     COORDINATION_FILE,
     FORMAT_FILE,
     JOURNAL_FILE,
@@ -43,7 +46,8 @@ from stentor.storage.segment import (
 )
 from stentor.storage.state import read_mark
 
-_OURS: Final = frozenset({FORMAT_FILE, LOCK_FILE, JOURNAL_FILE, COORDINATION_FILE, PARTITIONS_FOLDER, "lost+found"})
+_FILES: Final = frozenset({FORMAT_FILE, LOCK_FILE, JOURNAL_FILE, COORDINATION_FILE, BROKER_FILE, CATALOGUE_FILE})
+_OURS: Final = _FILES | {PARTITIONS_FOLDER, ASIDE_FOLDER, "lost+found"}
 _LOCKS: Final = Path("/proc/locks")
 
 

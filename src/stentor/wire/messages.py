@@ -259,6 +259,8 @@ class RouteChange(Struct, frozen=True):
 class WatchRoutes(Tagged, frozen=True):
     """Answer: RouteTable, and ROUTES frames from then on."""
 
+    stale: bool = False  # also from a broker that started without its coordination store, and knows what was
+
 
 class ListClients(Tagged, frozen=True):
     """Answer: ClientList."""
