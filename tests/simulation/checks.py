@@ -152,9 +152,9 @@ class Checker:
             if log is None:
                 lost = member.log_id in self.cluster.brokers[member.broker].disk.lost
                 require(committed == 0 or lost, "a member without its log", key, member, record)
-            elif log.synced_end >= committed:
+            elif log.synced_end >= max(committed, log.checked):  # below that it counts as damaged, and leads nobody (C13)
                 log.excused = False
-            else:
+            elif log.synced_end < committed:
                 require(
                     not log.whole,
                     "a member without all that is committed",
