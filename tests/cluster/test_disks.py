@@ -106,3 +106,28 @@ def test_damage_in_an_old_segment_is_found_by_a_reader_and_fetched_again(three, 
         wait_until(lambda: name in client.describe_topic("old-damage").partitions[0].chain, "the member's return")
         with Client(broker.address, read_from=lambda infos: sorted(infos, key=lambda info: info.id != name)) as picky:
             assert [message.value for message in picky.read("old-damage", timeout=30)] == expected
+
+
+def test_damage_that_a_joiner_would_get_makes_the_copy_leave(three, wait_until):
+    """K2: what is fed is verified; else the joiner refuses it, again and again, and nobody looks at the disk."""
+    with three.client(timeout=30) as client:
+        topic_id = client.create_topic("fed-damage", partitions=1, replicas=3).id
+        with client.producer("fed-damage") as producer:
+            for number in range(60):  # more than is kept at hand
+                producer.send(b"%d " % number + bytes(200_000))
+        _, tail, gone = three.chain("fed-damage")
+        three.kill(gone)
+        three.wait_for_chain("fed-damage", 2)
+        file = log_files(three.brokers[tail].directory, topic_id, 0)[0]
+        at = positions(file)[2][2] - 300
+        with file.open("r+b") as log:
+            log.seek(at)
+            byte = log.read(1)[0]
+            log.seek(at)
+            log.write(bytes([byte ^ 0x10]))
+        shutil.rmtree(three.brokers[gone].directory)
+        three.restart(gone)
+        three.wait_for_chain("fed-damage", 3, timeout=60)
+        wait_until(lambda: three.chain("fed-damage")[-1] == tail, "the damaged copy to be fetched anew", 30)
+        found = [int(message.value.split()[0]) for message in client.read("fed-damage", timeout=30)]
+        assert found == list(range(60))

@@ -8,6 +8,7 @@ import pytest
 
 from stentor import limits
 from stentor.errors import CorruptData, PartitionNotFound, ProtocolError, StentorError
+from stentor.testing import broker
 from stentor.wire import batch, frames, messages
 from stentor.wire.frames import Kind
 from stentor.wire.header import stamp
@@ -397,3 +398,37 @@ def test_limits_of_names_hold(attacked, raw):
     hello = {"version_min": 1, "version_max": 1, "name": "x" * (limits.CLIENT_NAME_CHARACTERS_MAX + 1)}
     connection.send(Kind.HELLO, 0, messages.encode(messages.Hello(**hello)))
     assert connection.refusal().code == "protocol_error"
+
+
+def test_many_streams_of_one_client_that_does_not_read_cost_the_broker_little(raw, wait_until):
+    """Each would have half a megabyte read for it; together they get what one connection gets."""
+    with broker() as local:
+        with local.client() as client:
+            topic_id = client.create_topic("t").id
+            with client.producer("t") as producer:
+                for _ in range(60):  # more than the broker keeps at hand
+                    producer.send(bytes(200_000))
+        link = raw(local.url, receive_buffer=4096).greet()
+        wish = messages.encode(messages.OpenStream(topic_id=topic_id, partition=0, start=0, credit=1))
+        link.send_bytes(b"".join(frames.frame(Kind.OPEN_STREAM, number, wish) for number in range(1, 201)))
+        wait_until(lambda: sum(len(session.streams) for session in local.inner.sessions) == 200, "all streams")
+        (session,) = local.inner.sessions
+        wait_until(lambda: session.blocked and not session.history_bytes, "what there is room for")
+        assert session.connection.unsent_bytes < 8 * limits.MIB
+        assert len(session.blocked) > 100
+
+
+def test_streams_that_wait_for_room_get_it_in_turn(raw):
+    with broker() as local, local.client() as client:
+        topic_id = client.create_topic("t").id
+        with client.producer("t") as producer:
+            for _ in range(60):
+                producer.send(bytes(200_000))
+        link = raw(local.url).greet()
+        wish = messages.encode(messages.OpenStream(topic_id=topic_id, partition=0, start=0, end=5, credit=1 << 22))
+        link.send_bytes(b"".join(frames.frame(Kind.OPEN_STREAM, number, wish) for number in range(1, 31)))
+        ended = set()
+        while len(ended) < 30:
+            kind, stream, _ = link.receive()
+            if kind == Kind.STREAM_ENDED:
+                ended.add(stream)

@@ -37,7 +37,7 @@ class Broker(MemberSide):
         self.drift = 1.0
         self.wall_offset = 0
         self.life = 0  # which start; work of an earlier one is ignored
-        self.replicas, self.feeds, self.waiting = {}, {}, {}
+        self.replicas, self.feeds, self.waiting, self.cuts = {}, {}, {}, {}
         self.network.brokers[name] = self
 
     # --- life -----------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class Broker(MemberSide):
         self.up = True
         self.life += 1
         self.disk.incarnation += 1
-        self.replicas, self.feeds, self.waiting = {}, {}, {}
+        self.replicas, self.feeds, self.waiting, self.cuts = {}, {}, {}, {}
         self.known = {}  # key -> the newest revision heard of
         self.seen = {}  # the store's key -> the newest revision heard of
         self.brokers, self.topics, self.tickets = {}, {}, 0
@@ -192,7 +192,10 @@ class Broker(MemberSide):
             return
         self.checker.synced(self.name, key, log.batches[log.synced : sync[0]])
         log.synced = max(log.synced, sync[0])
-        self.step(key, r.Durable(log.synced_end))
+        if key in self.cuts and self.cuts[key][0] is replica:
+            self.soon(100, self.truncate, key, *self.cuts.pop(key))
+        else:
+            self.step(key, r.Durable(log.synced_end))
 
     def do_store_epoch(self, key, replica, effect):
         self.soon(100, self.store_epoch, key, replica, effect.epoch)
@@ -204,7 +207,11 @@ class Broker(MemberSide):
             self.step(key, r.EpochStored(epoch))
 
     def do_truncate(self, key, replica, effect):
-        self.soon(100, self.truncate, key, replica, effect)
+        """A sync that is under way is waited for, and says nothing any more, as in a broker."""
+        if self.disk.logs[key].syncs:
+            self.cuts[key] = replica, effect
+        else:
+            self.soon(100, self.truncate, key, replica, effect)
 
     def truncate(self, key, replica, effect):
         if self.replicas.get(key) is not replica:

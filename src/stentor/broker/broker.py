@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -253,6 +253,8 @@ class Broker:
     def _elsewhere(self, topic_id: int, index: int) -> StentorError:
         held = self.catalogue.chains.get((topic_id, index))
         topic = self.catalogue.by_id.get(topic_id)
+        if (held is None or topic is None) and self.waiting.serves:
+            return without_store()  # the store may know it
         if held is None or topic is None:
             return PartitionNotFound(
                 f"This broker has no partition {index} of the topic with id {topic_id:x}.",
@@ -515,22 +517,24 @@ class Broker:
             session.connection.abort()
 
     async def _release(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
-        self.listeners.close()
-        await self.cluster.close()
-        for name in ("epochs", "syncs", "reads"):
-            if (threads := getattr(self, name, None)) is not None:
-                await asyncio.to_thread(threads.close)
-        if (replicas := getattr(self, "replicas", None)) is not None and replicas.partitions:
-            await asyncio.to_thread(self._checkpoint_now)
-            for partition in replicas.partitions.values():
-                partition.log.close()
-        if (store := getattr(self, "store", None)) is not None:
-            await self.recorded.close()
-            await store.close()
-        if self._directory is not None:
-            self._directory.close()
+        """Let go of everything, from the last line here to the first, whatever fails on the way."""
+        async with AsyncExitStack() as stack:
+            if self._directory is not None:
+                stack.callback(self._directory.close)
+            if (store := getattr(self, "store", None)) is not None:
+                stack.push_async_callback(store.close)
+                stack.push_async_callback(self.recorded.close)
+            if (replicas := getattr(self, "replicas", None)) is not None and replicas.partitions:
+                for partition in replicas.partitions.values():
+                    stack.callback(partition.log.close)
+                stack.push_async_callback(asyncio.to_thread, self._checkpoint_now)
+            for name in ("reads", "syncs", "epochs"):
+                if (threads := getattr(self, name, None)) is not None:
+                    stack.push_async_callback(asyncio.to_thread, threads.close)
+            stack.push_async_callback(self.cluster.close)
+            stack.callback(self.listeners.close)
+            for timer in self._timers:
+                timer.cancel()
 
     # --- what others see ------------------------------------------------------------------------
 

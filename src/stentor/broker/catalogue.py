@@ -103,6 +103,11 @@ _controllers = msgspec.msgpack.Decoder(ControllerKey)
 _recorded = msgspec.msgpack.Decoder(RecordedEnd)
 
 
+def decode_broker(value: bytes) -> BrokerRecord:
+    """A broker's registration, as it is in the store."""
+    return _brokers.decode(value)
+
+
 class News(msgspec.Struct):
     """What changed in the catalogue, for whoever must act on it."""
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor._version import __version__
-from stentor.broker.catalogue import ACTIVE, CONTROLLER, News, Topic, broker_key, chain_key, encode
+from stentor.broker.active import ActiveBroker
+from stentor.broker.catalogue import CONTROLLER, News, Topic, broker_key, chain_key, encode
 from stentor.broker.peers import Peers
 from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
@@ -58,7 +59,6 @@ class Cluster:
         self.peers.on_refused = self._peer_refused
         self.member: ClusterMember | None = None
         self.confirmed = True  # C6: somebody who could replace this broker would have told it
-        self._choosing = False
         self._reporting = False
         self._member_messages: list[tuple[Key, PartitionMessage]] = []
         self._fresh = True  # the records are not those from before a time of being cut off
@@ -70,6 +70,7 @@ class Cluster:
         self._lease = 0
         self.routes = Routes(broker)
         self.restored = Restored()
+        self._active = ActiveBroker(broker, self)
         self._views: dict[str, str] = {}
         self._closed = False
 
@@ -104,14 +105,15 @@ class Cluster:
         self.member = ClusterMember(
             broker.broker_id, broker.incarnation, self._now_us(), lambda: secrets.randbits(62) + 1
         )
+        self.member.cautious = self.restored.accepted
         await self.register()
-        self._spawn(self._watch(revision))
+        self.spawn(self._watch(revision))
         found = await broker.store.range("")
         news = News(brokers=True, chains=dict(broker.catalogue.chains))
         broker.catalogue.replace(found.entries, found.revision, news)
         self._take_news(news)
         if not broker.replicas.single:
-            self._spawn(self._keep_alive())
+            self.spawn(self._keep_alive())
         self._tick()
 
     async def register(self) -> None:
@@ -151,7 +153,8 @@ class Cluster:
                 self._lease = 0
             await asyncio.sleep(limits.LEASE_S / 3)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that ends with this broker, and is told when it fails."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -173,7 +176,7 @@ class Cluster:
         if self.peers.names or not self._is_settled():
             self._do(self.machine.tick(now_us))
             self._watch_views(now_us)
-            self._choose_active()
+            self._active.choose()
             self.restored.tell_behind(self.machine.controller, self._broker.catalogue.by_id)
         if now_us - self._pinged_us > limits.HEARTBEAT_S * 1_000_000:
             self._pinged_us = now_us
@@ -192,7 +195,7 @@ class Cluster:
             self._fresh = False
         elif not self._fresh and not self._refreshing:
             self._refreshing = True
-            self._spawn(self._refresh())
+            self.spawn(self._refresh())
         self._set_confirmed(heard and self._fresh)
         for name in self.peers.names:
             view = membership.view(name, now_us)
@@ -233,37 +236,6 @@ class Cluster:
             self._fresh = True
         finally:
             self._refreshing = False
-
-    def _choose_active(self) -> None:
-        """C26: active-passive topics have one broker that serves; the controller names it, one swap decides."""
-        catalogue = self._broker.catalogue
-        controller = self.machine.controller
-        if controller is None or self._choosing or self.restored.noticed:
-            return
-        if not any(topic.record.settings.placement == "active-passive" for topic in catalogue.topics.values()):
-            return
-        alive = controller.alive
-        if catalogue.active in alive and not catalogue.brokers[catalogue.active].draining:
-            return
-        candidates = sorted(name for name in alive if not catalogue.brokers[name].draining)
-        if candidates:
-            self._choosing = True
-            self._spawn(self._make_active(candidates[0]))
-
-    async def _make_active(self, name: str) -> None:
-        expect = {
-            ACTIVE: self._broker.catalogue.active_revision,
-            CONTROLLER: self.machine.membership.controller_revision,
-        }
-        try:
-            swap = await self._broker.store.swap(expect=expect, put={ACTIVE: name.encode()})
-            if swap.succeeded:
-                logger.warning("broker %s is the active one now", name)
-            await self.look_again()
-        except StentorError as error:
-            logger.warning("no active broker could be named: %s", error)
-        finally:
-            self._choosing = False
 
     @property
     def active(self) -> str:
@@ -320,7 +292,7 @@ class Cluster:
                     found = {(topic_id, partition): report for topic_id, partition, report in reports}
                     self._do(self.machine.heard_reports(broker, incarnation, found, now_us))
                 case peer.TopicsChanged():
-                    self._spawn(self.look_again())
+                    self.spawn(self.look_again())
 
     def _heard_about(self, key: Key, sender: str, message: PartitionMessage) -> None:
         if isinstance(message, JoinerReady | Complaint):
@@ -389,15 +361,15 @@ class Cluster:
                 case effects.Beat(heartbeat):
                     self.peers.send_all(heartbeat)
                 case effects.TakeOver(revision):
-                    self._spawn(self._take_over(revision))
+                    self.spawn(self._take_over(revision))
                 case effects.LoadAll():
-                    self._spawn(self._load())
+                    self.spawn(self._load())
                 case effects.Push(records, complete):
                     self.push(dict(records), complete=complete)
                 case effects.ReportReplicas():
                     self.report_replicas()
                 case Propose():
-                    self._spawn(self._propose(effect))
+                    self.spawn(self._propose(effect))
 
     async def _take_over(self, revision: int) -> None:
         if self.restored.noticed:
@@ -537,7 +509,7 @@ class Cluster:
             controller.topic(topic_id, None if topic is None else topic.plan)
         self.routes.topic_changed(topic_id, topic)
         if topic is None:
-            self._spawn(broker.drop_topic(topic_id))
+            self.spawn(broker.drop_topic(topic_id))
             return
         broker.apply_settings(topic)
         for key in topic.keys:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stentor import limits
-from stentor.broker.catalogue import CONTROLLER, broker_key, chain_key, encode
+from stentor.broker.catalogue import CONTROLLER, broker_key, chain_key, decode_broker, encode
 from stentor.core.controller import Held
 from stentor.errors import InvalidArgument, NotReady, PartitionNotFound
 from stentor.wire import messages
@@ -52,14 +52,11 @@ class Operators:
         """The controller moves its replicas elsewhere, one after the other, without stopping writes."""
         broker = self._broker
         broker.cluster.restored.check()
-        record = broker.catalogue.brokers.get(name)
-        if record is None:
-            raise self._unknown(name)
         key = broker_key(name)
         held = await broker.store.get(key)
         if held is None:
             raise self._unknown(name)
-        changed = msgspec.structs.replace(record, draining=draining)
+        changed = msgspec.structs.replace(decode_broker(held.value), draining=draining)
         swap = await broker.store.swap(expect={key: held.revision}, put={key: encode(changed)})
         if not swap.succeeded:
             raise NotReady(f"Broker {name} was changed by someone else.", hint="Try again.", object=name)
@@ -101,7 +98,7 @@ class Operators:
         if partition is None or held is None:
             raise PartitionNotFound(f"This broker has no copy of {topic}/{index}.", hint="Ask a broker that has one.")
         restored = held.record.epoch < partition.replica.epoch  # the store came from a backup (C27)
-        if not restored and any(
+        if not (restored or partition.replica.halted) and any(
             broker.cluster.view(member.broker) == "heard"
             for member in held.record.chain
             if member.broker != broker.broker_id
@@ -134,6 +131,7 @@ class Operators:
             partition.log.end,
             held.record.committed,
         )
+        partition.forgive_halt()
         broker.cluster.push({key: Held(record, swap.revision)})
         return messages.PartitionRecovered(
             epoch=record.epoch, end=partition.log.end, committed=max(held.record.committed, partition.committed)

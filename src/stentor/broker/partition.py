@@ -268,6 +268,11 @@ class Partition:
             self.feed.close()
             self.feed = None
 
+    def forgive_halt(self) -> None:
+        """An operator says that this copy leads: that it refused to follow another counts no more."""
+        if self.replica.halted:
+            self.halted, self.replica.failed, self.replica.halted = "", "", False
+
     def feed_failed(self, error: StentorError) -> None:
         """The successor needs what this disk cannot give."""
         logger.error("partition %s cannot feed its successor: %s", self.name, error)
@@ -312,11 +317,11 @@ class Partition:
             reason = "" if error is None else error.message
             logger.error("partition %s could not cut its log: %s", self.name, reason)
             self.step(r.Fail(f"the log could not be cut back: {reason}"))
-            return
-        self.log = log
-        log.snapshot = self.replica.dedupe.snapshot
-        self.step(r.Cut(effect.end))
-        self._release_held()
+        else:
+            self.log = log
+            log.snapshot = self.replica.dedupe.snapshot
+            self.step(r.Cut(effect.end))
+        self._disk_is_free()
 
     def _hold_if_far_ahead(self, session: Session, size: int) -> None:
         """Back-pressure: memory and the unsynced part of the log stay bounded."""
@@ -429,11 +434,12 @@ class Partition:
             self._perform(self.replica.step(r.Fail(error.message), self._clock.now_us()))
         elif end is not None:
             self._perform(self.replica.step(r.Durable(end), self._clock.now_us()))
-        self._release_held()
+        self._disk_is_free()
+
+    def _disk_is_free(self) -> None:
+        """A sync or a cut is over: who waited for it goes on."""
         if self._stopped is not None and not self._sync_under_way:
             self._stopped()
-
-    def _release_held(self) -> None:
         held, self._held = self._held, set()
         for session in held:
             session.release()

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PROVEN_S = 0.5
+"""A connection that ends sooner is not dialled again at once: the other side takes none, or not what it is sent."""
+
+_FRAME_BYTES_MAX = 1024 * 1024
+"""What is said is packed into frames of about this size; a single message may be larger."""
+
 _GATHERED_BYTES_MAX = 512 * 1024
 """More than this is written at once instead of at the end of the turn."""
 
@@ -89,8 +95,18 @@ class PeerLink:
     def _pack(self) -> None:
         """What was said becomes one frame."""
         if self._outbox:
-            self._buffers.append(frames.frame(Kind.PEER, 0, peer.encode(self._outbox)))
-            self._outbox.clear()
+            outbox, self._outbox = self._outbox, []
+            self._pack_messages(outbox)
+
+    def _pack_messages(self, said: list[peer.PeerMessage]) -> None:
+        """One frame, unless it would be large: snapshots of many partitions may be among it."""
+        body = peer.encode(said)
+        if len(body) > _FRAME_BYTES_MAX and len(said) > 1:
+            middle = len(said) // 2
+            self._pack_messages(said[:middle])
+            self._pack_messages(said[middle:])
+        else:
+            self._buffers.append(frames.frame(Kind.PEER, 0, body))
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -103,8 +119,10 @@ class PeerLink:
             except (OSError, TimeoutError, StentorError) as error:
                 logger.debug("no connection to broker %s: %s", self.name, error)
             else:
+                dialled = self._loop.time()
                 await self._lost.wait()
-                continue  # dial again at once: the answer tells whether it is dead
+                if self._loop.time() - dialled > _PROVEN_S:
+                    continue  # dial again at once: the answer tells whether it is dead
             await asyncio.sleep(limits.PEER_HEARTBEAT_S * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
 
     async def _dial(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,13 @@ from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
 from stentor.core.records import Key, Member
 from stentor.core.replica import Configure, EpochStored, Fail, PeerConnected, Started, Tick, Truncate
-from stentor.errors import StentorError
+from stentor.errors import CorruptData, DiskFull, StentorError
+from stentor.storage.journal import ReplicaState
 from stentor.storage.log import PartitionLog
 from stentor.storage.model import LogSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Coroutine, Iterable
 
     from stentor.broker.broker import Broker
     from stentor.broker.catalogue import Topic
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RECOVERY_THREADS = 4
+_ASK_AGAIN_S = 1.0  # when the disk was full
+_NEW = ReplicaState(0)
 
 
 class Replicas:
@@ -51,6 +55,9 @@ class Replicas:
         self._storing = False
         self._creating: dict[Key, Held] = {}  # being made; with the newest record heard meanwhile
         self._superseded_since: dict[Key, float] = {}
+        self._dropping: dict[Key, Held | None] = {}  # being removed; with the newest record heard meanwhile
+        self._dropped: set[int] = set()  # ids of logs that were removed in this life
+        self._tasks: set[asyncio.Task[None]] = set()
         self.single = False  # a broker on its own takes its logs as they are
 
     # --- opening --------------------------------------------------------------------------------
@@ -77,7 +84,7 @@ class Replicas:
         """A copy that cannot be opened is put aside if others have the partition; alone, it is for the operator."""
         try:
             return self._open(topic, key, log_id)
-        except StentorError as error:
+        except CorruptData as error:  # anything else is no fault of the copy: too few descriptors, a newer format
             if topic.plan.factor == 1:
                 raise
             aside = self._directory.put_aside(*key)
@@ -153,7 +160,7 @@ class Replicas:
             dedupe=dedupe,
             table=log.epochs(),
             failed=self._unusable(log, replicated=replicated),
-            damaged=replicated and bool(log.damaged),
+            damaged=replicated and (bool(log.damaged or log.recovery.truncated) or (current or _NEW).damaged),
         )
         broker = self._broker
         return Partition(
@@ -206,11 +213,17 @@ class Replicas:
         """The store has this record of a partition; it may name this broker."""
         named = self._named(held)
         partition = self.partitions.get(key)
-        if key in self._creating:
+        if key in self._dropping:
+            self._dropping[key] = held
+        elif key in self._creating:
             self._creating[key] = held
         elif named is not None and (partition is None or partition.replica.me.log_id != named.log_id):
+            if named.log_id in self._dropped and named in held.record.chain:
+                # C3: empty, it would pass for the copy that it was.
+                logger.critical("%s/%d: this copy was removed, and cannot be a member", topic.record.name, key[1])
+                return
             self._creating[key] = held
-            self._broker.loop.create_task(self._create_named(topic, key, named))
+            self._spawn(self._create_named(topic, key, named))
         elif partition is not None:
             partition.step(Configure(held.record, held.revision))
 
@@ -221,21 +234,33 @@ class Replicas:
         members: tuple[Member, ...] = record.chain if record.joining is None else (*record.chain, record.joining)
         return next((m for m in members if m.broker == me and m.incarnation == life), None)
 
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._broker.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _create_named(self, topic: Topic, key: Key, named: Member) -> None:
-        old = self.partitions.pop(key, None)
-        if old is not None:
-            old.end_streams(StentorError("This copy of the partition is replaced.", hint="Subscribe again."))
-            await self.settle(old)
-            old.log.close()
+        held: Held | None = None
         try:
+            await self._close_replaced(key)
             await self.create(topic, key, named.log_id)
-        except StentorError as error:
+            held = self._creating[key]
+        except (StentorError, OSError) as error:  # the next record of the partition tries again
             logger.warning("partition %s/%d cannot be opened: %s", topic.record.name, key[1], error)
-            self._creating.pop(key)
+        finally:
+            self._creating.pop(key, None)
+        if held is not None:
+            self.configure(topic, key, held)
+            self._broker.cluster.report_replicas()
+
+    async def _close_replaced(self, key: Key) -> None:
+        old = self.partitions.pop(key, None)
+        if old is None:
             return
-        held = self._creating.pop(key)
-        self.configure(topic, key, held)
-        self._broker.cluster.report_replicas()
+        old.end_streams(StentorError("This copy of the partition is replaced.", hint="Subscribe again."))
+        await self.settle(old)
+        with suppress(StentorError):  # its disk may be why it is replaced
+            old.log.close()
 
     async def settle(self, partition: Partition) -> None:
         """Bring what it has to disk."""
@@ -272,7 +297,7 @@ class Replicas:
             elif now - self._superseded_since.setdefault(key, now) > limits.SUPERSEDED_S:
                 logger.info("%s: this copy is not needed any more and is removed", partition.name)
                 del self._superseded_since[key]
-                self._broker.loop.create_task(self.drop(key, StentorError("This copy was removed.")))
+                self._spawn(self.drop(key, StentorError("This copy was removed.")))
 
     def _is_superseded(self, held: Held, partition: Partition) -> bool:
         record = held.record
@@ -289,10 +314,20 @@ class Replicas:
         if partition is None:
             self._journal.remove(*key)
             return
-        partition.end_streams(error)
-        await self.settle(partition)
-        self._journal.remove(*key)
-        await asyncio.to_thread(partition.log.delete)
+        self._dropping[key] = None
+        self._dropped.add(partition.replica.me.log_id)
+        if self._broker.cluster.member is not None:
+            self._broker.cluster.report_replicas()  # nobody shall count on it any more
+        try:
+            partition.end_streams(error)
+            await self.settle(partition)
+            self._journal.remove(*key)
+            await asyncio.to_thread(partition.log.delete)
+        finally:
+            held = self._dropping.pop(key)
+        topic = self._broker.catalogue.by_id.get(key[0])
+        if held is not None and topic is not None:
+            self.configure(topic, key, held)
 
     # --- what a partition needs (ChainWork) -----------------------------------------------------
 
@@ -332,12 +367,14 @@ class Replicas:
                 continue
             if error is None:
                 partition.step(EpochStored(epoch))
+            elif isinstance(error, DiskFull):
+                self._epochs_waiting.append((partition, epoch))  # it stays wedged until there is room (K5)
             else:
                 logger.error("the journal could not be written: %s", error)
                 partition.step(Fail(f"the journal could not be written: {error.message}"))
         if self._epochs_waiting:
             self._storing = True
-            self._store_epochs()
+            self._broker.loop.call_later(_ASK_AGAIN_S if error is not None else 0, self._store_epochs)
 
     def cut_log(self, partition: Partition, effect: Truncate) -> PartitionLog:
         """In a thread: the log ends here, or begins anew here; the state derived from it follows (C9, C19)."""
@@ -382,15 +419,21 @@ class Replicas:
 
     def note_floors(self) -> None:
         for key, partition in self.partitions.items():
-            if partition.is_cutting:
-                continue
             synced_end = partition.log.synced_end
+            if partition.is_cutting or self._ends_below_floor(partition, synced_end):
+                continue
             self._journal.update(
                 *key,
                 log_id=partition.log.identity.log_id,
                 synced_end=synced_end,
                 committed=min(partition.committed, synced_end),
+                damaged=partition.replica.damaged,
             )
+
+    def _ends_below_floor(self, partition: Partition, synced_end: int) -> bool:
+        """A log that failed is left as it was found, and may have lost what was known to be on disk."""
+        known = self._journal.get(*partition.key)
+        return bool(partition.replica.failed) and known is not None and synced_end < known.synced_end
 
     def retain(self) -> None:
         """In a thread: the head of each chain lets old segments go; its members follow."""

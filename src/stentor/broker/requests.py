@@ -35,7 +35,12 @@ async def serve(broker: Broker, session: Session, request: Any) -> Any:
         raise ProtocolError(f"This broker does not know the request {type(request).__name__}.")
     if broker.waiting.serves and type(request) not in _WITHOUT_STORE:
         raise without_store()
-    return await handler(broker, session, request)
+    try:
+        return await handler(broker, session, request)
+    except TopicNotFound:
+        if broker.waiting.serves:
+            raise without_store() from None  # the store may know it
+        raise
 
 
 async def _change(broker: Broker, work: Coroutine[Any, Any, Any]) -> Any:

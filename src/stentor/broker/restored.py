@@ -31,6 +31,7 @@ class Restored:
 
     def __init__(self) -> None:
         self.noticed = False
+        self.accepted = False  # an operator says that an older store is the store now
         self.revision = 0  # the highest that the store is known to have had
         self._told: set[object] = set()
 
@@ -57,6 +58,7 @@ class Restored:
                 " docs/cluster.md, 'Backup and restore', says what comes then.",
             )
         if revision < seen:
+            self.accepted = True
             logger.warning("the coordination store is at revision %d, was at %d; accepted as told", revision, seen)
             journal.accept_revision(revision)
         self.revision = revision
@@ -72,7 +74,12 @@ class Restored:
 
     def tell_behind(self, controller: Controller | None, topics: Mapping[int, Topic]) -> None:
         """Partitions whose members are further than the store, as the controller sees it; each is told once."""
-        for key in controller.behind - self._told if controller is not None else ():
+        if controller is None:
+            return
+        if (unheard := ", ".join(controller.unheard)) and unheard not in self._told:
+            self._told.add(unheard)
+            logger.warning("no chain is changed before these have said what they hold: %s", unheard)
+        for key in controller.behind - self._told:
             self._told.add(key)
             if key[0] in topics:
                 logger.critical(

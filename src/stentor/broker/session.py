@@ -59,7 +59,8 @@ class Session:
         self.ended = False
         self.connected_at_us = broker.clock.now_us()
         self.streams: dict[int, Stream] = {}
-        self.blocked: set[Stream] = set()  # streams that wait for the socket
+        self.blocked: dict[Stream, None] = {}  # streams that wait for room, in turn
+        self.history_bytes = 0  # being read for this client
         self.watches_routes = False
         self.peer = ""  # the other broker, if it is one
         self._relay: Relay | None = None  # the way to another broker, if this client wants that one
@@ -109,11 +110,21 @@ class Session:
             return
         if writable:
             self.release()
-            blocked, self.blocked = self.blocked, set()
-            for stream in blocked:
-                stream.pump()
+            self.pump_blocked()
         else:
             self.hold()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be pushed: neither the socket nor what is being read for it holds too much."""
+        return self.connection.writable and self.history_bytes < limits.HISTORY_BYTES
+
+    def pump_blocked(self) -> None:
+        """Streams that waited go on, as many as there is room for."""
+        while self.blocked and self.has_room:
+            stream = next(iter(self.blocked))
+            del self.blocked[stream]
+            stream.pump()
 
     def hold(self) -> None:
         """Stop reading from this client; holds are counted."""

@@ -37,7 +37,7 @@ class Stream:
 
     def pump(self) -> None:
         """Push what can be pushed; then wait for commits, credit, the socket or the disk."""
-        cursor, partition, connection = self.cursor, self.partition, self.session.connection
+        cursor, partition = self.cursor, self.partition
         for _ in range(_PUSHES_PER_TURN):
             if self.closed:
                 return
@@ -49,8 +49,8 @@ class Stream:
                 if cursor.position >= committed:
                     partition.idle.add(self)
                 return
-            if not connection.writable:
-                self.session.blocked.add(self)
+            if not self.session.has_room:
+                self.session.blocked[self] = None
                 return
             found = partition.tail.take(cursor.position, committed, limits.DELIVERY_BYTES)
             if found is None:
@@ -85,8 +85,9 @@ class Stream:
         self.cursor.start_reading()
         # Clients check every batch they get, so what this broker wrote itself need not be read twice.
         size = self._history_bytes()
+        self.session.history_bytes += size
         read = partial(self.partition.log.read, self.cursor.position, committed, size, trusted=True)
-        self.partition.reads.submit(read, self._history_read)
+        self.partition.reads.submit(read, partial(self._history_read, size))
 
     def _history_bytes(self) -> int:
         """Large reads for who waits for nothing else on this connection, as far as it has credit."""
@@ -95,16 +96,18 @@ class Stream:
             return limits.DELIVERY_BYTES
         return max(limits.DELIVERY_BYTES, min(limits.HISTORY_BYTES, self.cursor.credit))
 
-    def _history_read(self, found: Any, error: StentorError | None) -> None:
+    def _history_read(self, size: int, found: Any, error: StentorError | None) -> None:
         self.cursor.reading = False
+        self.session.history_bytes -= size
         if self.closed:
-            return
-        if error is not None:
+            pass
+        elif error is not None:
             self.fail(self.partition.read_failed(error))
-            return
-        if found.next_offset > self.cursor.position:
-            self._push([found.data], found.next_offset, len(found.data))
-        self.pump()
+        else:
+            if found.next_offset > self.cursor.position:
+                self._push([found.data], found.next_offset, len(found.data))
+            self.pump()
+        self.session.pump_blocked()
 
     # --- the reader's wishes --------------------------------------------------------------------
 
@@ -140,5 +143,5 @@ class Stream:
         self.closed = True
         self.partition.streams.discard(self)
         self.partition.idle.discard(self)
-        self.session.blocked.discard(self)
+        self.session.blocked.pop(self, None)
         self.session.streams.pop(self.id, None)

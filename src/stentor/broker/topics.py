@@ -18,7 +18,16 @@ from stentor.core.controller import Held
 from stentor.core.names import check_topic_name
 from stentor.core.placement import Candidate, Load, place
 from stentor.core.records import ChainRecord, Key, Member
-from stentor.errors import InvalidArgument, LimitExceeded, NotReady, StentorError, TopicExists, TopicNotFound
+from stentor.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    NotReady,
+    StentorError,
+    TopicExists,
+    TopicNotFound,
+    UnknownSwap,
+)
+from stentor.ports import Swap
 from stentor.wire.messages import merge_settings
 
 if TYPE_CHECKING:
@@ -48,10 +57,13 @@ class Topics:
         }
         try:
             await broker.replicas.create_many(topic, mine)
-            await self._add(topic, chains)
-        except BaseException:
+            held = await self._add(topic, chains)
+        except UnknownSwap:
+            raise  # it may be made yet, and be used: the logs stay
+        except Exception:
             await self._discard(list(mine))
             raise
+        await broker.cluster.topic_made(topic, held)
         logger.info("topic %s made with %d partitions", name, settings.partitions)
         return topic
 
@@ -78,6 +90,7 @@ class Topics:
                 object=name,
             )
         settings = msgspec.structs.replace(settings, replicas=replicas)
+        _check_minimum(name, settings)
         record = TopicRecord(name, secrets.randbits(62) + 1, settings, self._broker.clock.now_us())
         return Topic(record, 0)
 
@@ -106,9 +119,9 @@ class Topics:
             )
         return chains
 
-    async def _add(self, topic: Topic, chains: dict[Key, ChainRecord]) -> None:
+    async def _add(self, topic: Topic, chains: dict[Key, ChainRecord]) -> dict[Key, Held]:
         """Chains first where one swap cannot hold all; the topic's own key last: it makes them count."""
-        broker, name = self._broker, topic.record.name
+        name = topic.record.name
         records = list(chains.items())
         size = limits.COORDINATION_SWAP_OPERATIONS_MAX - 1
         parts = [records[start : start + size] for start in range(0, len(records), size)]
@@ -118,12 +131,27 @@ class Topics:
             expect = dict.fromkeys(put, 0)
             if number == len(parts) - 1:
                 put[topic_key(name)], expect[topic_key(name)] = encode(topic.record), 0
-            swap = await broker.store.swap(expect=expect, put=put)
+            swap = await self._swap(expect, put)
             if not swap.succeeded:
                 raise TopicExists(f"Topic {name} exists already.", object=name)
             held.update((key, Held(record, swap.revision)) for key, record in part)
             topic.revision = swap.revision
-        await broker.cluster.topic_made(topic, held)
+        return held
+
+    async def _swap(self, expect: dict[str, int], put: dict[str, bytes]) -> Swap:
+        """C17: a swap whose answer is missing is looked up; what is not there may still be made."""
+        store = self._broker.store
+        try:
+            return await store.swap(expect=expect, put=put)
+        except UnknownSwap as unknown:
+            key, value = next(reversed(put.items()))
+            try:
+                found = await store.get(key)
+            except StentorError:
+                raise unknown from None
+            if found is None:
+                raise
+            return Swap(succeeded=found.value == value, revision=found.revision)
 
     async def _discard(self, keys: list[Key]) -> None:
         """The topic was not made after all, for lack of room perhaps: nothing of it stays."""
@@ -148,6 +176,7 @@ class Topics:
                 f"{merged.replicas} replicas need as many brokers; the cluster has {len(broker.catalogue.brokers)}.",
                 object=name,
             )
+        _check_minimum(name, merged)
         record = msgspec.structs.replace(topic.record, settings=merged)
         key = topic_key(name)
         swap = await broker.store.swap(expect={key: topic.revision}, put={key: encode(record)})
@@ -169,6 +198,15 @@ class Topics:
         await delete_all(broker.store, rest)
         await broker.cluster.topic_deleted(topic)
         logger.info("topic %s deleted", name)
+
+
+def _check_minimum(name: str, settings: TopicSettings) -> None:
+    if settings.min_replicas and settings.min_replicas > settings.replicas:
+        raise InvalidArgument(
+            f"Topic {name} has {settings.replicas} replicas; {settings.min_replicas} of them cannot be the minimum.",
+            hint="Lower min_replicas, or ask for more replicas.",
+            object=name,
+        )
 
 
 async def delete_all(store: CoordinationStore, keys: list[str]) -> None:

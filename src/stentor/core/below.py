@@ -29,6 +29,7 @@ class Below:
         self.told = (NEVER, NEVER)  # what the successor was told last: durable, start
         self.since_us = now_us  # when the successor last said something, or had nothing to say
         self.joint = False
+        self._joint_below = False  # as the successor says of the tail
         self._joint_from = NEVER
         self._linked_end = NEVER
         self.joiner_changed()
@@ -51,6 +52,7 @@ class Below:
         if at_tail:
             self.joiner = max(self.joiner, up.durable[0])
             return
+        self._joint_below = up.joint
         before = self.durable or up.durable
         self.durable = [max(pair) for pair in zip(before, up.durable, strict=True)]
         self.committed = max(self.committed, up.committed)
@@ -68,6 +70,11 @@ class Below:
         if not self.joint and self.joiner >= 0 and end - self.joiner <= limits.JOIN_LAG_MESSAGES:
             # Whatever was committed so far is on this disk, known to be committed or not.
             self.joint, self._joint_from = True, durable
+
+    @property
+    def waits_for_joiner(self) -> bool:
+        """Whether the tail answers for a joiner, so that nobody between can be blamed for standing still."""
+        return self.joint or self._joint_below
 
     @property
     def joiner_is_ready(self) -> bool:

@@ -72,6 +72,7 @@ class Replica:
         self.committed = committed
         self.dedupe = dedupe
         self.failed = failed
+        self.halted = False  # failed because it would lose what is committed: for an operator (C9)
         self.damaged = damaged
         self.table = EpochTable(table)
         self.linked = False  # reconciled with the predecessor in this epoch, or the head
@@ -261,7 +262,8 @@ class Replica:
         if self.place.is_tail and self.record is not None and self.record.joining is not None:
             self._consider_joint(effects)
         self._pass_up(effects)
-        self._answer(effects)
+        for ack in self._acks.levels():
+            effects.extend(self._acks.reached(ack, self._reached(ack)))
         return effects
 
     def durable_here(self) -> int:
@@ -291,7 +293,8 @@ class Replica:
         predecessor = self.place.predecessor
         if predecessor is None or not (self.place.joins or self.place.is_tail or self.below.durable):
             return
-        up, told = Up(self.epoch, [self._own_durable(), *self.below.durable], self.committed), self._told_up
+        durable, told = [self._own_durable(), *self.below.durable], self._told_up
+        up = Up(self.epoch, durable, self.committed, self.below.waits_for_joiner)
         if up.is_news(told, self.place.to_quorum, self._quorum_wanted):
             self._told_up = up
             effects.append(r.Send(predecessor.broker, up))
@@ -340,10 +343,6 @@ class Replica:
         if others > len(self.below.durable):
             return NEVER  # the chain is shorter than a majority: wait until it is not
         return min([self.durable, *self.below.durable[:others]])
-
-    def _answer(self, effects: list[Effect]) -> None:
-        for ack in self._acks.levels():
-            effects.extend(self._acks.reached(ack, self._reached(ack)))
 
     # --- epochs ---------------------------------------------------------------------------------
 
@@ -472,6 +471,7 @@ class Replica:
         if self._cutting is not None:
             return []  # said twice
         if self._loses_committed(linked):
+            self.halted = True
             reason = f"epoch {self.epoch} would cut the log at {linked.cut}, below {self.committed}, committed"
             return [r.Halt(reason), *self._fail(reason)]
         if linked.cut == self.end and not linked.reset:
@@ -489,6 +489,7 @@ class Replica:
         linked, self._cutting = self._cutting, None
         assert linked is not None
         self.end = self.durable = end
+        self._syncing = False  # one that was under way was waited for, and says nothing any more
         if linked.reset:
             self.start = end
             self.table.clear()
@@ -555,7 +556,8 @@ class Replica:
     def _complain(self, now_us: int) -> list[Effect]:
         """C14, C15: a successor that cannot be linked, or stands still while there is something to do."""
         successor = self.place.successor
-        if successor is None or not self.linked or (self.below.fed is not None and self.place.waits_for_joiner):
+        blameless = self.below.fed is not None and self.below.waits_for_joiner and not self.place.is_tail
+        if successor is None or not self.linked or blameless:
             return []
         if self.below.fed is not None and self.below.reached(at_tail=self.place.is_tail) >= self.durable_here():
             self.below.since_us = now_us
@@ -569,13 +571,12 @@ class Replica:
         self.failed = reason
         self.damaged = True
         error = refusals.unknown(reason)
-        refused: list[Effect] = [r.Refuse(ticket, error) for ticket in self._acks.give_up()]
-        return refused + self._unfeed()
+        return [*(r.Refuse(ticket, error) for ticket in self._acks.give_up()), *self._unfeed()]
 
     # --- what others see ------------------------------------------------------------------------
 
     def report(self) -> ReplicaReport:
-        return ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed)
+        return ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed, self.halted)
 
     def statistics(self) -> dict[str, int | str | bool]:
         return {

@@ -63,6 +63,7 @@ class ClusterMember:
         self._new_id = new_id
         self._reported_us = now_us
         self._taking_over = False
+        self.cautious = False  # the store was restored: nothing changes before all brokers have reported (C27)
         self.takeovers = 0
 
     @property
@@ -140,6 +141,7 @@ class ClusterMember:
             return [ReportReplicas()]
         self.takeovers += 1
         self.controller = Controller(self._new_id)
+        self.controller.awaited = self.cautious
         return [LoadAll(), ReportReplicas()]
 
     def loaded(
@@ -161,7 +163,7 @@ class ClusterMember:
         if controller is None:
             return []
         membership = self.membership
-        controller.may_remove = membership.hears_majority(now_us)
+        controller.set_may_remove(membership.hears_majority(now_us))
         controller.heard_alive(
             {
                 broker: membership.incarnation_of(broker) or record.incarnation
@@ -169,7 +171,7 @@ class ClusterMember:
                 if not membership.is_dead(broker, now_us)
             }
         )
-        return list(controller.plan())
+        return list(controller.plan(now_us))
 
     def proposed(self, propose: Propose, revision: int | None, now_us: int) -> list[ClusterEffect]:
         """A swap succeeded at this revision, or not (None): then everything is read again (C17)."""

@@ -19,7 +19,7 @@ A proposal whose outcome is not known is settled by reading (C17); until then it
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _replace = msgspec.structs.replace
+_COMPLAINT_US: Final = 1_500_000
+"""Complaints are said with every tick while they hold; an older one is over."""
 
 
 class BrokerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -91,7 +93,9 @@ class Controller:
         self._reports: dict[tuple[Key, str], ReplicaReport] = {}
         self._reported: dict[str, int] = {}  # which life of a broker has said what it holds
         self._ready: dict[Key, JoinerReady] = {}
-        self._complaints: dict[Key, Complaint] = {}
+        self._complaints: dict[Key, tuple[Complaint, int]] = {}  # and when it was heard last
+        self._now_us = 0
+        self.awaited = False  # whether nothing may change before everyone has said what it holds (C27)
         self._under_way: dict[Key, int] = {}  # key -> proposal
         self._tally = Tally()  # of all records as they will be once what is under way is through
         self._stale: set[Key] = set()  # to be looked at
@@ -136,6 +140,12 @@ class Controller:
             self.active = broker
             self._look_at_everything()
 
+    def set_may_remove(self, may_remove: bool) -> None:
+        """Whether this controller hears a majority: what it left alone without one is looked at again."""
+        if may_remove != self.may_remove:
+            self.may_remove = may_remove
+            self._look_at_everything()
+
     def heard_alive(self, alive: Mapping[str, int]) -> None:
         """Who is there, with incarnations; everyone else counts as dead."""
         if alive != self.alive:
@@ -148,7 +158,7 @@ class Controller:
             case JoinerReady():
                 self._ready[key] = message
             case Complaint():
-                self._complaints[key] = message
+                self._complaints[key] = message, self._now_us
             case _:
                 return
         self._stale.add(key)
@@ -180,9 +190,10 @@ class Controller:
 
     # --- proposals ------------------------------------------------------------------------------
 
-    def plan(self) -> list[Propose]:
+    def plan(self, now_us: int) -> list[Propose]:
         """The next changes, in transactions of bounded size."""
-        if not self._stale:
+        self._now_us = now_us
+        if not self._stale or self.unheard:
             return []
         settled = not self._tally.unsettled
         if settled and not self._settled:
@@ -200,6 +211,13 @@ class Controller:
             if wanted is not None and wanted != held.record:
                 changes.append(Change(key, held.revision, _replace(wanted, proposal=self._new_id())))
         return [self._propose(part) for part in _parts(changes, limits.COORDINATION_SWAP_OPERATIONS_MAX - 1)]
+
+    @property
+    def unheard(self) -> list[str]:
+        """Who must say what it holds before anything changes: all brokers, where the store was restored (C27)."""
+        if not self.awaited:
+            return []
+        return sorted(broker for broker in self.brokers if broker not in self._reported)
 
     def _propose(self, changes: tuple[Change, ...]) -> Propose:
         proposal = self._new_id()
@@ -234,6 +252,8 @@ class Controller:
         if self._is_behind(key, record):
             return None
         record = _replace(record, committed=max(record.committed, self._known_committed(key, record)))
+        if self._is_halted(key, record):
+            return None
         staying = [self._staying(key, record, member) for member in record.chain]
         survivors = tuple(member for member in staying if member is not None)
         if not survivors:
@@ -263,6 +283,11 @@ class Controller:
         else:
             self.behind.discard(key)
         return behind
+
+    def _is_halted(self, key: Key, record: ChainRecord) -> bool:
+        """C9: a member would lose what is committed if it followed its head: who is right is for an operator to say."""
+        reports = (self._reports.get((key, member.broker)) for member in record.chain)
+        return any(report is not None and report.halted and report.member in record.chain for report in reports)
 
     def _known_committed(self, key: Key, record: ChainRecord) -> int:
         """What members of the chain, and only they, have reported to be committed."""
@@ -295,11 +320,9 @@ class Controller:
 
     def _without_reported(self, key: Key, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
         """C14, C15: the member that its predecessor complains about leaves, if enough stay (C8)."""
-        complaint = self._complaints.get(key)
+        complaint = self._complaint(key, record)
         if complaint is None:
             return survivors
-        if complaint.epoch != record.epoch:
-            return survivors  # it was followed, or is out of date
         rest = tuple(member for member in survivors if member != complaint.member)
         enough = len(rest) >= max(1, record.min_replicas)
         return rest if enough or (rest and self._has_other(rest, complaint.member)) else survivors
@@ -354,8 +377,15 @@ class Controller:
         return _replace(record, epoch=record.epoch + 1, chain=chain, joining=None, eligible=eligible)
 
     def _is_reported(self, key: Key, record: ChainRecord, member: Member) -> bool:
-        complaint = self._complaints.get(key)
-        return complaint is not None and complaint.epoch == record.epoch and complaint.member == member
+        complaint = self._complaint(key, record)
+        return complaint is not None and complaint.member == member
+
+    def _complaint(self, key: Key, record: ChainRecord) -> Complaint | None:
+        """What is complained about now: of this epoch, and not long ago."""
+        complaint, heard_us = self._complaints.get(key, (None, 0))
+        if complaint is None or complaint.epoch != record.epoch or self._now_us - heard_us > _COMPLAINT_US:
+            return None
+        return complaint
 
     def _wanted_joiner(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> Member | None:
         """Who should become the next tail: a replacement, or one more."""
@@ -368,7 +398,7 @@ class Controller:
             for broker in self.brokers.values()
             if self._is_candidate(broker) and broker.id not in members
         ]
-        complaint = self._complaints.get(key)
+        complaint, _ = self._complaints.get(key, (None, 0))
         if complaint is not None and len(candidates) > 1:
             candidates = [c for c in candidates if c.broker != complaint.member.broker] or candidates
         if not candidates:
@@ -409,8 +439,7 @@ class Controller:
     def _rebalanced(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
         """A permutation of the same members; C9 reconciles."""
         chain = [member.broker for member in record.chain]
-        complaint = self._complaints.get(key)
-        if not self._settled or (complaint is not None and complaint.epoch == record.epoch):
+        if not self._settled or self._complaint(key, record) is not None:
             return None  # heads move once, when everyone is back
         wanted = sorted(self.brokers)[key[1] % len(self.brokers)] if self.brokers else ""
         better = better_head(chain, load, mode=plan.mode, active=self.active, wanted=wanted)

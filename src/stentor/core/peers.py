@@ -65,6 +65,7 @@ class Up(_Message, frozen=True):
     epoch: int
     durable: list[int]
     committed: int = 0
+    joint: bool = False  # the tail answers for its joiner too (C11): if that one stands still, the tail says so
 
     def is_news(self, told: Up | None, to_quorum: int, quorum_wanted: int) -> bool:
         """Whether the predecessor must hear this after what it was told last.
@@ -72,7 +73,7 @@ class Up(_Message, frozen=True):
         Up to `quorum_wanted` somebody waits for a majority, which the sender and `to_quorum - 1` members after it
         complete. What is committed is no news: the predecessor has heard everything that it follows from.
         """
-        if told is None or min(told.durable) != min(self.durable):
+        if told is None or min(told.durable) != min(self.durable) or told.joint != self.joint:
             return True
         before = min(told.durable[:to_quorum], default=quorum_wanted)
         return before < quorum_wanted and before < min(self.durable[:to_quorum])
@@ -102,6 +103,7 @@ class ReplicaReport(_Message, frozen=True):
     committed: int
     damaged: bool = False  # may not lead before it was reconciled (C13)
     failed: str = ""
+    halted: bool = False  # it refused to lose what is committed (C9): nothing changes without an operator
 
 
 PartitionMessage = Adopt | Link | Linked | Down | Up | JoinerReady | Complaint | ReplicaReport

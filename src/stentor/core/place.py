@@ -40,11 +40,6 @@ class Place:
         return 0 if self.position is None or self.record is None else max(0, self.record.quorum - self.position)
 
     @property
-    def waits_for_joiner(self) -> bool:
-        """In joint mode the tail answers for the joiner: if that one stands still, the tail says so itself."""
-        return not self.is_tail and self.record is not None and self.record.joining is not None
-
-    @property
     def predecessor(self) -> Member | None:
         if self.record is None or self.is_head:
             return None

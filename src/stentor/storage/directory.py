@@ -219,14 +219,17 @@ class DataDirectory:
         if not path.exists():
             return None
         folder = self.path / ASIDE_FOLDER
-        folder.mkdir(exist_ok=True)
-        target = next(
-            candidate for number in range(1_000_000) if not (candidate := folder / f"{path.name}.{number}").exists()
-        )
-        path.rename(target)
-        mark_path(path).unlink(missing_ok=True)
-        sync_directory(path.parent)
-        sync_directory(folder)
+        try:
+            folder.mkdir(exist_ok=True)
+            target = next(
+                candidate for number in range(1_000_000) if not (candidate := folder / f"{path.name}.{number}").exists()
+            )
+            path.rename(target)
+            mark_path(path).unlink(missing_ok=True)
+            sync_directory(path.parent)
+            sync_directory(folder)
+        except OSError as error:
+            raise storage_error(error, operation="put aside", path=path) from error
         return target
 
     def aside(self) -> list[AsideCopy]:

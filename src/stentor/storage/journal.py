@@ -36,6 +36,8 @@ class ReplicaState(msgspec.Struct, frozen=True, array_like=True):
     """Every offset below was on disk here."""
     committed: int = 0
     """Every offset below was on disk at every member of the chain."""
+    damaged: bool = False
+    """Something was missing at a start, and the copy was not reconciled with another since (C13)."""
 
     @property
     def floor(self) -> LogFloor:
@@ -130,6 +132,7 @@ class ReplicaJournal:
         epoch: int | None = None,
         synced_end: int | None = None,
         committed: int | None = None,
+        damaged: bool | None = None,
     ) -> None:
         """Note progress in memory; `store` makes it durable. A new log id begins with empty floors."""
         with self._lock:
@@ -143,6 +146,7 @@ class ReplicaJournal:
                 before.epoch if epoch is None else epoch,
                 before.synced_end if synced_end is None else synced_end,
                 before.committed if committed is None else committed,
+                before.damaged if damaged is None else damaged,
             )
             if after.epoch < before.epoch or after.committed < before.committed or after.synced_end < before.synced_end:
                 raise _going_back(topic_id, partition, before, after)

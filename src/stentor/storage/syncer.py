@@ -49,7 +49,8 @@ class LogSyncer:
             self._sync_files(end, unsealed)
             self._measure((time.perf_counter_ns() - began) // 1000)
             for segment in unsealed[:-1]:
-                self._seal(segment)
+                if not self._seal(segment):
+                    break  # in order, so that the next sync finds it again
             self._write_snapshots(unsealed)
             return end
         finally:
@@ -77,11 +78,13 @@ class LogSyncer:
         self.sync_us_total += took_us
         self.sync_us_max = max(self.sync_us_max, took_us)
 
-    def _seal(self, segment: Segment) -> None:
+    def _seal(self, segment: Segment) -> bool:
         try:
             seal_segment(segment, self._state.identity)
         except StorageError as error:
             logger.warning("%s is not sealed yet: %s", segment.path(), error)
+            return False
+        return True
 
     def _write_snapshots(self, unsealed: Sequence[Segment]) -> None:
         for segment in unsealed:

@@ -1,14 +1,19 @@
 """Disks that are full, read-only, taken or damaged: nothing acknowledged is lost, and a person is told what to do."""
 
+import asyncio
 import os
 import subprocess
 import threading
 
+import msgspec
 import pytest
 
 from stentor import limits
 from stentor.errors import CorruptData, DirectoryInUse, DirectoryUnusable, DiskFull, StentorError
-from stentor.testing import broker
+from stentor.storage import journal
+from stentor.storage.files import Kind, atomic_write, seal
+from stentor.storage.state import FailureMark, mark_path
+from stentor.testing import LocalBroker, broker
 from stentor.wire import messages
 
 MIB = limits.MIB
@@ -230,6 +235,28 @@ def test_a_broker_that_could_not_start_lets_go_of_everything(tmp_path):
             assert client.publish("t", b"x").offset == 0
 
 
+def test_a_broker_that_cannot_write_its_last_words_lets_go_of_everything(tmp_path, monkeypatch):
+    local = LocalBroker(tmp_path).start()
+    with local.client() as client:
+        client.publish("t", b"x")
+    (partition,) = local.inner.partitions.values()
+    inner, real = local.inner, journal.atomic_write
+
+    def full(path, data):
+        raise DiskFull("There is no room on the disk.")
+
+    monkeypatch.setattr(journal, "atomic_write", full)
+    inner._journal.note_revision(5)  # so that there is something to write
+    stopping = asyncio.run_coroutine_threadsafe(inner.stop(), inner.loop)
+    with pytest.raises(DiskFull):
+        stopping.result(20)
+    monkeypatch.setattr(journal, "atomic_write", real)
+    assert partition.log._state.closed
+    with broker(tmp_path) as again, again.client() as client:
+        assert [message.value for message in client.read("t")] == [b"x"]
+    inner.loop.call_soon_threadsafe(local._stop.set)
+
+
 # --- damage -------------------------------------------------------------------------------------
 
 
@@ -385,3 +412,22 @@ def test_a_damaged_coordination_file_is_refused_with_a_hint(hundred):
     with pytest.raises(CorruptData, match="coordination") as caught:
         hundred.start()
     assert caught.value.hint
+
+
+def test_a_failed_log_that_also_lost_something_does_not_keep_the_others_from_starting(tmp_path):
+    with broker(tmp_path) as local:
+        with local.client() as client:
+            for topic in ("bad", "good"):
+                for number in range(10):
+                    client.publish(topic, b"%d" % number + bytes(100))
+            topic_id = client.describe_topic("bad").id
+        local.stop()
+        directory = tmp_path / "partitions" / f"{topic_id:016x}-0"
+        mark = FailureMark(10, "A sync failed: EIO.", 1)
+        atomic_write(mark_path(directory), seal(Kind.FAILURE, msgspec.json.encode(mark)))
+        (log,) = directory.glob("*.log")
+        flip(log, log.stat().st_size - 5)
+        local.start()
+        with local.client() as client:
+            assert len(list(client.read("good"))) == 10
+            assert "sync failed" in client.describe_topic("bad").partitions[0].failed

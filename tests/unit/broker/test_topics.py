@@ -5,7 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from stentor.errors import DeadlineExceeded, InvalidArgument, LimitExceeded, TopicExists, TopicNotFound
+from stentor.errors import (
+    CoordinationUnavailable,
+    DeadlineExceeded,
+    InvalidArgument,
+    LimitExceeded,
+    TopicExists,
+    TopicNotFound,
+    UnknownSwap,
+)
 from stentor.testing import broker
 from stentor.wire.messages import TopicSettings
 
@@ -259,3 +267,58 @@ def test_a_topic_made_a_moment_ago_says_where_it_is(local, client, monkeypatch):
     monkeypatch.setattr(partition, "info", lambda: msgspec.structs.replace(known, chain=[], epoch=0))
     (found,) = client.describe_topic("new").partitions
     assert (found.chain, found.epoch) == (known.chain, known.epoch)
+
+
+class LostAnswers:
+    """A store that makes changes of topics, or does not, and never says so."""
+
+    def __init__(self, store, *, made, readable=True):
+        self._store, self._swap, self._get = store, store.swap, store.get
+        self._made, self._readable = made, readable
+        store.swap, store.get = self.swap, self.get
+
+    async def swap(self, *, expect, put, **more):
+        if not any(key.startswith("topics/") for key in put):
+            return await self._swap(expect=expect, put=put, **more)
+        if self._made:
+            await self._swap(expect=expect, put=put, **more)
+        raise UnknownSwap("A change was sent, but not answered.")
+
+    async def get(self, key):
+        if key.startswith("topics/") and not self._readable:
+            raise CoordinationUnavailable("No answer.")
+        return await self._get(key)
+
+
+def test_a_topic_that_was_made_without_an_answer_is_made(local, client):
+    LostAnswers(local.inner.store, made=True)
+    client.create_topic("t")
+    assert client.publish("t", "x").offset == 0
+    assert [message.value for message in client.read("t")] == [b"x"]
+
+
+def test_a_topic_that_may_have_been_made_keeps_its_logs(local, client, wait_until):
+    """Others see it, publish, and are told that their messages are safe."""
+    LostAnswers(local.inner.store, made=True, readable=False)
+    with pytest.raises(UnknownSwap):
+        client.create_topic("t")
+    wait_until(lambda: "t" in names(client), "the topic")
+    assert client.publish("t", "x").offset == 0
+    local.stop()
+    local.start()
+    assert [message.value for message in client.read("t")] == [b"x"]
+
+
+def test_a_topic_that_was_not_made_is_an_unknown_outcome(local, client):
+    LostAnswers(local.inner.store, made=False)
+    with pytest.raises(UnknownSwap):
+        client.create_topic("t")
+    assert names(client) == []
+
+
+def test_the_minimum_cannot_be_more_than_all(client):
+    with pytest.raises(InvalidArgument, match="cannot be the minimum"):
+        client.create_topic("t", replicas=1, min_replicas=2)
+    client.create_topic("t")
+    with pytest.raises(InvalidArgument, match="cannot be the minimum"):
+        client.alter_topic("t", min_replicas=2)

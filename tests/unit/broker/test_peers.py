@@ -1,0 +1,35 @@
+"""The connections to other brokers: what is said in one turn, and how often they are dialled."""
+
+from types import SimpleNamespace
+
+from stentor.broker import peers
+from stentor.broker.peers import PeerLink
+from stentor.core.peers import Linked
+from stentor.testing import broker
+from stentor.wire import frames, peer
+
+
+def test_what_is_said_in_one_turn_is_split_before_it_is_too_large_for_a_frame(monkeypatch):
+    monkeypatch.setattr(peers, "_FRAME_BYTES_MAX", 1000)
+    said = [peer.ForPartition(1, index, Linked(1, 1, 5, reset=True, snapshot=bytes(300))) for index in range(10)]
+    link = SimpleNamespace(_buffers=[])
+    link._pack_messages = lambda messages: PeerLink._pack_messages(link, messages)
+    link._pack_messages([*said, peer.ForPartition(1, 10, Linked(1, 1, 5, reset=True, snapshot=bytes(5000)))])
+    bodies = [buffer[frames.HEADER.size :] for buffer in link._buffers]
+    heard = [message for body in bodies for message in peer.decode(memoryview(body))]
+    assert heard[:10] == said
+    assert len(heard) == 11
+    assert all(len(body) <= 1000 or len(peer.decode(memoryview(body))) == 1 for body in bodies)
+
+
+def test_a_broker_that_takes_no_more_connections_is_not_dialled_all_the_time(wait_until):
+    with broker(connections_max=1) as full, broker() as other, full.client():
+        before, made = full.inner.refusals, []
+        address = full.url.removeprefix("stentor://")
+        started = other.inner.loop.time()
+        other.inner.loop.call_soon_threadsafe(lambda: made.append(PeerLink(other.inner, "full", address, peer.CONTROL)))
+        wait_until(lambda: full.inner.refusals - before >= 5, "five attempts")
+        took = other.inner.loop.time() - started
+        attempts = full.inner.refusals - before
+        other.inner.loop.call_soon_threadsafe(made[0].close)
+    assert attempts <= 10 + 25 * took

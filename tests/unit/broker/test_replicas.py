@@ -1,0 +1,197 @@
+"""Copies of partitions: opened, replaced, removed, cut, whatever the disk and the store say meanwhile."""
+
+import threading
+
+import msgspec
+import pytest
+
+from stentor.broker import replicas as replicas_module
+from stentor.broker.catalogue import Topic
+from stentor.core import replica as r
+from stentor.core.controller import Held
+from stentor.core.peers import Linked
+from stentor.errors import CorruptData, DiskFull, FormatTooNew, StorageError
+from stentor.storage import journal
+
+
+class Inside:
+    """A broker with one topic, and what tests do to its only partition."""
+
+    def __init__(self, local, client):
+        client.create_topic("t")
+        for _ in range(3):
+            client.publish("t", "x")
+        self.broker = local.inner
+        self.replicas = local.inner.replicas
+        ((self.key, self.partition),) = self.replicas.partitions.items()
+        self.topic = self.broker.catalogue.get("t")
+        self._steps = 0
+
+    def run(self, work, *arguments):
+        """In the broker's loop."""
+        done, found = threading.Event(), []
+
+        def now():
+            try:
+                found.append(work(*arguments))
+            finally:
+                done.set()
+
+        self.broker.loop.call_soon_threadsafe(now)
+        assert done.wait(10)
+        return found[0]
+
+    def held(self, **changes):
+        """The record as it would be after a change."""
+        self._steps += 1
+        held = self.broker.catalogue.chains[self.key]
+        record = msgspec.structs.replace(held.record, epoch=held.record.epoch + self._steps, **changes)
+        return Held(record, held.revision + self._steps)
+
+    def name_another_log(self):
+        member = self.broker.catalogue.chains[self.key].record.chain[0]
+        self._log_id = member.log_id + self._steps + 1
+        chain = (msgspec.structs.replace(member, log_id=self._log_id),)
+        self.run(self.replicas.configure, self.topic, self.key, self.held(chain=chain))
+
+    def is_replaced(self):
+        partition = self.replicas.partitions.get(self.key)
+        return partition is not None and partition.replica.me.log_id == self._log_id
+
+
+@pytest.fixture
+def inside(local, client):
+    return Inside(local, client)
+
+
+def test_a_copy_that_is_cut_right_now_can_be_replaced(inside, wait_until):
+    go_on, cut_log = threading.Event(), inside.replicas.cut_log
+
+    def slowly(partition, effect):
+        go_on.wait(10)
+        return cut_log(partition, effect)
+
+    def cut():
+        partition = inside.partition
+        inside.replicas.cut_log = slowly
+        partition.replica._cutting = Linked(partition.replica.epoch, 1, partition.log.end)
+        partition._perform([r.Truncate(partition.log.end, reset=False, snapshot=None)])
+
+    inside.run(cut)
+    inside.name_another_log()
+    go_on.set()
+    wait_until(inside.is_replaced, "the new copy")
+
+
+def test_a_cut_that_fails_lets_those_go_who_wait_for_the_disk(inside, wait_until):
+    held = []
+
+    class Publisher:
+        def hold(self):
+            held.append(self)
+
+        def release(self):
+            held.remove(self)
+
+    def cut():
+        partition, publisher = inside.partition, Publisher()
+        inside.replicas.cut_log = lambda *_: (_ for _ in ()).throw(DiskFull("There is no room."))
+        partition._held.add(publisher)
+        publisher.hold()
+        partition.replica._cutting = Linked(partition.replica.epoch, 1, partition.log.end)
+        partition._perform([r.Truncate(partition.log.end, reset=False, snapshot=None)])
+
+    inside.run(cut)
+    wait_until(lambda: not held, "the release")
+    assert "cut back" in inside.partition.replica.failed
+
+
+def test_a_copy_that_could_not_be_made_is_made_with_the_next_record(inside, wait_until):
+    put_aside = inside.replicas._directory.put_aside
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    inside.replicas._directory.put_aside = full
+    inside.name_another_log()
+    wait_until(lambda: not inside.replicas._creating, "the failure")
+    assert inside.key not in inside.replicas.partitions
+    inside.replicas._directory.put_aside = put_aside
+    inside.name_another_log()
+    wait_until(inside.is_replaced, "the new copy")
+
+
+def test_a_copy_that_is_being_removed_is_not_opened_before_it_is_gone(inside, wait_until):
+    """Its files would be unlinked under a member that acknowledges."""
+    go_on, delete = threading.Event(), inside.partition.log.delete
+    inside.partition.log.delete = lambda: (go_on.wait(10), delete())
+    record = inside.held()
+    dropping = inside.run(
+        lambda: inside.broker.loop.create_task(inside.replicas.drop(inside.key, StorageError("Removed.")))
+    )
+    wait_until(lambda: inside.key in inside.replicas._dropping, "the removal")
+    inside.name_another_log()
+    assert inside.key not in inside.replicas._creating
+    go_on.set()
+    wait_until(dropping.done, "the end of the removal")
+    wait_until(inside.is_replaced, "the new copy")
+    assert inside.partition.log.directory.exists()
+    # The old one would come back empty under its old name.
+    inside.run(inside.replicas.configure, inside.topic, inside.key, record)
+    assert inside.key not in inside.replicas._creating
+    assert inside.is_replaced()
+
+
+def test_an_epoch_that_found_no_room_is_stored_when_there_is_some(inside, client, wait_until, monkeypatch):
+    real, refused = journal.atomic_write, []
+
+    def full(path, data):
+        refused.append(path)
+        raise DiskFull("There is no room on the disk.")
+
+    monkeypatch.setattr(journal, "atomic_write", full)
+    held = inside.held()
+    inside.run(inside.partition.step, r.Configure(held.record, held.revision))
+    wait_until(lambda: refused, "the refusal")
+    monkeypatch.setattr(journal, "atomic_write", real)
+    wait_until(lambda: inside.partition.replica.epoch == held.record.epoch, "the epoch")
+    assert not inside.partition.replica.failed
+    assert client.publish("t", "y").offset == 3
+
+
+@pytest.mark.parametrize("error", [FormatTooNew("Format 2."), StorageError("Too many open files.")])
+def test_a_copy_that_cannot_be_opened_for_another_reason_is_not_put_aside(inside, monkeypatch, error):
+    settings = msgspec.structs.replace(inside.topic.record.settings, replicas=3)
+    topic = Topic(msgspec.structs.replace(inside.topic.record, settings=settings), 1)
+
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setattr(replicas_module.PartitionLog, "open", refuse)
+    with pytest.raises(type(error)):
+        inside.replicas._reopen(topic, inside.key, 1)
+    assert inside.partition.log.directory.exists()
+    assert inside.replicas._journal.get(*inside.key) is not None
+
+
+def test_a_damaged_copy_of_a_replicated_partition_is_put_aside(inside, monkeypatch):
+    settings = msgspec.structs.replace(inside.topic.record.settings, replicas=3)
+    topic = Topic(msgspec.structs.replace(inside.topic.record, settings=settings), 1)
+
+    def refuse(*_, **__):
+        raise CorruptData("Not a segment.")
+
+    monkeypatch.setattr(replicas_module.PartitionLog, "open", refuse)
+    assert inside.replicas._reopen(topic, inside.key, 1) is None
+    assert not inside.partition.log.directory.exists()
+
+
+def test_what_a_torn_tail_took_is_remembered_until_the_copy_is_reconciled(inside, tmp_path):
+    """C13: it leads nobody, also after one more restart."""
+    book = journal.ReplicaJournal.open(tmp_path / "replicas")
+    book.update(7, 0, log_id=5, synced_end=3, damaged=True)
+    book.store()
+    again = journal.ReplicaJournal.open(tmp_path / "replicas")
+    assert again.get(7, 0).damaged
+    again.update(7, 0, log_id=5, damaged=False)
+    assert not again.get(7, 0).damaged

@@ -1,0 +1,84 @@
+"""Members of a chain, one at a time: what they do about cuts that meet syncs, and about joiners."""
+
+import pytest
+from tests.simulation.disk import Batch
+
+from stentor.core import replica as r
+from stentor.core.chain import Replica
+from stentor.core.dedupe import Dedupe
+from stentor.core.peers import Link, Linked, Up
+from stentor.core.records import ChainRecord, Member
+from stentor.limits import REPLICA_STALL_S
+
+A, B, C = Member("a", 1, 1), Member("b", 2, 1), Member("c", 3, 1)
+SECOND = 1_000_000
+
+
+def replica(me, *, end=0):
+    return Replica(
+        me=me, epoch=1, start=0, end=end, committed=0, dedupe=Dedupe(), table=[(1, 0)] if end else []
+    )  # fmt: skip
+
+
+def adopt(machine, epoch, chain=(A, B), joining=None):
+    record = ChainRecord(epoch, chain, joining=joining, proposal=epoch, factor=len(chain), min_replicas=1)
+    machine.step(r.Configure(record, epoch), 0)
+    return machine.step(r.EpochStored(epoch), 0)
+
+
+def link(machine, epoch, cut):
+    """The predecessor answers the last Link."""
+    return machine.step(r.Received("a", Linked(epoch, machine._attempt, cut)), 0)
+
+
+def offer(machine, epoch):
+    """One more batch comes down."""
+    base = machine.end
+    offered = r.Offered("a", epoch, machine._attempt, machine.table.epoch_before(base), base, 0, 0)
+    assert machine.step(offered, 0) == [r.Take()]
+    return machine.step(r.Taken([Batch(base, base + 1, epoch, 7, 0, base, 1, 0)]), 0)
+
+
+def test_a_cut_that_meets_a_sync_does_not_stop_later_syncs():
+    tail = replica(B, end=10)
+    adopt(tail, 3)
+    link(tail, 3, cut=10)
+    assert r.Sync() in offer(tail, 3)  # under way from here on, and never reported: the cut waits for it
+    adopt(tail, 4)
+    (cut,) = link(tail, 4, cut=10)
+    assert cut == r.Truncate(10, reset=False, snapshot=None)
+    tail.step(r.Cut(10), 0)
+    link(tail, 4, cut=10)
+    assert r.Sync() in offer(tail, 4)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_member_that_stands_still_is_reported_also_while_another_is_filled(joint):
+    """Unless the tail says that it waits for its joiner: then nobody between is to blame."""
+    head = replica(A)
+    adopt(head, 3, joining=C)
+    head.step(r.Received("b", Link(3, 1, B, 0, 0, [])), 0)
+    head.step(r.Received("b", Up(3, [0])), 0)
+    publish = r.Publish(1, 3, 1, 7, 0, 0, 1)
+    (append,) = head.step(publish, 0)
+    head.step(r.Appended(publish, append), 0)
+    head.step(r.Durable(1), 0)
+    head.step(r.Received("b", Up(3, [0], 0, joint)), SECOND)
+    assert not any(isinstance(effect, r.Report) for effect in head.step(r.Tick(), 2 * SECOND))
+    late = head.step(r.Tick(), int((REPLICA_STALL_S + 1.1) * SECOND))
+    assert any(isinstance(effect, r.Report) for effect in late) is not joint
+
+
+def test_that_the_tail_waits_for_its_joiner_is_news():
+    assert Up(3, [5], 5, joint=True).is_news(Up(3, [5], 5), 1, 0)
+    assert not Up(3, [5], 5).is_news(Up(3, [5], 5), 1, 0)
+
+
+def test_who_would_lose_what_is_committed_halts_and_says_so():
+    tail = replica(B, end=10)
+    tail.committed = 8
+    adopt(tail, 3)
+    effects = link(tail, 3, cut=7)
+    assert isinstance(effects[0], r.Halt)
+    assert tail.report().halted
+    assert tail.report().failed
