@@ -60,6 +60,24 @@ def test_the_head_and_the_controller_die_together(three, load):
     assert flow.errors == []
 
 
+def test_the_last_of_three_serves_readers_once_the_others_are_known_to_be_dead(three, wait_until):
+    """With two of three replicas gone nothing is taken; what is committed can be read."""
+    with three.client(timeout=30) as client:
+        client.create_topic("last", partitions=3, replicas=3)
+        for number in range(30):
+            client.publish("last", f"{number}", partition=number % 3)
+    left = three.controller()
+    for name in set(three.brokers) - {left}:
+        three.kill(name)
+    with Client(three.brokers[left].address, timeout=30) as client:
+        wait_until(
+            lambda: [p.chain for p in client.describe_topic("last").partitions] == [[left]] * 3, "one member", 20
+        )
+        assert sorted(int(message.value) for message in client.read("last")) == list(range(30))
+    with Client(three.brokers[left].address, timeout=1) as client, pytest.raises(StentorError, match="1 of 3 replicas"):
+        client.publish("last", "too few disks")
+
+
 def test_a_paused_head_is_replaced_and_joins_again_when_it_goes_on(three, load):
     with load(three) as flow:
         [name] = victims(three, flow, "head")

@@ -61,10 +61,8 @@ def shell(running_broker):
         environment = {**os.environ, "STENTOR_URL": running_broker.url, **settings.pop("environment", {})}
         process = subprocess.Popen(
             [sys.executable, "-m", "stentor", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             env=environment,
-            **settings,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings},
         )
         started.append(process)
         return process

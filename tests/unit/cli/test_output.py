@@ -1,4 +1,7 @@
+import errno
 import io
+import os
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -6,6 +9,8 @@ import pytest
 from stentor.cli import progress
 from stentor.cli.output import PIECE_BYTES, LiveOutput, table_lines
 from stentor.cli.progress import Progress
+
+WAIT_S = 15.0
 
 
 def test_a_table_is_aligned_with_numbers_to_the_right():
@@ -29,9 +34,9 @@ class Pipe(io.BytesIO):
         return super().write(data[:100_000])
 
 
-def live_output_to(pipe, monkeypatch):
+def live_output_to(pipe, monkeypatch, on_failure=None):
     monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=pipe, flush=lambda: None))
-    return LiveOutput()
+    return LiveOutput(on_failure)
 
 
 def test_everything_is_written_in_order_and_in_large_pieces(monkeypatch):
@@ -51,6 +56,43 @@ def test_a_pipe_that_was_closed_is_reported_to_whoever_writes(monkeypatch):
 
     with pytest.raises(BrokenPipeError), live_output_to(Closed(), monkeypatch) as output:
         output.write(b"x" * PIECE_BYTES)
+
+
+class Full(io.BytesIO):
+    def write(self, _):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_what_the_thread_could_not_write_wakes_whoever_waits_and_is_raised_by_the_next_write(monkeypatch):
+    failed = threading.Event()
+    output = live_output_to(Full(), monkeypatch, failed.set)
+    with pytest.raises(OSError, match="No space left on device: 'standard output'"), output:
+        output.write(b"lost")
+        assert failed.wait(WAIT_S)
+        output.write(b"more")
+        pytest.fail("nothing was said")
+
+
+def test_what_the_thread_could_not_write_is_raised_at_the_end(monkeypatch):
+    failed = threading.Event()
+    with pytest.raises(OSError, match="No space left"), live_output_to(Full(), monkeypatch, failed.set) as output:
+        output.write(b"lost")
+        assert failed.wait(WAIT_S)
+
+
+def test_a_reader_that_goes_away_is_noticed_while_there_is_nothing_to_write(monkeypatch):
+    failed = threading.Event()
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe:
+        with pytest.raises(BrokenPipeError), live_output_to(pipe, monkeypatch, failed.set):
+            os.close(reading)
+            assert failed.wait(WAIT_S)
+
+
+def test_ctrl_c_is_not_hidden_by_the_pipe_that_it_broke(monkeypatch):
+    with pytest.raises(KeyboardInterrupt), live_output_to(Full(), monkeypatch) as output:
+        output.write(b"lost")
+        raise KeyboardInterrupt
 
 
 class Terminal(io.StringIO):

@@ -61,9 +61,49 @@ def test_subscribe_ends_when_it_is_idle(cli):
     assert lines(cli("subscribe", "numbers", "--start", "8", "--idle", "0.2")) == ["8", "9"]
 
 
+@pytest.mark.parametrize("arguments", [("read", "typo"), ("read", "numbers", "typo"), ("offsets", "typo")])
+def test_a_topic_that_does_not_exist_is_told_and_not_made(cli, client, arguments):
+    failed = cli(*arguments)
+    assert (failed.code, failed.out) == (1, "")
+    assert failed.err.startswith("stentor: There is no topic typo.")
+    assert client.topics("typo") == []
+
+
+def test_a_pattern_that_matches_nothing_is_no_failure_but_said(cli):
+    assert cli("read", "nothing.*") == (0, "", "stentor: No topic matches 'nothing.*'.\n")
+
+
+def test_a_read_beyond_the_end_ends_at_what_is_committed_and_says_so(cli, client):
+    done = cli("read", "numbers", "--start", "8", "--end", "999")
+    assert lines(done) == ["8", "9"]
+    assert done.err == "stentor: Offset 999 is not there yet: the read ends in numbers/0 at 10.\n"
+    client.create_topic("uneven", partitions=2)
+    for partition, count in enumerate((1, 4)):
+        for number in range(count):
+            client.publish("uneven", f"{partition}.{number}", partition=partition)
+    done = cli("read", "uneven", "--end", "3")
+    assert lines(done) == ["0.0", "1.0", "1.1", "1.2"]
+    assert "uneven/0 at 1" in done.err
+    assert "uneven/1" not in done.err
+    assert lines(cli("read", "uneven", "--end", "3", "--count", "2")) == ["0.0", "1.0"]
+    assert lines(cli("read", "uneven", "--end", "3", "--partition", "1")) == ["1.0", "1.1", "1.2"]
+
+
+@pytest.mark.parametrize("command", ["read", "subscribe"])
+def test_a_start_beyond_the_end_is_the_same_failure_for_read_and_subscribe(cli, command):
+    failed = cli(command, "numbers", "--start", "11", *(("--timeout", "5") if command == "read" else ()))
+    assert (failed.code, failed.out) == (1, "")
+    assert "numbers/0 holds offsets 0 to 10; 11 was asked for." in failed.err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("read", "numbers", "--start", "5", "--end", "2"),
+        ("read", "numbers", "--start", "2026-01-31", "--end", "2026-01-30"),
+        ("read", "numbers", "--start", "-1h", "--end", "2h ago"),
+        ("subscribe", "numbers", "--start", "5", "--end", "2"),
+        ("offsets", "numbers.*"),
         ("read", "numbers", "--start", "soon"),
         ("read", "numbers", "--format", "xml"),
         ("read", "bad..name"),
@@ -111,6 +151,23 @@ def test_a_reader_that_had_enough_is_no_error(shell, client):
     process.stdout = None
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, b"")
+
+
+def test_a_subscription_whose_reader_had_enough_ends_though_no_more_messages_come(shell):
+    process = shell("subscribe", "numbers", "--start", "earliest")
+    assert process.stdout.readline() == b"0\n"
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, b"")
+
+
+@pytest.mark.parametrize("arguments", [("subscribe", "numbers", "--start", "earliest"), ("read", "numbers")])
+def test_a_full_disk_is_a_failure_and_one_sentence(shell, arguments):
+    with open("/dev/full", "wb") as full:
+        process = shell(*arguments, stdout=full)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (1, b"stentor: standard output: No space left on device.\n")
 
 
 def test_a_read_whose_broker_dies_ends_with_a_sentence(shell, tmp_path):

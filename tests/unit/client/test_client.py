@@ -51,7 +51,23 @@ def test_urls_name_one_or_more_addresses(url, addresses):
     assert parse_url(url) == addresses
 
 
-@pytest.mark.parametrize("url", ["http://x", "a:b", "a:0", "a:99999", "", "stentor://", ["a:1", "b:2"], 7440])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://x",
+        "a:b",
+        "a:0",
+        "a:99999",
+        "",
+        "stentor://",
+        ["a:1", "b:2"],
+        7440,
+        "a:²",
+        "a..b:1",
+        "a" * 70,
+        "a\0b",
+    ],
+)
 def test_a_wrong_url_is_refused_in_words(url):
     with pytest.raises(stentor.InvalidArgument):
         parse_url(url)

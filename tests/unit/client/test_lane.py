@@ -1,10 +1,12 @@
 """A lane: what its batches' callbacks hear, and in which order."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from stentor.client.lane import Lane
+from stentor.client.lanes import _Flush
 from stentor.errors import NotReady, PublishError
 from stentor.wire import batch
 from stentor.wire.frames import Ack
@@ -32,10 +34,16 @@ class Producer(SimpleNamespace):
             generation=0,
             ack=int(Ack.ALL),
             timeout=10.0,
+            batch_messages=100,
+            batch_bytes=1_000_000,
+            compression="",
+            extras=False,
             lasting=False,
             messages_acknowledged=0,
             wire=wire,
-            core=SimpleNamespace(head_link=lambda *_: wire),
+            core=SimpleNamespace(
+                head_link=lambda *_: wire, loop=SimpleNamespace(call_soon_threadsafe=lambda work, *given: work(*given))
+            ),
             heard=[],
             failures=[],
             resends=[],
@@ -111,3 +119,53 @@ def test_what_is_in_the_log_is_not_said_to_have_failed_with_what_was_before_it(p
     assert fourth.done
     assert not lane.pending
     assert lane.done_bytes == lane.sealed_bytes
+
+
+def test_rows_that_cannot_get_a_header_are_told_of_and_do_not_stop_the_next_ones(producer):
+    lane = Lane(producer, 0)
+    lane.generation = 2**40
+    lane.rows.extend((b"lost", None))
+    lane.seal()
+    assert [failed.count for failed in producer.failures] == [1]
+    lane.generation = 1
+    lane.rows.extend((b"next", None))
+    lane.pump()
+    assert [sent.encoded.count for sent in producer.wire.sent] == [1]
+
+
+def test_a_flush_is_over_when_all_it_waits_for_is_done_in_whatever_order(lane):
+    first, second, *_ = lane.pending
+    told = []
+    over = SimpleNamespace(done=lambda: bool(told), set_result=told.append)
+    flush = _Flush(lane.seal_all(), over)
+    lane.give_up(second, PublishError("Too late."))  # and all behind it
+    flush.look()
+    assert not told
+    lane.add_encoded(batch.encode([0], [None], [b"later"], None))
+    lane.acknowledged(first, 0)
+    flush.look()
+    assert told == [None]
+
+
+def test_sealing_all_waits_for_a_batch_that_another_thread_makes(producer, monkeypatch):
+    lane, entered, release, found = Lane(producer, 0), threading.Event(), threading.Event(), []
+    encode = Lane._encode
+
+    def slow(lane, rows):
+        entered.set()
+        assert release.wait(10)
+        return encode(lane, rows)
+
+    monkeypatch.setattr(Lane, "_encode", slow)
+    lane.rows.extend((b"x", None))
+    seals = threading.Thread(target=lane.seal)
+    seals.start()
+    assert entered.wait(10)
+    assert not lane.rows
+    flushes = threading.Thread(target=lambda: found.extend(lane.seal_all()))
+    flushes.start()
+    release.set()
+    for thread in (seals, flushes):
+        thread.join(10)
+    assert found == list(lane.pending)
+    assert len(found) == 1

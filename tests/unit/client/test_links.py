@@ -10,10 +10,11 @@ import msgspec
 import pytest
 import uvloop
 
+import stentor
 from stentor import limits
 from stentor.client.link import Link
 from stentor.client.links import Links
-from stentor.errors import ConnectionFailed
+from stentor.errors import ConnectionFailed, DeadlineExceeded, NotReady, StentorError
 from stentor.testing import broker
 from stentor.wire.messages import BrokerInfo
 
@@ -146,3 +147,69 @@ def stand_still(core, done):
     core.link.look(impatient=True)
     threading.Event().wait(2 * limits.LINK_SILENCE_S)
     core.loop.call_later(2 * limits.LINK_WATCH_S, done.set)
+
+
+async def never(*_):
+    await asyncio.get_running_loop().create_future()
+
+
+async def cut_off(*_):
+    raise NotReady("This broker is cut off from its cluster.")
+
+
+async def broken(*_):
+    raise ConnectionFailed("The connection broke.")
+
+
+def test_a_link_in_use_that_does_not_become_home_stays_in_use(shared, monkeypatch):
+    """Deliveries on a slow line may be ahead of its answer."""
+
+    async def run():
+        async with stentor.connect_async(shared.url) as client:
+            await client.publish("home", "before")
+            core = client._core
+            with monkeypatch.context() as patched:
+                patched.setattr(Link, "request", never)
+                with pytest.raises(DeadlineExceeded):
+                    await core._adopt(core.link, 0.01)
+            assert core.link.alive
+            await client.publish("home", "after", timeout=10)
+            assert core.links_made == 1
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize("answer", [never, cut_off, broken])
+def test_a_link_that_was_made_to_be_home_and_is_not_is_closed(shared, there, monkeypatch, answer):
+    async def run():
+        async with stentor.connect_async(shared.url) as client:
+            core = client._core
+            link = await core.links.race([there], 5.0)
+            monkeypatch.setattr(Link, "request", answer)
+            with pytest.raises(StentorError):
+                await core._adopt(link, 0.01)
+            return link.alive
+
+    assert uvloop.run(run()) is False
+
+
+def test_a_dead_link_is_not_handed_out_and_another_is_made(shared):
+    async def run():
+        async with stentor.connect_async(shared.url) as client:
+            await client.publish("dead", "before")
+            links, (name,) = client._core.links, client._core.links.brokers
+            dead = links.existing(name)
+            dead.close()
+            assert links.existing(name) is None
+            assert links.alive() == []
+            await client.publish("dead", "after", timeout=10)
+            return links.existing(name).alive
+
+    assert uvloop.run(run())
+
+
+@pytest.mark.parametrize("address", ["a..b:1", "a" * 70 + ":1", "127.0.0.1:port", "no-port-at-all", "a\0b:1"])
+def test_an_address_that_is_none_is_one_where_nobody_is(address):
+    """A broker may advertise it; whoever looks for a home goes on to the next one."""
+    with pytest.raises(ConnectionFailed):
+        asyncio.run(Link.open(address, "client", 5.0))

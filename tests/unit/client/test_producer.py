@@ -60,6 +60,26 @@ def test_messages_without_a_key_spread_over_partitions(client):
     assert {message.partition for message in found} == {0, 1, 2}
 
 
+def test_messages_without_a_key_go_to_the_partitions_in_turn_at_any_rate(client):
+    client.create_topic("in.turn", partitions=4)
+    published = [client.publish("in.turn", b"x").partition for _ in range(40)]
+    assert {published.count(partition) for partition in range(4)} == {10}
+    sent = []
+    with client.producer("in.turn") as producer:
+        for _ in range(40):
+            producer.send(b"x", on_delivery=lambda receipt, _: sent.append(receipt.partition))
+            producer.flush()
+    assert {sent.count(partition) for partition in range(4)} == {10}
+
+
+def test_producers_that_send_little_begin_anywhere(client):
+    client.create_topic("anywhere", partitions=4)
+    for _ in range(60):
+        with client.producer("anywhere") as producer:
+            producer.send(b"x")
+    assert {message.partition for message in client.read("anywhere")} == {0, 1, 2, 3}
+
+
 def test_an_explicit_partition_is_kept(client):
     client.create_topic("explicit", partitions=3)
     with client.producer("explicit") as producer:

@@ -267,3 +267,13 @@ def test_after_a_restore_nothing_changes_before_all_brokers_have_reported():
     assert controller.unheard == []
     assert controller.plan(0) == []
     assert controller.behind == {KEY}
+
+
+def test_what_was_left_alone_without_a_majority_is_looked_at_again_with_one():
+    cluster = Cluster()
+    cluster.controller.set_may_remove(False)
+    cluster.alive("c")
+    assert cluster.settle().epoch == 5
+    cluster.controller.set_may_remove(True)
+    cluster.settle()
+    assert cluster.chain == "c"
