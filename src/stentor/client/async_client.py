@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
 from stentor import limits
+from stentor.client import routes
+from stentor.client.convert import as_seconds, check_limit, check_topics
 from stentor.client.core import ClientCore, default_name, parse_url
 from stentor.client.history import AsyncHistory
+from stentor.client.lanes import ProducerCore, parse_ack
 from stentor.client.positions import check_position, find_request
-from stentor.client.producer import AsyncProducer, Producer, ProducerCore, parse_ack
+from stentor.client.producer import AsyncProducer, Producer
 from stentor.client.recorded import mark_recorded
 from stentor.client.recovery import best_copy
 from stentor.client.streams import SubscriptionCore
 from stentor.client.subscription import AsyncInbox, AsyncSubscription
 from stentor.client.typed import AsyncTopic, Codec
-from stentor.core.names import is_pattern
+from stentor.core.names import check_topic_name, is_pattern
 from stentor.errors import InvalidArgument, StentorError
 from stentor.wire import messages
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 _PUBLISHERS_MAX = 1_000
+
+P = TypeVar("P", "AsyncProducer", "Producer")
 
 
 class TopicOffsets(msgspec.Struct, frozen=True):
@@ -52,9 +57,11 @@ class AsyncClient:
     async def open(
         cls, url: str | None, *, name: str | None, timeout: float, read_from: Selector | None = None
     ) -> AsyncClient:
-        if timeout <= 0:
+        if as_seconds(timeout) <= 0:
             raise InvalidArgument(f"timeout={timeout} must be above zero.")
         label = default_name() if name is None else name
+        if not isinstance(label, str):
+            raise InvalidArgument(f"A client's name is text, not {type(label).__name__}.")
         if len(label) > limits.CLIENT_NAME_CHARACTERS_MAX:
             raise InvalidArgument(
                 f"The client's name has {len(label)} characters; the limit is {limits.CLIENT_NAME_CHARACTERS_MAX}."
@@ -82,46 +89,55 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged at the level `ack`."""
+        due = None if timeout is None else self._core.loop.time() + self._core.seconds(timeout)
         publisher = await self.publisher(topic, ack, timeout)
         done: asyncio.Future[Receipt] = self._core.loop.create_future()
-        await publisher.send(
-            value,
-            key,
-            headers=headers,
-            timestamp=timestamp,
-            partition=partition,
-            on_delivery=_resolve(done),
-        )
+        publisher.offer(value, key, headers, timestamp, partition, _resolve(done))
         if timeout is None:
             return await done  # the producer gives up by itself at the client's own deadline
         try:
-            return await asyncio.wait_for(done, timeout)
+            async with asyncio.timeout_at(due):
+                return await done
         except TimeoutError as error:
+            if isinstance(error, StentorError):
+                raise
             raise self._core.late_publish(timeout, publisher.refusal) from error
 
     async def publisher(self, topic: str, ack: str, timeout: float | None = None) -> AsyncProducer:
         """The shared producer behind `publish`."""
-        found = self._publishers.get((topic, ack))
+        found = known(self._publishers, topic, ack)
         if found is not None and not self._stale(found):
             return found
-        parse_ack(ack)
-        async with self._making:  # many publishes may start at once; one producer serves them all
-            found = self._publishers.get((topic, ack))
-            if found is None or self._stale(found):
-                if len(self._publishers) >= _PUBLISHERS_MAX:
-                    await self._publishers.pop(next(iter(self._publishers))).close()
-                if found is not None:
-                    found._core.discard()  # noqa: SLF001 - its topic is gone
-                route = await self._core.topic(topic, timeout)
-                found = AsyncProducer(ProducerCore(self._core, route, ack=ack, keep_failures=False))
-                self._publishers[topic, ack] = found
-            return found
+        limit = self._core.seconds(timeout)
+        try:
+            # Many publishes may start at once; one producer serves them all.
+            async with asyncio.timeout(limit), self._making:
+                found = self._publishers.get((topic, ack))
+                if found is None or self._stale(found):
+                    found = await self._replace(found, topic, ack, limit)
+                return found
+        except TimeoutError as error:
+            if isinstance(error, StentorError):
+                raise
+            raise self._core.late("publish", limit) from error
+
+    async def _replace(self, stale: AsyncProducer | None, topic: str, ack: str, limit: float) -> AsyncProducer:
+        """Make the shared producer of a topic; the oldest one goes if there are many."""
+        if len(self._publishers) >= _PUBLISHERS_MAX:
+            oldest = self._publishers.pop(next(iter(self._publishers)))
+            await asyncio.shield(oldest.close())  # other publishes wait for it, this one's deadline is none of theirs
+        if stale is not None:
+            stale._core.discard()  # noqa: SLF001 - its topic is gone
+        route = await self._core.topic(topic, limit)
+        made = AsyncProducer(ProducerCore(self._core, route, ack=ack, keep_failures=False))
+        self._publishers[topic, ack] = made
+        return made
 
     def _stale(self, producer: AsyncProducer | Producer) -> bool:
         """The topic was deleted, or made anew under another id."""
         route = self._core.routes.get(producer.topic)
         core = producer._core  # noqa: SLF001 - two halves of one thing
-        return core.closed or (self._core.link is not None and (route is None or route.id != core.topic_id))
+        return core.closing or (self._core.link is not None and (route is None or route.id != core.topic_id))
 
     async def producer_core(self, topic: str, **options: Any) -> ProducerCore:
         return ProducerCore(self._core, await self._core.topic(topic), **options)
@@ -140,9 +156,9 @@ class AsyncClient:
     async def subscription_core(
         self, topics: str | list[str], put: Callable[[Any], None], **options: Any
     ) -> SubscriptionCore:
-        timeout = options.pop("timeout", None)
+        limit = self._core.seconds(options.pop("timeout", None))
+        check_topics(topics)
         subscription = SubscriptionCore(self._core, topics, put=put, **options)
-        limit = self._core.timeout if timeout is None else timeout
         try:
             await asyncio.wait_for(subscription.open(), limit)
         except TimeoutError as error:
@@ -166,6 +182,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> AsyncHistory:
         """What topics hold between two positions."""
+        check_limit(limit)
         subscription = await self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout)
         return AsyncHistory(subscription, limit)
 
@@ -281,7 +298,7 @@ class AsyncClient:
         await self._core.link_within(timeout, "find offsets")
         if not all(is_pattern(topic) or topic in self._core.routes for topic in topics):
             await self._core.refresh_routes(timeout)  # it may have been made a moment ago
-        now_us, routes = _now_us(), self._core.matching_routes(topics)
+        now_us, found_routes = _now_us(), routes.matching(self._core.routes, topics)
 
         async def find(route: messages.TopicRoute, partition: int) -> int:
             wish = find_request(at, route.id, partition, now_us)
@@ -290,7 +307,7 @@ class AsyncClient:
             return (await self._core.find_offset(wish, route.name, timeout)).offset
 
         found = {}
-        for route in routes:
+        for route in found_routes:
             offsets = await asyncio.gather(*(find(route, index) for index in range(len(route.partitions))))
             found[route.name] = TopicOffsets(route.id, dict(enumerate(offsets)))
         return found
@@ -360,6 +377,18 @@ def connect_async(
 ) -> Connecting:
     """Connect from `async` code: `async with stentor.connect_async() as client`."""
     return Connecting(url, name, timeout, read_from)
+
+
+def known(publishers: dict[tuple[str, str], P], topic: str, ack: str) -> P | None:
+    """The shared producer of a topic and an ack level, if there is one."""
+    try:
+        found = publishers.get((topic, ack))
+    except TypeError:  # what cannot be looked up is neither a name nor a level
+        found = None
+    if found is None:
+        check_topic_name(topic)
+        parse_ack(ack)
+    return found
 
 
 def _resolve(done: asyncio.Future[Receipt]) -> Callable[[Receipt | None, StentorError | None], None]:

@@ -1,4 +1,4 @@
-"""What applications pass in, as the bytes that travel: `str` is UTF-8 wherever bytes go."""
+"""What applications pass in, checked, and as the bytes that travel: `str` is UTF-8 wherever bytes go."""
 
 from __future__ import annotations
 
@@ -65,6 +65,27 @@ def _utf8(text: str, what: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"A {what} is not valid text: {error}.") from error
+
+
+def as_seconds(timeout: object) -> float:
+    """How long a call may take."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise InvalidArgument(f"timeout={timeout!r} is not a number of seconds.")
+    return timeout
+
+
+def check_topics(topics: object) -> None:
+    """One topic or pattern, or several; each is looked at by whoever uses it."""
+    if not isinstance(topics, str | list | tuple | set | frozenset):
+        raise InvalidArgument(
+            f"Topics are text, or a list of text, not {type(topics).__name__}.", hint='For example "orders.*".'
+        )
+
+
+def check_limit(limit: object) -> None:
+    """How many messages to read at most; None is all of them."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise InvalidArgument(f"limit={limit!r} is not a number of messages.", hint="Use 0 or more, or None for all.")
 
 
 def as_timestamp_us(timestamp: Any) -> int | None:

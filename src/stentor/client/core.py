@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor import limits
+from stentor.client import routes
+from stentor.client.convert import as_seconds
 from stentor.client.links import Links
 from stentor.client.seen import Seen
 from stentor.client.selectors import tail_first
-from stentor.core.names import check_pattern, check_topic_name, is_pattern, matches
+from stentor.core.names import check_topic_name
 from stentor.errors import (
     Closed,
     ConnectionFailed,
@@ -36,7 +38,6 @@ from stentor.errors import (
     NotReady,
     PartitionNotFound,
     StentorError,
-    TopicNotFound,
 )
 from stentor.wire import messages
 
@@ -91,7 +92,7 @@ def parse_url(url: str | None) -> list[str]:
         host, colon, port = part.strip().rpartition(":")
         if not colon or part.endswith("]"):
             host, port = part.strip(), str(DEFAULT_PORT)
-        if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+        if not _is_host(host) or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65_536:
             raise InvalidArgument(
                 f"{part!r} is not an address.", hint="Use host:port, for example localhost:7440.", object=text
             )
@@ -99,10 +100,22 @@ def parse_url(url: str | None) -> list[str]:
     return addresses
 
 
+def _is_host(text: str) -> bool:
+    """Whether a resolver could take it; it would raise what is no connection error."""
+    try:
+        return bool(text.encode("idna")) and "\0" not in text
+    except UnicodeError:
+        return False
+
+
 def default_name() -> str:
     """What operators see when the application does not name its client."""
     program = Path(sys.argv[0] or "python").name or "python"
     return f"{program}@{socket.gethostname()}:{os.getpid()}"[: limits.CLIENT_NAME_CHARACTERS_MAX]
+
+
+def _ignore_routes(change: messages.RouteChange) -> None:
+    """A link that did not become home has no say."""
 
 
 async def _no_alert(topic: str, text: str) -> None:
@@ -142,7 +155,10 @@ class ClientCore:
         self._linked_at = 0.0
         self._backoff_s = 0.0
         self._avoided: dict[str, float] = {}  # addresses that are no home at present, and until when
+        self._cut_off_heard = False  # some broker said, since there was a home, that it is cut off from its cluster
         self._settles = False  # nobody else answers: one that only knows what was will do
+        self._settled = False  # so this home was taken, and may only know what was
+        self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
         self.alert: Callable[[str, str], Coroutine[Any, Any, None]] = _no_alert
         _cores.add(self)
 
@@ -165,32 +181,42 @@ class ClientCore:
             await asyncio.sleep(delay)
 
     async def _adopt(self, link: Link, timeout: float | None = None) -> None:
-        link.on_routes = self._routes_changed
-        asked = messages.WatchRoutes(stale=self._settles)
+        settles = self._settles
         try:
-            table = await asyncio.wait_for(link.request(asked), timeout or self.timeout)
-        except NotReady:
-            self._avoided[link.address] = self.loop.time() + limits.LINK_AVOIDED_S  # it is cut off from its cluster
-            if self.links.existing(link.broker.id if link.broker is not None else "") is not link:
+            table = await self._ask_table(link, timeout or self.timeout, stale=settles)
+        except BaseException:
+            link.on_routes = _ignore_routes
+            if not self.links.has(link):  # a link that others use is only no home
                 link.close()
             raise
-        except TimeoutError as error:
-            link.close()
-            raise self.late("connect", timeout or self.timeout) from error
-        link.check()  # it may have broken while its answer was on the way
         self.link = link
-        if self._settles:
-            self._settles = False
+        self._settles = self._cut_off_heard = False
+        self._settled = settles
+        if settles:
             self._looking = self.loop.create_task(self._look_elsewhere(link))
         self.links_made += 1
         if self.links_made > 1:
             logger.warning("Connected again, to the broker at %s.", link.address)
         self._linked_at = self.loop.time()
-        self.links.learned(table.brokers)
         self._take_table(table)
         self._ready.set()
         self.links.add(link)
         self._tell_routes()
+
+    async def _ask_table(self, link: Link, timeout: float, *, stale: bool) -> messages.RouteTable:
+        link.on_routes = self._routes_changed
+        try:
+            table: messages.RouteTable = await asyncio.wait_for(
+                link.request(messages.WatchRoutes(stale=stale)), timeout
+            )
+        except NotReady:
+            self._cut_off_heard = True
+            self._avoided[link.address] = self.loop.time() + limits.LINK_AVOIDED_S
+            raise
+        except TimeoutError as error:
+            raise self.late("connect", timeout) from error
+        link.check()  # it may have broken while its answer was on the way
+        return table
 
     def _linked(self, link: Link) -> None:
         for listener in list(self.link_listeners):
@@ -223,13 +249,22 @@ class ClientCore:
                 return await self._adopt(link)
             except (StentorError, TimeoutError, OSError) as error:
                 self._last_error = error if isinstance(error, StentorError) else None
-                self._settles = not isinstance(error, NotReady) or not self._fresh(self._homes())
+                nobody_else = not isinstance(error, NotReady) or not self._fresh(self._homes())
+                self._settles = self._cut_off_heard and nobody_else
 
     async def _look_elsewhere(self, settled: Link) -> None:
-        """A home that may only know what was is one until another answers."""
+        """A home that may only know what was is one until it knows what is, or another answers."""
         while True:
-            await asyncio.sleep(limits.LINK_AVOIDED_S)
+            wait_s = limits.LINK_AVOIDED_S
+            await asyncio.sleep(random.uniform(wait_s, 2 * wait_s))  # noqa: S311 - jitter, not a secret
             if self.link is not settled:
+                return
+            with suppress(StentorError, TimeoutError, OSError):
+                table = await self._ask_table(settled, limits.LINK_OPEN_S, stale=False)
+                if self.link is settled:
+                    self._settled = False
+                    self._take_table(table)
+                    self._tell_routes()
                 return
             with suppress(StentorError, TimeoutError, OSError):
                 link = await self.links.race([a for a in self._homes() if a != settled.address], limits.LINK_OPEN_S)
@@ -314,7 +349,7 @@ class ClientCore:
 
     async def link_within(self, timeout: float | None, operation: str) -> Link:
         """The link, within a call's deadline."""
-        limit = self.timeout if timeout is None else timeout
+        limit = self.seconds(timeout)
         try:
             return await asyncio.wait_for(self.ready_link(), limit)
         except TimeoutError as error:
@@ -328,6 +363,10 @@ class ClientCore:
             )
         if self.closed:
             raise Closed("This client is closed.", hint="Make a new one with stentor.connect().")
+
+    def _wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """From another thread: run this in the loop and wait for it. The owner of the loop's thread knows better."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def in_own_thread(self) -> bool:
         """Whether this is the thread of the client's loop, as in a callback."""
@@ -344,7 +383,7 @@ class ClientCore:
 
     async def call_partition(self, request: Any, topic: str, timeout: float | None = None) -> Any:
         """Ask a member of the partition that a request names; ask another when that one is gone."""
-        limit = self.timeout if timeout is None else timeout
+        limit = self.seconds(timeout)
         behind: set[str] = set()  # members that said "not yet": the next one is asked first
         why: StentorError | None = None
         try:
@@ -410,7 +449,7 @@ class ClientCore:
 
     async def ask_one(self, request: Any, broker: str, timeout: float | None) -> Any:
         """Ask a named broker."""
-        limit = self.timeout if timeout is None else timeout
+        limit = self.seconds(timeout)
         try:
             async with asyncio.timeout(limit):
                 await self.ready_link()
@@ -444,9 +483,9 @@ class ClientCore:
 
     async def call(self, request: Any, timeout: float | None = None) -> Any:
         """Send a request, wait for its answer; repeat what may be repeated when the link breaks."""
-        operation = type(request).__name__
+        limit = self.seconds(timeout)
         try:
-            async with asyncio.timeout(self.timeout if timeout is None else timeout):
+            async with asyncio.timeout(limit):
                 while True:
                     link = await self.ready_link()
                     try:
@@ -456,7 +495,11 @@ class ClientCore:
                         if not isinstance(request, _REPEATABLE):
                             raise
         except TimeoutError as error:
-            raise self.late(operation, self.timeout if timeout is None else timeout) from error
+            raise self.late(type(request).__name__, limit) from error
+
+    def seconds(self, timeout: float | None) -> float:
+        """How long a call may take: what it says itself, else what the client says."""
+        return self.timeout if timeout is None else as_seconds(timeout)
 
     def late(self, operation: str, timeout: float, refusal: StentorError | None = None) -> StentorError:
         """The error for a deadline that passed, with the reason if there is one."""
@@ -478,17 +521,12 @@ class ClientCore:
     # --- routes ---------------------------------------------------------------------------------
 
     def _take_table(self, table: messages.RouteTable) -> None:
-        """A whole table; what is known to be newer of a partition stays."""
-        self.routes = {topic.name: self._newest(topic) for topic in table.topics}
-
-    def _newest(self, topic: messages.TopicRoute) -> messages.TopicRoute:
-        known = self.routes.get(topic.name)
-        if known is None or known.id != topic.id:
-            return topic
-        partitions = [
-            old if old.epoch > new.epoch else new for old, new in zip(known.partitions, topic.partitions, strict=True)
-        ]
-        return msgspec.structs.replace(topic, partitions=partitions)
+        if self._settled:
+            self.routes = routes.merged(self.routes, table.topics)
+            self.links.learned(info for info in table.brokers if info.id not in self.links.brokers)
+        else:
+            self.routes = routes.replaced(self.routes, table.topics)
+            self.links.learned(table.brokers)
 
     def _routes_changed(self, change: messages.RouteChange) -> None:
         self.links.learned(change.brokers)
@@ -498,7 +536,7 @@ class ClientCore:
             self.seen.forget(removed)
             self.routes = {name: topic for name, topic in self.routes.items() if topic.id not in removed}
         for topic in change.topics:
-            self.routes[topic.name] = self._newest(topic)
+            self.routes[topic.name] = routes.newest(self.routes, topic)
         self._tell_routes()
 
     def _tell_routes(self) -> None:
@@ -508,34 +546,22 @@ class ClientCore:
     async def topic(self, name: str, timeout: float | None = None) -> messages.TopicRoute:
         """A topic's route; made on the way if the broker makes topics by itself."""
         check_topic_name(name)
-        await self.link_within(timeout, f"find topic {name}")
-        route = self.routes.get(name)
-        if route is None:
-            await self.call(messages.CreateTopic(name=name, automatic=True), timeout)
-            await self.refresh_routes(timeout)
-            route = self.routes[name]
-        return route
+        limit = self.seconds(timeout)
+        try:
+            async with asyncio.timeout(limit):
+                await self.ready_link()
+                if name not in self.routes:
+                    await self.call(messages.CreateTopic(name=name, automatic=True), limit)
+                    await self.refresh_routes(limit)
+                return self.routes[name]
+        except TimeoutError as error:
+            if isinstance(error, StentorError):
+                raise  # it knows better what took so long
+            raise self.late(f"find topic {name}", limit) from error
 
     async def refresh_routes(self, timeout: float | None = None) -> None:
         """Ask for the table, instead of waiting for news of it."""
         self._take_table(await self.call(messages.WatchRoutes(stale=True), timeout))
-
-    def matching_routes(self, topics: list[str]) -> list[messages.TopicRoute]:
-        """The routes of topics and patterns, by name; TopicNotFound for a topic that is not there."""
-        found: dict[str, messages.TopicRoute] = {}
-        for topic in topics:
-            check_pattern(topic)
-            if is_pattern(topic):
-                found |= {name: route for name, route in self.routes.items() if matches(topic, name)}
-            elif topic in self.routes:
-                found[topic] = self.routes[topic]
-            else:
-                raise TopicNotFound(
-                    f"There is no topic {topic}.",
-                    hint=f"Make it with `stentor topic create {topic}`, or look with `stentor topic list`.",
-                    object=topic,
-                )
-        return [found[name] for name in sorted(found)]
 
     # --- the end --------------------------------------------------------------------------------
 

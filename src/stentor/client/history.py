@@ -1,11 +1,17 @@
-"""Bounded reads: what a topic held between two positions, as messages, Arrow, pandas or polars."""
+"""Bounded reads: what a topic held between two positions, as messages, Arrow, pandas or polars.
+
+A `for` loop over a History may be left and begun again. Everything else lets go of its streams when it is left, and
+whoever comes back to it is told.
+"""
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from contextlib import asynccontextmanager, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.tables import to_pandas, to_polars, to_table
+from stentor.errors import Closed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -14,18 +20,55 @@ if TYPE_CHECKING:
     from stentor.client.subscription import AsyncSubscription, Subscription
 
 
-class History:
+class _Bounded:
+    """What both faces share: how much may still be handed out."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._left = limit  # messages until the limit; None without one
+        self._abandoned = False  # it was left before its end, and its streams were let go
+
+    def _check(self) -> None:
+        if self._abandoned:
+            raise Closed("This read was left before its end.", hint="Read again, from the offset where you were.")
+
+    def _within_limit(self, batch: Any) -> Any:
+        """As much of a batch as the limit allows."""
+        if self._left is None:
+            return batch
+        allowed = batch.slice(0, self._left)
+        self._left -= allowed.num_rows
+        return allowed
+
+    def _at_limit(self) -> bool:
+        return self._left is not None and self._left <= 0
+
+
+class History(_Bounded):
     """Everything between `start` and `end`. Iterate it once, or take it as a table."""
 
     def __init__(self, subscription: Subscription, limit: int | None) -> None:
+        super().__init__(limit)
         self._subscription = subscription
-        self._limit = limit
 
     def __iter__(self) -> Iterator[Message]:
-        messages: Iterator[Message] = iter(self._subscription)
-        if self._limit is not None:
-            messages = islice(messages, self._limit)
-        return chain(messages, self._finish())
+        self._check()
+        return chain(self._subscription if self._left is None else self._limited(), self._finish())
+
+    def _limited(self) -> Iterator[Message]:
+        assert self._left is not None
+        messages = iter(self._subscription)
+        while self._left > 0 and (message := next(messages, None)) is not None:
+            self._left -= 1
+            yield message
+
+    @contextmanager
+    def _streams(self) -> Iterator[None]:
+        """Lets go of them at the end, also of a reader that does not come back."""
+        self._check()
+        self._abandoned = True
+        with self._subscription:
+            yield
+        self._abandoned = False
 
     def _finish(self) -> Iterator[Message]:
         """Runs after the last message: yields none, lets go of the streams."""
@@ -34,20 +77,14 @@ class History:
 
     def batches(self) -> Iterator[Any]:
         """As pyarrow.RecordBatch."""
-        with self._subscription:
-            left = self._limit
-            for batch in self._subscription.batches():
-                if left is None:
-                    yield batch
-                    continue
-                if left <= 0:
-                    return
-                yield batch.slice(0, left)
-                left -= batch.num_rows
+        with self._streams():
+            batches = self._subscription.batches()
+            while not self._at_limit() and (batch := next(batches, None)) is not None:
+                yield self._within_limit(batch)
 
     def offset_batches(self) -> Iterator[tuple[int, Any]]:
         """Of one partition, as they were stored: the first offset, and timestamp, key, value, headers. No limit."""
-        with self._subscription:
+        with self._streams():
             yield from self._subscription.offset_batches()
 
     def to_arrow(self) -> Any:
@@ -72,39 +109,43 @@ class History:
         self.close()
 
 
-class AsyncHistory:
+class AsyncHistory(_Bounded):
     """The same for `async` code."""
 
     def __init__(self, subscription: AsyncSubscription, limit: int | None) -> None:
+        super().__init__(limit)
         self._subscription = subscription
-        self._limit = limit
+
+    @asynccontextmanager
+    async def _streams(self) -> AsyncIterator[None]:
+        """Lets go of them at the end, also of a reader that does not come back."""
+        self._check()
+        self._abandoned = True
+        async with self._subscription:
+            yield
+        self._abandoned = False
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        async with self._subscription:
-            left = self._limit
+        async with self._streams():
+            if self._at_limit():
+                return
             async for message in self._subscription:
-                if left is not None:
-                    if left <= 0:
-                        return
-                    left -= 1
                 yield message
+                if self._left is not None:
+                    self._left -= 1
+                    if self._left <= 0:
+                        return
 
     async def batches(self) -> AsyncIterator[Any]:
         """As pyarrow.RecordBatch."""
-        async with self._subscription:
-            left = self._limit
-            async for batch in self._subscription.batches():
-                if left is None:
-                    yield batch
-                    continue
-                if left <= 0:
-                    return
-                yield batch.slice(0, left)
-                left -= batch.num_rows
+        async with self._streams():
+            batches = self._subscription.batches()
+            while not self._at_limit() and (batch := await anext(batches, None)) is not None:
+                yield self._within_limit(batch)
 
     async def offset_batches(self) -> AsyncIterator[tuple[int, Any]]:
         """Of one partition, as they were stored; see History.offset_batches."""
-        async with self._subscription:
+        async with self._streams():
             async for found in self._subscription.offset_batches():
                 yield found
 

@@ -6,12 +6,26 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from stentor.errors import InvalidArgument
+
 if TYPE_CHECKING:
-    from stentor.client.producer import ProducerCore
+    from stentor.client.lanes import ProducerCore
+
+_GENERATION_MAX = 2**32 - 1  # what the header of a batch has room for
+
+
+def check_generation(generation: object) -> None:
+    """A generation that fits no header would be noticed when messages have been taken already."""
+    if isinstance(generation, bool) or not isinstance(generation, int) or not 0 <= generation <= _GENERATION_MAX:
+        raise InvalidArgument(
+            f"generation={generation!r} is not a generation.", hint=f"Use a number from 0 to {_GENERATION_MAX}."
+        )
 
 
 def lasting_id(identity: str) -> int:
     """The producer id of a name: whoever has the name continues what was sent under it."""
+    if not isinstance(identity, str):
+        raise InvalidArgument(f"A producer's identity is text, not {type(identity).__name__}.")
     return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little") >> 2 or 1
 
 

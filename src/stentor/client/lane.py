@@ -48,8 +48,8 @@ _WRITTEN_BEFORE = ("forgotten", "old_generation")
 """Refusals that tell a producer with a lasting identity: this batch is in the log already."""
 
 if TYPE_CHECKING:
+    from stentor.client.lanes import ProducerCore
     from stentor.client.link import Link
-    from stentor.client.producer import ProducerCore
     from stentor.wire.batch import Encoded
 
 
@@ -167,15 +167,31 @@ class Lane:
     def seal(self) -> None:
         """Make a batch of what has gathered, up to the producer's limits."""
         with self.lock:
-            rows = self._take()
-            if rows:
-                self._seal_rows(rows)
-            self.opened_us = time.time_ns() // 1000
+            self._seal_some()
+
+    def seal_all(self) -> list[Sent]:
+        """Make batches of all that has gathered until now; everything that is unanswered then.
+
+        The lock makes it complete: another thread may have taken rows, and not made a batch of them yet.
+        """
+        with self.lock:
+            left = len(self.rows)
+            while left > 0:
+                left -= self._seal_some()
+            return list(self.pending)
+
+    def _seal_some(self) -> int:
+        """How long the part of `rows` was that became a batch."""
+        rows = self._take()
+        if rows:
+            self._seal_rows(rows)
+        self.opened_us = time.time_ns() // 1000
+        return len(rows)
 
     def _seal_rows(self, rows: list[Any]) -> None:
         """Keys and headers are not counted while gathering; if they make a batch too large, halve it."""
         try:
-            encoded, callbacks = self._encode(rows)
+            self._seal(*self._encode(rows))
         except LimitExceeded as error:
             half = len(rows) // 4 * 2
             if half:
@@ -187,8 +203,6 @@ class Lane:
             self._fail_rows(rows, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, its sender must hear of it
             self._fail_rows(rows, InvalidArgument(f"Messages cannot be encoded: {error}.", operation="publish"))
-        else:
-            self._seal(encoded, callbacks)
 
     def _fail_rows(self, rows: list[Any], error: StentorError) -> None:
         """These never became a batch: `flush` must know at once, callbacks are for the loop to call."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stentor import limits
 from stentor._version import __version__
-from stentor.errors import ConnectionFailed, ProtocolError, StentorError
+from stentor.errors import ConnectionFailed, InvalidArgument, ProtocolError, StentorError
 from stentor.transport.connection import Connection
 from stentor.wire import frames, messages
 from stentor.wire.frames import Kind
@@ -100,6 +100,11 @@ class Link:
         except OSError as error:
             link.connection.abort()
             raise _unreachable(address, error.strerror or str(error)) from error
+        except ValueError as error:  # a name that no resolver takes, a port that is no number
+            link.connection.abort()
+            if isinstance(error, StentorError):
+                raise
+            raise _unreachable(address, f"it is not an address ({error})") from error
         except BaseException:
             link.connection.abort()
             raise
@@ -175,9 +180,10 @@ class Link:
     async def request(self, message: Any) -> Any:
         """Send a control request and wait for its answer; the caller sets the deadline."""
         self.check()
+        body = _encoded(message)
         correlation = self._next()
         answer = self._requests[correlation] = self._loop.create_future()
-        self.connection.send(Kind.REQUEST, correlation, messages.encode(message))
+        self.connection.send(Kind.REQUEST, correlation, body)
         try:
             return await answer
         finally:
@@ -319,6 +325,13 @@ class Link:
         self._streams.clear()
         if was_alive:
             self.on_lost(self, error)
+
+
+def _encoded(message: Any) -> bytes:
+    try:
+        return messages.encode(message)
+    except (TypeError, OverflowError) as error:
+        raise InvalidArgument(f"{type(message).__name__} cannot be sent: {error}.") from error
 
 
 def _unreachable(address: str, why: str) -> ConnectionFailed:

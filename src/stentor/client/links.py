@@ -49,7 +49,7 @@ class Links:
 
     def to(self, broker: str) -> Link | None:
         """The link to a broker; None while it is being made, which begins now if it has not."""
-        link = self._links.get(broker)
+        link = self.existing(broker)
         if link is not None:
             return link
         if broker in self.brokers and broker not in self._connecting and not self._closed:
@@ -57,8 +57,16 @@ class Links:
         return None
 
     def existing(self, broker: str) -> Link | None:
-        """The link to a broker if there is one."""
-        return self._links.get(broker)
+        """The link to a broker if there is one that works: nobody would make another in the place of a dead one."""
+        link = self._links.get(broker)
+        if link is not None and not link.alive:
+            del self._links[broker]
+            return None
+        return link
+
+    def has(self, link: Link) -> bool:
+        """Whether it is one of these, which others may be using."""
+        return any(known is link for known in self._links.values())
 
     def is_coming(self, broker: str) -> bool:
         """Whether a link is being made, and nothing speaks against it."""
@@ -67,7 +75,7 @@ class Links:
         return promising and broker in self._connecting and info is not None and info.alive
 
     def alive(self) -> list[Link]:
-        return list(self._links.values())
+        return [link for link in self._links.values() if link.alive]
 
     def learned(self, brokers: Iterable[BrokerInfo]) -> None:
         """The route table names these brokers."""
@@ -106,7 +114,7 @@ class Links:
                     await asyncio.sleep(random.uniform(0, delay))  # noqa: S311 - jitter, not a secret
                     delay = min(2 * delay, limits.RECONNECT_DELAY_S_MAX)
                     continue
-                if broker in self._links:  # somebody made one meanwhile
+                if self.existing(broker) is not None:  # somebody made one meanwhile
                     link.close()
                 else:
                     self.add(link)
@@ -121,7 +129,8 @@ class Links:
 
     async def _open(self, broker: str, attempt: int) -> Link:
         """Directly; but every other time, where that fails, through a broker that is linked already."""
-        relays = [link.address for name, link in self._links.items() if name != broker and not link.relayed]
+        others = (link for name, link in self._links.items() if name != broker)
+        relays = [link.address for link in others if link.alive and not link.relayed]
         if relays and attempt % 2 == 1 and self.brokers[broker].alive:
             return await self._make(random.choice(relays), limits.LINK_OPEN_S, broker)  # noqa: S311
         return await self._make(self.brokers[broker].address, limits.LINK_OPEN_S)

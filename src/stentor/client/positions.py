@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stentor.errors import InvalidArgument
+from stentor.wire.header import OFFSET_MAX
 from stentor.wire.messages import FindOffset
 
 if TYPE_CHECKING:
     Position = "str | int | datetime | timedelta | Last"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_AHEAD_MAX = timedelta(days=9_999 * 366)  # no time that a datetime can show is further away
 
 
 class Last(msgspec.Struct, frozen=True):
@@ -24,18 +26,25 @@ class Last(msgspec.Struct, frozen=True):
 
 def to_microseconds(moment: datetime) -> int:
     """A datetime as microseconds since 1970; one without a zone is local time, as Python has it."""
-    return (moment.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+    try:
+        return (moment.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{moment} is outside of the years 1 to 9999 in UTC.") from error
 
 
 def check_position(position: object, name: str) -> None:
     """Say early what is wrong with a position."""
-    if isinstance(position, bool) or not isinstance(position, str | int | datetime | timedelta | Last):
-        raise _wrong(position, name)
-    if isinstance(position, str) and position not in ("earliest", "latest", "now"):
-        raise _wrong(position, name)
-    if isinstance(position, int) and position < 0:
-        raise _wrong(position, name)
-    if isinstance(position, Last) and position.count < 0:
+    if isinstance(position, str):
+        right = position in ("earliest", "latest", "now")
+    elif isinstance(position, datetime):
+        to_microseconds(position)  # it says itself what is wrong
+        return
+    elif isinstance(position, timedelta):
+        right = position <= _AHEAD_MAX
+    else:
+        count = position.count if isinstance(position, Last) else position
+        right = isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= OFFSET_MAX
+    if not right:
         raise _wrong(position, name)
 
 

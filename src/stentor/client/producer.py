@@ -1,273 +1,34 @@
-"""Producers: self-batching senders to one topic.
+"""Producers as applications use them: self-batching senders to one topic, sync and async.
 
-`ProducerCore` holds the lanes and lives in the client's loop; `Producer` and `AsyncProducer` are its
-faces. Partitioning: a message with a key goes to partition CRC-32(key) mod n (the zlib/IEEE CRC, so
-any language and Spark's `crc32` agree); one without a key goes to the partition whose turn it is,
-changing with every batch.
+Both turn arguments into rows of a lane; the lanes themselves are `ProducerCore`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 from zlib import crc32
 
-from stentor import limits
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
-from stentor.client.identity import by_partition, lasting_id
-from stentor.client.lane import Extra, FailedBatch, Lane
+from stentor.client.identity import by_partition
+from stentor.client.lane import Extra, Lane
 from stentor.client.tables import as_batches, conform
-from stentor.errors import Closed, InvalidArgument, PublishError, StentorError
-from stentor.wire import arrow_body, batch
+from stentor.errors import InvalidArgument, StentorError
+from stentor.wire import batch
 from stentor.wire.batch import check_message
-from stentor.wire.frames import Ack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from stentor.client.core import ClientCore
-    from stentor.client.link import Link
-    from stentor.client.message import Receipt
-    from stentor.client.selectors import Partitioner
-    from stentor.wire.messages import TopicRoute
-
-    OnDelivery = Callable[["Receipt | None", "StentorError | None"], None]
+    from stentor.client.lanes import OnDelivery, ProducerCore
 
 logger = logging.getLogger(__name__)
 
-_EXPIRE_S = 0.25
-_RESEND_S = 0.1
-_FAILURES_KEPT_MAX = 1_000
 _UNSENT_MAX = 4  # sealed batches that may wait for an answer to wake the loop
 _ON_WIRE_MIN = 2  # below this the broker might run dry
-
-
-def parse_ack(ack: str) -> int:
-    """The level that a word names."""
-    try:
-        return Ack[ack.upper()]
-    except (KeyError, AttributeError):
-        raise InvalidArgument(
-            f"ack={ack!r} is not an acknowledgement level.", hint="Use 'none', 'head', 'quorum' or 'all'."
-        ) from None
-
-
-class ProducerCore:
-    """The lanes of one producer."""
-
-    def __init__(
-        self,
-        core: ClientCore,
-        route: TopicRoute,
-        *,
-        ack: str = "all",
-        compression: str | None = None,
-        batch_messages: int = limits.PRODUCER_BATCH_MESSAGES,
-        batch_bytes: int = limits.PRODUCER_BATCH_BYTES,
-        buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
-        timeout: float | None = None,
-        keep_failures: bool = True,
-        partitioner: Partitioner | None = None,
-        identity: str | None = None,
-        generation: int = 0,
-    ) -> None:
-        if (compression or "") not in arrow_body.COMPRESSIONS:
-            raise InvalidArgument(f"compression={compression!r} is unknown.", hint="Use 'lz4', 'zstd' or None.")
-        if not 1 <= batch_messages <= limits.BATCH_MESSAGES_MAX or not 1 <= batch_bytes <= limits.BATCH_BYTES_MAX // 2:
-            raise InvalidArgument(
-                f"batch_messages={batch_messages} or batch_bytes={batch_bytes} is out of bounds.",
-                hint=f"At most {limits.BATCH_MESSAGES_MAX} messages and {limits.BATCH_BYTES_MAX // 2} bytes.",
-            )
-        self.core = core
-        self.topic = route.name
-        self.topic_id = route.id
-        self.ack = parse_ack(ack)
-        self.compression = compression or ""
-        self.batch_messages = batch_messages
-        self.batch_bytes = batch_bytes
-        self.buffer_bytes = buffer_bytes
-        self.timeout = core.timeout if timeout is None else timeout
-        self.lasting = identity is not None
-        self.producer_id = secrets.randbits(62) + 1 if identity is None else lasting_id(identity)
-        self.generation = generation
-        self.extras = False  # some row carried headers, a time or a callback; from then on all may
-        self.lanes = [Lane(self, index) for index in range(len(route.partitions))]
-        self.partitioner = partitioner
-        self.single = self.lanes[0] if len(self.lanes) == 1 else None
-        self.turn = 0
-        self.closed = False
-        self.failures: list[FailedBatch] = []
-        self._failures_max = _FAILURES_KEPT_MAX if keep_failures else 0
-        self.messages_acknowledged = 0
-        self.messages_failed = 0
-        self._waiters: list[Callable[[], None]] = []
-        self._flushes: list[asyncio.Future[None]] = []
-        core.link_listeners.add(self._relinked)
-        core.route_listeners.add(self._rerouted)
-        core.closers.add(self.close)
-        self._expiry = core.loop.call_later(_EXPIRE_S, self._expire)
-
-    # --- lanes: any thread ----------------------------------------------------------------------
-
-    def lane_for(self, key: bytes | None, partition: int | None) -> Lane:
-        if partition is not None:
-            if not 0 <= partition < len(self.lanes):
-                raise InvalidArgument(
-                    f"Topic {self.topic} has partitions 0 to {len(self.lanes) - 1}; {partition} was named."
-                )
-            return self.lanes[partition]
-        if self.partitioner is not None:
-            return self.lane_for(key, self.partitioner(key, len(self.lanes)))
-        if key is not None:
-            return self.lanes[crc32(key) % len(self.lanes)]
-        lane = self.lanes[self.turn % len(self.lanes)]
-        if len(lane.rows) >= 2 * (self.batch_messages - 1):
-            self.turn += 1  # keyless messages stay together until their batch is full
-        return lane
-
-    def outstanding_bytes(self) -> int:
-        return sum(lane.sealed_bytes - lane.done_bytes for lane in self.lanes)
-
-    def is_full(self) -> bool:
-        """Whether senders must wait (back-pressure)."""
-        return self.outstanding_bytes() >= self.buffer_bytes or any(
-            len(lane.pending) >= limits.PRODUCER_IN_FLIGHT_BATCHES_MAX for lane in self.lanes
-        )
-
-    def add_waiter(self, wake: Callable[[], None]) -> None:
-        """`wake` is called in the loop when there may be room again."""
-        self._waiters.append(wake)
-        self.core.loop.call_soon_threadsafe(self.progressed)  # in case there is room already
-
-    def check_open(self) -> None:
-        self.core.check_open()
-        if self.closed:
-            raise Closed(f"This producer for {self.topic} is closed.")
-
-    # --- the loop -------------------------------------------------------------------------------
-
-    def progressed(self) -> None:
-        """Something was answered: wake senders and flushes that waited for it."""
-        if self._waiters and not self._still_full():
-            waiters, self._waiters = self._waiters, []
-            for wake in waiters:
-                wake()
-        if self._flushes and self.is_idle():
-            flushes, self._flushes = self._flushes, []
-            for flush in flushes:
-                if not flush.done():
-                    flush.set_result(None)
-
-    def _still_full(self) -> bool:
-        """Senders sleep until half is free, so that they do not wake for every answer."""
-        return self.outstanding_bytes() > self.buffer_bytes // 2 or any(
-            len(lane.pending) > limits.PRODUCER_IN_FLIGHT_BATCHES_MAX // 2 for lane in self.lanes
-        )
-
-    def is_idle(self) -> bool:
-        return not any(lane.pending or lane.rows for lane in self.lanes)
-
-    def _relinked(self, link: Link) -> None:  # noqa: ARG002
-        self._rerouted()
-
-    def _rerouted(self) -> None:
-        for lane in self.lanes:
-            lane.reroute()
-
-    def is_known(self) -> bool:
-        """Whether a cluster has this very topic: then a broker that does not know it will soon."""
-        route = self.core.routes.get(self.topic)
-        return len(self.core.links.brokers) > 1 and route is not None and route.id == self.topic_id
-
-    def resend_later(self, lane: Lane) -> None:
-        self.core.loop.call_later(_RESEND_S, lane.resend)
-
-    def after_write(self, link: Link, sent: Any) -> None:
-        """ack=none: done when handed to the socket, at the socket's pace."""
-        link.when_writable(lambda: sent.published(-1, 0, 0))
-
-    def _expire(self) -> None:
-        self._give_up_due(time.monotonic())
-        if not self.closed:
-            self._expiry = self.core.loop.call_later(_EXPIRE_S, self._expire)
-
-    def record_failure(self, failure: FailedBatch) -> None:
-        self.messages_failed += failure.count
-        if len(self.failures) < self._failures_max:
-            self.failures.append(failure)
-
-    def call_back(self, callback: OnDelivery, receipt: Receipt | None, error: StentorError | None) -> None:
-        try:
-            callback(receipt, error)
-        except Exception:
-            logger.exception("an on_delivery callback raised")
-
-    async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent before is answered; raise for what failed."""
-        for lane in self.lanes:
-            while lane.rows:
-                lane.seal()
-            lane.dispatch()
-        if not self.is_idle():
-            waiting = self.core.loop.create_future()
-            self._flushes.append(waiting)
-            limit = self.timeout if timeout is None else timeout
-            try:
-                await asyncio.wait_for(waiting, limit)
-            except TimeoutError as error:
-                self._give_up_due(time.monotonic() + 2 * _EXPIRE_S)
-                self.raise_failures()
-                raise self.core.late("flush", limit) from error
-        self.raise_failures()
-
-    def _give_up_due(self, now: float) -> None:
-        for lane in self.lanes:
-            lane.expire(now)
-
-    def raise_failures(self) -> None:
-        if self.failures:
-            failed, self.failures = self.failures, []
-            count = sum(batch.count for batch in failed)
-            first = failed[0].error
-            raise PublishError(
-                f"{count} messages to {self.topic} were not acknowledged: {first.message}",
-                hint=first.hint,
-                operation="publish",
-                object=self.topic,
-                failed=failed,
-            )
-
-    async def close(self) -> None:
-        """Flush, then let go."""
-        if self.closed:
-            return
-        try:
-            await self.flush()
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        """Let go at once; whoever still waits for an answer is told that none will come."""
-        self.closed = True
-        self._give_up_due(float("inf"))
-        self._expiry.cancel()
-        self.core.link_listeners.discard(self._relinked)
-        self.core.route_listeners.discard(self._rerouted)
-        self.core.closers.discard(self.close)
-
-    def statistics(self) -> dict[str, Any]:
-        return {
-            "topic": self.topic,
-            "messages_acknowledged": self.messages_acknowledged,
-            "messages_failed": self.messages_failed,
-            "outstanding_bytes": self.outstanding_bytes(),
-            "in_flight_batches": sum(len(lane.pending) for lane in self.lanes),
-            "gathering_messages": sum(len(lane.rows) for lane in self.lanes) // 2,
-        }
 
 
 class _Face:
@@ -320,10 +81,13 @@ class _Face:
         if unsent >= _UNSENT_MAX or len(lane.pending) - unsent < _ON_WIRE_MIN:
             self._post(lane.pump)
 
-    def _offer(
+    def offer(
         self, value: Any, key: Any, headers: Any, timestamp: Any, partition: int | None, on_delivery: Any
     ) -> bool:
-        """The general path of `send`; whether the sender must wait now."""
+        """The general path of `send`, without waiting; whether the sender must wait now.
+
+        For `publish` that is: whoever waits for the answer of a message waits long enough.
+        """
         if type(value) is not bytes:
             value = as_bytes(value, "value")
         if key is not None and type(key) is not bytes:
@@ -350,6 +114,8 @@ class _Face:
     def _offer_many(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None, partition: int | None) -> Any:
         """Yield after each sealed batch whether the sender must wait now."""
         core = self._core
+        if not hasattr(values, "__len__"):
+            raise InvalidArgument(f"Values are a list of bytes, not {type(values).__name__}.")
         if keys is None:
             keys = [None] * len(values)
         elif len(keys) != len(values):
@@ -369,7 +135,7 @@ class _Face:
             except (StentorError, TypeError):
                 # Too large together, or something odd among them: message by message finds out which.
                 for value, key in zip(part, part_keys, strict=True):
-                    yield self._offer(value, key, None, None, lane.partition, None)
+                    yield self.offer(value, key, None, None, lane.partition, None)
                 continue
             lane.add_encoded(encoded)
             self._sealed(lane)
@@ -380,7 +146,7 @@ class _Face:
         lanes = self._lanes
         if not self._hashed or not set(map(type, keys)) | set(map(type, values)) <= {bytes}:
             for value, key in zip(values, keys, strict=True):
-                yield self._offer(value, key, None, None, None, None)
+                yield self.offer(value, key, None, None, None, None)
             return
         step, count = self._batch_messages, len(lanes)
         for start in range(0, len(values), step):
@@ -452,7 +218,7 @@ class Producer(_Face):
             or partition is not None
             or on_delivery is not None
         ):
-            if self._offer(value, key, headers, timestamp, partition, on_delivery):
+            if self.offer(value, key, headers, timestamp, partition, on_delivery):
                 self._wait_for_room()
             return
         # Everyone's ordinary message: every nanosecond here is paid a million times.
@@ -502,13 +268,16 @@ class Producer(_Face):
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         self._core.check_open()
         self._core.core.check_caller()
-        asyncio.run_coroutine_threadsafe(self._core.flush(timeout), self._core.core.loop).result()
+        self._core.core.wait_for(self._core.flush(timeout))
 
     def close(self) -> None:
-        """Flush and let go."""
-        self._core.core.check_caller()
-        if not self._core.closed and not self._core.core.closed:
-            asyncio.run_coroutine_threadsafe(self._core.close(), self._core.core.loop).result()
+        """Flush and let go. In a forked child it does nothing: the messages are the parent's."""
+        client = self._core.core
+        if client.forked:
+            return
+        client.check_caller()
+        if not self._core.closed and not client.closed:
+            client.wait_for(self._core.close())
 
     def __enter__(self) -> Self:
         return self
@@ -540,7 +309,7 @@ class AsyncProducer(_Face):
         on_delivery: OnDelivery | None = None,
     ) -> None:
         """Hand a message over; waits only when too much is unacknowledged."""
-        if self._offer(value, key, headers, timestamp, partition, on_delivery):
+        if self.offer(value, key, headers, timestamp, partition, on_delivery):
             await self._wait_for_room()
 
     async def send_many(

@@ -81,6 +81,7 @@ class Reader:
         self.finished = False
         self.owed = 0  # bytes taken but not granted again yet
         self.waiting = 0  # bytes received that the application has not taken
+        self.refused: set[str] = set()  # members that could not serve it: others are asked first
 
     # --- what the link reports ------------------------------------------------------------------
 
@@ -92,6 +93,8 @@ class Reader:
         self.owner.put(Delivery(self, bytes(body[frames.DELIVERY.size :]), next_offset))
 
     def state(self, committed: int, epoch: int) -> None:
+        if self.refused:
+            self.refused.clear()  # it is served; whoever refused before may be able to when it must move again
         if committed > self.committed:
             self.committed = committed
             self.owner.core.seen.saw(self.topic_id, self.partition, committed, epoch)
@@ -156,6 +159,7 @@ class SubscriptionCore:
         self.skipped = 0  # messages jumped over by on_slow="skip"
         self._finding: asyncio.Task[None] | None = None
         self._routes_stale = False  # topics may have come since we looked
+        self._retry: asyncio.TimerHandle | None = None  # when readers that were refused ask again, all at once
 
     async def open(self) -> None:
         """Find the partitions and position every stream, so that nothing published later is missed."""
@@ -219,7 +223,7 @@ class SubscriptionCore:
 
     def _open_stream(self, reader: Reader) -> None:
         """Open it at a member of the chain; if none can be reached yet, a new link will tell."""
-        link = self.core.member_link(reader.topic, reader.topic_id, reader.partition)
+        link = self._link_for(reader)
         if reader.finished or link is None:
             return
         reader.owed, reader.link = 0, link
@@ -234,6 +238,14 @@ class SubscriptionCore:
             ),
             reader,
         )
+
+    def _link_for(self, reader: Reader) -> Link | None:
+        """A member that did not refuse; if none of those is linked, all may be asked again."""
+        link = self.core.member_link(reader.topic, reader.topic_id, reader.partition, reader.refused)
+        if link is None and reader.refused:
+            reader.refused.clear()
+            link = self.core.member_link(reader.topic, reader.topic_id, reader.partition)
+        return link
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -259,13 +271,20 @@ class SubscriptionCore:
         return link.broker.id in route.partitions[reader.partition].chain
 
     def will_be_back(self, reader: Reader, error: StentorError) -> bool:
-        """A member that cannot serve now: ask again in a moment, perhaps another one."""
+        """A member that cannot serve now: ask again in a moment, another one if there is one."""
         route = self.core.routes.get(reader.topic)
         unknown = isinstance(error, PartitionNotFound) and len(self.core.links.brokers) > 1
         if not isinstance(error, NotReady) and not (unknown and route is not None and route.id == reader.topic_id):
             return False
-        self.core.loop.call_later(limits.LINK_WATCH_S, self._reopen)
+        if reader.link is not None and reader.link.broker is not None:
+            reader.refused.add(reader.link.broker.id)
+        if self._retry is None and not self.closed:
+            self._retry = self.core.loop.call_later(limits.LINK_WATCH_S, self._ask_again)
         return True
+
+    def _ask_again(self) -> None:
+        self._retry = None
+        self._reopen()
 
     def _routes_changed(self) -> None:
         """Members and topics come and go."""
@@ -328,12 +347,16 @@ class SubscriptionCore:
         """Jump to the commit point and say exactly what was not delivered."""
         self._close_stream(reader)
         first = reader.taken
-        now, reader.committed = await self._resolve(reader, "latest")
-        self._close_stream(reader)  # a new link may have opened it again meanwhile
-        reader.received = reader.taken = reader.start = now
-        self.note(Event("skipped", reader.topic, reader.partition, first, now))
-        self.skipped += now - first
-        self._open_stream(reader)
+        try:
+            found, committed = await self._resolve(reader, "latest")
+            self._close_stream(reader)  # a new link may have opened it again meanwhile, and have brought more
+            now = max(found, reader.received)
+            reader.received = reader.taken = reader.start = now
+            reader.committed = max(committed, now)
+            self.note(Event("skipped", reader.topic, reader.partition, first, now))
+            self.skipped += now - first
+        finally:
+            self._reopen()  # at now; where that could not be found, behind what was received
 
     def _close_stream(self, reader: Reader) -> None:
         link = reader.link
@@ -366,6 +389,8 @@ class SubscriptionCore:
         self.core.link_listeners.discard(self._relinked)
         self.core.route_listeners.discard(self._routes_changed)
         self.core.closers.discard(self.close)
+        if self._retry is not None:
+            self._retry.cancel()
         for reader in self.readers.values():
             self._close_stream(reader)
         self.put(None)

@@ -10,12 +10,14 @@ import asyncio
 import atexit
 import queue
 import threading
-import weakref
+import time
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor import limits
-from stentor.client.async_client import AsyncClient
+from stentor.client.async_client import AsyncClient, known
+from stentor.client.convert import check_limit
 from stentor.client.history import History
 from stentor.client.producer import Producer
 from stentor.client.subscription import Subscription
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 _GRACE_S = 5.0  # on top of a call's own deadline, for the loop to report it
-_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_open_clients: set[Client] = set()  # held: an application may keep only a producer, whose messages must get out
 
 
 class _LoopThread:
@@ -45,27 +47,52 @@ class _LoopThread:
             self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         except ImportError:
             self.loop = asyncio.new_event_loop()
+        self._stopping = False
+        self._posting = threading.Lock()  # what is posted comes before the stop, or not at all
         self._thread = threading.Thread(target=self._run, name="stentor-client", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.run_until_complete(_end_others())
+        self.loop.close()
 
-    def call(self, work: Coroutine[Any, Any, Any], timeout: float | None) -> Any:
-        """Run a coroutine in the loop and wait for it here."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+    def call(self, work: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
+        """Run a coroutine in the loop and wait for it here; Closed if the loop ends before it."""
+        with self._posting:
+            if self._stopping:
+                work.close()
+                raise _closed()
+            future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout)
+        except CancelledError:
+            raise _closed() from None
         except BaseException:
             future.cancel()
             raise
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        """End the loop, and every call that still waits for something in it."""
+        with self._posting:
+            self._stopping = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_GRACE_S)
-        if not self._thread.is_alive():
-            self.loop.close()
+
+
+async def _end_others() -> None:
+    """Whoever waits for one of these in another thread would wait for ever."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_GRACE_S):
+            await asyncio.gather(*others, return_exceptions=True)
+
+
+def _closed() -> Closed:
+    return Closed("This client is closed.", hint="Make a new one with stentor.connect().")
 
 
 class _Answer:
@@ -103,12 +130,13 @@ class Client:
         self._timeout = timeout
         try:
             opening = AsyncClient.open(url, name=name, timeout=timeout, read_from=read_from)
-            self._async: AsyncClient = self._thread.call(opening, None)
+            self._async: AsyncClient = self._thread.call(opening)
         except BaseException:
             self._closed = True
             self._thread.stop()
             raise
         self._core = self._async._core  # noqa: SLF001
+        self._core.wait_for = self._thread.call
         self._publishers: dict[tuple[str, str], Producer] = {}
         _open_clients.add(self)
 
@@ -118,13 +146,13 @@ class Client:
         except StentorError:
             work.close()
             raise
-        return self._thread.call(work, None)
+        return self._thread.call(work)
 
     def _check(self) -> None:
         if self._core.forked:
             self._core.check_open()
         if self._closed:
-            raise Closed("This client is closed.", hint="Make a new one with stentor.connect().")
+            raise _closed()
         self._core.check_caller()
 
     # --- publishing -----------------------------------------------------------------------------
@@ -142,11 +170,12 @@ class Client:
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged; by default, until it is committed."""
+        due = 0.0 if timeout is None else time.monotonic() + self._core.seconds(timeout)
         publisher = self._publisher(topic, ack, timeout)
         answer = _Answer()
-        publisher.send(value, key, headers=headers, timestamp=timestamp, partition=partition, on_delivery=answer)
+        publisher.offer(value, key, headers, timestamp, partition, answer)
         # Without a deadline of its own the call ends with the producer's, which knows the reason.
-        if not answer.wait(self._timeout + _GRACE_S if timeout is None else timeout):
+        if not answer.wait(self._timeout + _GRACE_S if timeout is None else max(0.0, due - time.monotonic())):
             raise self._core.late_publish(self._timeout if timeout is None else timeout, publisher.refusal)
         if answer.error is not None:
             raise answer.error
@@ -155,8 +184,10 @@ class Client:
 
     def _publisher(self, topic: str, ack: str, timeout: float | None) -> Producer:
         """The shared producer behind `publish`, found without entering the loop when it is known."""
+        if self._core.forked:
+            self._core.check_open()
         self._core.check_caller()
-        found = self._publishers.get((topic, ack))
+        found = known(self._publishers, topic, ack)
         if found is not None and not self._closed and not self._async._stale(found):  # noqa: SLF001
             return found
         shared = self._call(self._async.publisher(topic, ack, timeout))
@@ -232,6 +263,7 @@ class Client:
         timeout: float | None = None,
     ) -> History:
         """What topics hold between two positions: iterate it, or take it as a table."""
+        check_limit(limit)
         return History(self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout), limit)
 
     def topic(

@@ -66,7 +66,7 @@ class Codec(Generic[T]):
             if self._pydantic is not None:
                 value = self._pydantic.dump_python(value, mode="json")
             encoded: bytes = self._encoder.encode(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidArgument(f"The value cannot be encoded: {error}.") from error
         return encoded
 
@@ -79,10 +79,11 @@ class Codec(Generic[T]):
             if self._json:
                 return self._pydantic.validate_json(value)  # type: ignore[no-any-return]
             return self._pydantic.validate_python(msgspec.msgpack.decode(value))  # type: ignore[no-any-return]
-        except ValueError as error:  # msgspec's and pydantic's errors are ValueErrors
+        except (ValueError, RecursionError) as error:  # msgspec's and pydantic's own; or a value nested too deeply
             kind = getattr(self.kind, "__name__", str(self.kind))
+            why = str(error).partition("\n")[0]
             raise DecodeFailed(
-                f"A value is not a {kind}: {str(error).splitlines()[0]}.",
+                f"A value is not a {kind}: {why}.",
                 hint="Open the topic with on_error='skip' or 'raw' to go on.",
             ) from error
 

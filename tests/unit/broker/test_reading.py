@@ -121,10 +121,10 @@ def test_a_read_covers_every_partition_or_the_one_that_is_named(client, read):
     assert client.offsets("t", Last(4)) == {0: 6, 1: 6, 2: 6}
 
 
-@pytest.mark.parametrize("start", [11, 1000, 2**62])
+@pytest.mark.parametrize("start", [11, 1000, 2**62 - 1])
 def test_an_offset_beyond_the_end_is_out_of_range_and_says_what_there_is(ten, read, start):
     with pytest.raises(OffsetOutOfRange) as caught:
-        read(ten, "t", start=start, end=2**62 + 1)
+        read(ten, "t", start=start, end=2**62)
     assert (caught.value.start, caught.value.end) == (0, 10)
     assert "0 to 10" in str(caught.value)
     assert "earliest" in caught.value.hint

@@ -1,0 +1,57 @@
+"""The routes a client knows, by topic: a table or a change taken in, topics and patterns looked up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stentor.core.names import check_pattern, is_pattern, matches
+from stentor.errors import TopicNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stentor.wire.messages import TopicRoute
+
+    Routes = dict[str, TopicRoute]
+
+
+def replaced(known: Routes, topics: Iterable[TopicRoute]) -> Routes:
+    """A whole table instead of what was known; what is known to be newer of a partition stays."""
+    return {topic.name: newest(known, topic) for topic in topics}
+
+
+def merged(known: Routes, topics: Iterable[TopicRoute]) -> Routes:
+    """A table that may be old, beside what is known: it says nothing against topics that were made since."""
+    table = replaced(known, topics)
+    return table | {name: topic for name, topic in known.items() if name not in table or table[name].id != topic.id}
+
+
+def newest(known: Routes, topic: TopicRoute) -> TopicRoute:
+    """A topic's route, with the newer of what is said and what is known of each partition."""
+    before = known.get(topic.name)
+    if before is None or before.id != topic.id:
+        return topic
+    partitions = [
+        old if old.epoch > new.epoch else new for old, new in zip(before.partitions, topic.partitions, strict=True)
+    ]
+    return msgspec.structs.replace(topic, partitions=partitions)
+
+
+def matching(routes: Routes, topics: list[str]) -> list[TopicRoute]:
+    """The routes of topics and patterns, by name; TopicNotFound for a topic that is not there."""
+    found: Routes = {}
+    for topic in topics:
+        check_pattern(topic)
+        if is_pattern(topic):
+            found |= {name: route for name, route in routes.items() if matches(topic, name)}
+        elif topic in routes:
+            found[topic] = routes[topic]
+        else:
+            raise TopicNotFound(
+                f"There is no topic {topic}.",
+                hint=f"Make it with `stentor topic create {topic}`, or look with `stentor topic list`.",
+                object=topic,
+            )
+    return [found[name] for name in sorted(found)]
