@@ -152,9 +152,7 @@ class Checker:
             if log is None:
                 lost = member.log_id in self.cluster.brokers[member.broker].disk.lost
                 require(committed == 0 or lost, "a member without its log", key, member, record)
-            elif log.synced_end >= max(
-                committed, log.checked
-            ):  # below that it is damaged (C13)
+            elif log.synced_end >= max(committed, log.checked):  # below that it is damaged (C13)
                 log.excused = False
             elif log.synced_end < committed:
                 require(

@@ -302,6 +302,9 @@ class Partition:
         effect = self._truncating
         assert effect is not None
         assert self._chain is not None
+        if effect.end < self.log.end:  # C7
+            cut = (self.name, effect.end, self.log.end)
+            logger.warning("partition %s: offsets %d to %d were not committed and are cut off", *cut)
         self._sync_under_way = True
         self._unsynced_bytes = 0
         self.tail.clear()
