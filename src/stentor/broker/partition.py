@@ -509,6 +509,10 @@ class Partition:
             kept_unrecorded=self.kept_unrecorded,
         )
 
+    def _replicas_wanted(self) -> int:
+        record = self.replica.record
+        return 0 if record is None else record.factor
+
     def statistics(self) -> dict[str, Any]:
         return {
             "topic": self.topic,
@@ -521,6 +525,7 @@ class Partition:
             "streams": len(self.streams),
             "lag_max": max((self.committed - stream.cursor.position for stream in self.streams), default=0),
             "tail_cache_bytes": self.tail.bytes,
+            "chain": {"replicas": len(self.replica.place.brokers), "replicas_wanted": self._replicas_wanted()},
             "replica": self.replica.statistics(),
             "dedupe": self.replica.dedupe.statistics(),
             "log": msgspec.to_builtins(self.log.statistics()),

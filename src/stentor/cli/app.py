@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,6 +16,7 @@ from typer.core import TyperGroup
 
 from stentor.cli.failure import EXIT_INTERRUPTED, EXIT_OK, report
 from stentor.cli.options import make_app
+from stentor.cli.standard import drop_unwritten, writing_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "read": "Print what topics hold between two positions, then end.",
     "offsets": "Print the offset of a position in each partition.",
     "describe": "Print an overview of a broker and its topics.",
+    "broker": "List, drain and forget the brokers of a cluster.",
     "clients": "List who is connected to a broker.",
     "record": "Record topics into a lake of Parquet or Delta files.",
     "replay": "Publish recorded messages again, at their pace or faster.",
@@ -84,14 +85,7 @@ class LazyCommands(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:
             # Whoever read our output had enough of it (`| head`). That is no failure.
-            _silence_output()
             raise typer.Exit(EXIT_OK) from None
-
-
-def _silence_output() -> None:
-    """Keep the interpreter from complaining about the closed pipe when it flushes at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
 
 
 app = make_app(cls=LazyCommands, help=HELP, invoke_without_command=True, add_completion=True)
@@ -121,14 +115,21 @@ def root(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; failures are reported on standard error."""
     try:
+        return _run(arguments)
+    finally:
+        drop_unwritten()
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
         code = typer.main.get_command(app).main(list(arguments), prog_name="stentor", standalone_mode=False)
-        sys.stdout.flush()
+        with writing_output():
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except SystemExit as leaving:  # shell completion leaves this way
         return leaving.code if isinstance(leaving.code, int) else EXIT_OK
     except BrokenPipeError:
-        _silence_output()
         return EXIT_OK
     except Exception as error:  # noqa: BLE001 - the one place where everything that went wrong ends
         return report(error)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING, Annotated, Final
+import signal
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
@@ -11,9 +13,12 @@ from stentor.cli import options
 from stentor.cli.failure import EXIT_ERROR
 from stentor.cli.output import print_facts, print_json, print_table
 from stentor.cli.quantities import show_bytes
-from stentor.errors import InvalidArgument
+from stentor.errors import InvalidArgument, StentorError
+from stentor.limits import MESSAGE_VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stentor.cli.load import Plan
     from stentor.cli.measurement import Result
 
@@ -64,6 +69,10 @@ def bench(
 
     if size < SIZE_MIN:
         raise InvalidArgument(f"--size {size} is too small.", hint=f"The checks need {SIZE_MIN} bytes in each message.")
+    if size > MESSAGE_VALUE_BYTES_MAX:
+        raise InvalidArgument(
+            f"--size {size:,} is too large.", hint=f"A message's value has at most {MESSAGE_VALUE_BYTES_MAX:,} bytes."
+        )
     plan = Plan(
         url=url, timeout=timeout, topic=f"bench.{os.urandom(4).hex()}", partitions=partitions, size=size, batch=batch,
         producers=producers, subscribers=subscribers, rate=rate, seconds=seconds, ack=ack, compression=compression,
@@ -79,16 +88,35 @@ def bench(
 
 
 def _run(plan: Plan, *, flush: str, keep: bool) -> Result:
-    """Make the topic, measure, clean up."""
+    """Make the topic, measure, clean up: also when it fails, or is told to end."""
     from stentor.cli.measurement import measure
 
-    with options.connect(plan.url, plan.timeout, "bench") as client:
-        client.create_topic(plan.topic, partitions=plan.partitions, flush=flush)
+    with options.connect(plan.url, plan.timeout, "bench") as client, _ended_by_signal():
         try:
-            return measure(plan)
-        finally:
+            client.create_topic(plan.topic, partitions=plan.partitions, flush=flush)
+            result = measure(plan)
+        except BaseException:
             if not keep:
-                client.delete_topic(plan.topic)
+                with contextlib.suppress(StentorError):  # what went wrong before is what to tell
+                    client.delete_topic(plan.topic)
+            raise
+        if not keep:
+            client.delete_topic(plan.topic)
+        return result
+
+
+@contextlib.contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does, with time to clean up."""
+
+    def leave(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_result(plan: Plan, result: Result) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import stentor
 from stentor.cli import options
+from stentor.cli.failure import hint_of
+from stentor.cli.health import lacking
 from stentor.cli.quantities import plural, show_seconds
 from stentor.client.core import parse_url
 from stentor.errors import StentorError
@@ -42,7 +44,7 @@ def _check_address(address: str, timeout: float) -> Iterator[Finding]:
             yield Finding("ok", address, f"Connected and greeted in {spent_ms:.1f} ms.")
             yield from _check_broker(client, address, timeout)
     except StentorError as error:
-        yield Finding("error", address, error.message, error.hint)
+        yield Finding("error", address, error.message, hint_of(error))
 
 
 def _check_broker(client: Client, address: str, timeout: float) -> Iterator[Finding]:
@@ -97,6 +99,10 @@ def _check_topics(topics: list[TopicInfo]) -> Iterator[Finding]:
                     "They are refused to readers; everything else can be read. Run `stentor doctor --data DIR` there."
                 )
                 yield Finding("error", name, f"Offsets {first} to {after - 1} are damaged.", hint)
+            if short := lacking(partition, topic.settings):
+                healthy = False
+                hint = "Start the brokers that are missing, or wait until the new copies are filled."
+                yield Finding("warning", name, f"The chain has {short}.", hint)
     if healthy:
         partitions = sum(len(topic.partitions) for topic in topics)
         yield Finding("ok", "topics", f"{plural(len(topics), 'topic')}, {plural(partitions, 'partition')}, no damage.")

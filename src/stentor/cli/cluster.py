@@ -26,7 +26,9 @@ app = options.make_app(
 Run a cluster on this machine, and break it.
 
 Brokers, etcd and (with --haproxy) HAProxy run as real processes with free ports. Their names are b0, b1, …, etcd-0,
-haproxy-0. It is for trying out and for tests: brokers of one machine die with it.
+haproxy-0. It is for trying out and for tests: brokers of one machine die with it. These commands know only clusters on
+this machine that `stentor cluster up` started; the brokers of any other are listed, drained and forgotten with `stentor
+broker`.
 
 \b
 Examples:

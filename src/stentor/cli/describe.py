@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stentor.cli import options
+from stentor.cli.health import is_damaged, lacking
 from stentor.cli.output import print_facts, print_json
 from stentor.cli.quantities import plural, show_bytes, show_seconds
 from stentor.cli.topic import print_topics
@@ -36,7 +37,6 @@ def describe(json: options.Json = False, url: options.Url = None, timeout: optio
 
 def _facts(broker: BrokerInfo, numbers: dict[str, Any], topics: list[TopicInfo]) -> list[tuple[str, object]]:
     partitions = [partition for topic in topics for partition in topic.partitions]
-    damaged = sum(1 for partition in partitions if partition.damaged or partition.failed)
     return [
         ("broker", broker.id),
         ("cluster", broker.cluster_id),
@@ -48,5 +48,16 @@ def _facts(broker: BrokerInfo, numbers: dict[str, Any], topics: list[TopicInfo])
         ("connections", numbers.get("connections", 0)),
         ("topics", f"{len(topics)} with {plural(len(partitions), 'partition')}"),
         ("log", show_bytes(sum(partition.bytes for partition in partitions))),
-        ("health", f"{plural(damaged, 'partition')} damaged; see stentor doctor" if damaged else "ok"),
+        ("health", _health(topics)),
     ]
+
+
+def _health(topics: list[TopicInfo]) -> str:
+    all_of_them = [(partition, topic.settings) for topic in topics for partition in topic.partitions]
+    damaged = sum(1 for partition, _ in all_of_them if is_damaged(partition))
+    short = sum(1 for partition, settings in all_of_them if lacking(partition, settings))
+    wrong = [
+        f"{plural(short, 'partition')} without all replicas" if short else "",
+        f"{plural(damaged, 'partition')} damaged; see stentor doctor" if damaged else "",
+    ]
+    return ", ".join(filter(None, wrong)) or "ok"

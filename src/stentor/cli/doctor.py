@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -30,14 +31,22 @@ def doctor(
         typer.Option(metavar="DIR", help="Check this data directory; nothing is changed.", show_default=False),
     ] = None,
     json: options.Json = False,
-    url: options.Url = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="Check this broker, or these: stentor://host:port, host:port, or several with commas.",
+            show_default=False,
+        ),
+    ] = None,
     timeout: options.Timeout = 5.0,
 ) -> None:
     """Check a data directory and a connection, and say what is wrong.
 
     In the directory every batch is read and verified; nothing is changed, and a broker may run meanwhile. With --data
-    only the directory is checked, with --url only the connection; with neither, the broker on this machine and ./data
-    if it is there. The exit code is 1 if there is an error.
+    only the directory is checked, with --url only the connection; with neither, the broker of STENTOR_URL if that is
+    set, else the one on this machine and ./data if it is there. The exit code is 1 if there is an error.
 
     \b
     Examples:
@@ -46,7 +55,8 @@ def doctor(
       stentor doctor --url stentor://broker.example:7440
     """
     findings: list[Finding] = []
-    if data is None and url is None and DEFAULT_DIRECTORY.is_dir():
+    elsewhere = url is not None or bool(os.environ.get("STENTOR_URL"))
+    if data is None and not elsewhere and DEFAULT_DIRECTORY.is_dir():
         findings += _check_directory(DEFAULT_DIRECTORY)
     if data is not None:
         findings += _check_directory(data)

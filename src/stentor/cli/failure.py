@@ -16,12 +16,15 @@ from typing import Final
 
 import typer
 
-from stentor.errors import InvalidArgument, StentorError
+from stentor.errors import InvalidArgument, ProtocolError, StentorError
 
 EXIT_OK: Final = 0
 EXIT_ERROR: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+
+_HTTP_ANSWER: Final = f"unknown kind {ord('/')}"
+"""An answer that begins with HTTP/1.1 is, for us, a frame of the kind that `/` is the number of."""
 
 
 def report(error: Exception) -> int:
@@ -43,7 +46,8 @@ def complain(sentence: str) -> None:
 def describe(error: Exception) -> tuple[str, int]:
     """The sentence and the exit code for an error."""
     if isinstance(error, StentorError):
-        return str(error), EXIT_USAGE if isinstance(error, InvalidArgument) else EXIT_ERROR
+        sentence = f"{error.message} {hint_of(error)}".rstrip()
+        return sentence, EXIT_USAGE if isinstance(error, InvalidArgument) else EXIT_ERROR
     if isinstance(error, typer.TyperException):
         return _describe_usage(error), error.exit_code
     if isinstance(error, typer.Abort):
@@ -52,6 +56,13 @@ def describe(error: Exception) -> tuple[str, int]:
         return _describe_system(error), EXIT_ERROR
     kind = type(error).__name__
     return f"A bug in Stentor: {kind}: {error}. Please report it with the output of STENTOR_DEBUG=1.", EXIT_ERROR
+
+
+def hint_of(error: StentorError) -> str:
+    """What to do now: what the error says, or what it means for a person who typed an address."""
+    if isinstance(error, ProtocolError) and _HTTP_ANSWER in error.message:
+        return "This looks like an HTTP port; brokers speak to clients on another one, usually 7440."
+    return error.hint
 
 
 def _describe_usage(error: typer.TyperException) -> str:

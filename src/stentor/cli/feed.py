@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -90,12 +91,15 @@ class Feed:
         """Send everything; after each step, how many messages and bytes that makes."""
         for name, stream in self._sources:
             line = 1
-            for lines in [[_read_whole(name, stream)]] if self._sending.whole else _lines(name, stream):
+            for lines in self._whole(name, stream) if self._sending.whole else _lines(name, stream):
                 self._send(producer, lines, name, line)
                 line += len(lines)
                 self.messages += len(lines)
                 self.bytes += sum(map(len, lines))
                 yield self.messages, self.bytes
+
+    def _whole(self, name: str, stream: BinaryIO) -> Iterator[list[bytes]]:
+        yield [_read_whole(name, stream, LINE_BYTES_MAX if self._sending.as_json else MESSAGE_VALUE_BYTES_MAX)]
 
     def _send(self, producer: Producer, lines: list[bytes], name: str, first: int) -> None:
         sending = self._sending
@@ -142,10 +146,25 @@ def _lines(name: str, stream: BinaryIO) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _read_whole(name: str, stream: BinaryIO) -> bytes:
-    data = stream.read(LINE_BYTES_MAX + 1)
-    _check_length(name, len(data))
+def _read_whole(name: str, stream: BinaryIO, bytes_max: int) -> bytes:
+    data = stream.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise LimitExceeded(
+            f"{name} has {_size(stream) or f'more than {bytes_max:,}'} bytes; one message has at most {bytes_max:,}.",
+            hint="Publish it line by line without --whole, or put it elsewhere and publish its address.",
+            operation="publish",
+            object=name,
+        )
     return data
+
+
+def _size(stream: BinaryIO) -> str:
+    """The size of what is a file; nothing of a pipe."""
+    try:
+        size = os.fstat(stream.fileno()).st_size
+    except OSError:
+        return ""
+    return f"{size:,}" if size else ""
 
 
 def _check_length(name: str, size: int) -> None:

@@ -15,7 +15,9 @@ producer the numbers must be 0, 1, 2 …, so that loss, duplication and disorder
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import struct
 import threading
 import time
@@ -38,6 +40,9 @@ SAMPLE_EVERY: Final = 16
 
 TICK_S: Final = 0.001
 """With a rate: how often a producer looks what is due."""
+
+STEP_BYTES_MAX: Final = 8 * 1024 * 1024
+"""What a producer makes before it hands it over: a thousand messages of the greatest size would fill the memory."""
 
 REPORT_EVERY_S: Final = 0.1
 WATCH_EVERY_S: Final = 0.005
@@ -102,13 +107,15 @@ def work(role: str, number: int, plan: Plan, wire: Connection) -> None:
     """The main function of a worker process."""
     import pyarrow as _  # noqa: F401, ICN001 - loaded now, so that the first batch does not wait for it
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     control = Control(wire)
     try:
         with stentor.connect(plan.url, name=f"stentor bench {role} {number}", timeout=plan.timeout) as client:
             outcome = (_produce if role == "producer" else _consume)(client, number, plan, control)
         control.done(outcome)
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it
-        wire.send(("failed", error if isinstance(error, stentor.StentorError) else repr(error)))
+        with contextlib.suppress(OSError):  # a parent that has gone wants no report
+            wire.send(("failed", error if isinstance(error, stentor.StentorError) else repr(error)))
 
 
 # --- producing ----------------------------------------------------------------------------------
@@ -157,8 +164,13 @@ def _schedule(plan: Plan, begin: float) -> Iterator[list[int]]:
     return _steady(plan, begin) if plan.rate else _flat_out(plan, begin)
 
 
+def _step_max(plan: Plan) -> int:
+    """How many messages a producer makes at a time."""
+    return max(1, STEP_BYTES_MAX // plan.size)
+
+
 def _flat_out(plan: Plan, begin: float) -> Iterator[list[int]]:
-    step = 1 if plan.one_by_one else plan.batch
+    step = 1 if plan.one_by_one else min(plan.batch, _step_max(plan))
     end = begin + plan.seconds
     while time.monotonic() < end:
         yield [time.monotonic_ns()] * step
@@ -168,9 +180,9 @@ def _steady(plan: Plan, begin: float) -> Iterator[list[int]]:
     rate = plan.rate / plan.producers
     total = max(1, int(plan.seconds * rate))
     begin_ns = int(begin * 1e9)
-    sent = 0
+    sent, step = 0, _step_max(plan)
     while sent < total:
-        due = min(total, int((time.monotonic() - begin) * rate) + 1)
+        due = min(total, sent + step, int((time.monotonic() - begin) * rate) + 1)
         if due <= sent:
             time.sleep(max(TICK_S / 10, min(TICK_S, begin + sent / rate - time.monotonic())))
             continue

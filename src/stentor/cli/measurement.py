@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 START_DELAY_S: Final = 0.2
 """Between the last worker's "ready" and the common start, so that all of them hear of it."""
 
+REPORT_S_MAX: Final = 5.0
+"""How much later than its own deadline a worker may report that this has passed."""
+
 START_S_MAX: Final = 60.0
 """Processes start one after the other on a busy machine."""
 
@@ -100,17 +103,21 @@ class Worker:
 
 @contextlib.contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """A process started in here inherits that Ctrl-C is not for it: we hear it, and stop our workers."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A process started in here inherits that Ctrl-C is not for it: we hear it, afterwards, and stop our workers.
+
+    The same with SIGTERM, until the process has begun to work: half a start would print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def measure(plan: Plan) -> Result:
     """Run the load and put the outcomes together."""
     with contextlib.ExitStack() as stack:
+        stack.callback(_end_started)
         producers = [_start(stack, "producer", number, plan) for number in range(plan.producers)]
         subscribers = [_start(stack, "subscriber", number, plan) for number in range(plan.subscribers)]
         workers = producers + subscribers
@@ -119,13 +126,20 @@ def measure(plan: Plan) -> Result:
         for worker in workers:
             worker.wire.send(begin)
         with LiveLine(plan, begin) as line:
-            limit = plan.seconds + 2 * plan.timeout
+            limit = plan.seconds + plan.timeout + REPORT_S_MAX
             _hear_until(workers, lambda worker: worker.role != "producer" or worker.outcome is not None, limit, line)
             totals = [worker.messages for worker in producers]
             for worker in subscribers:
                 worker.wire.send(totals)
             _hear_until(workers, lambda worker: worker.outcome is not None, limit, line)
         return _result(plan, [w.outcome for w in producers if w.outcome], [w.outcome for w in subscribers if w.outcome])
+
+
+def _end_started() -> None:
+    """Also a worker that was being started when we were interrupted: it would make the topic anew."""
+    for process in multiprocessing.active_children():
+        process.kill()
+        process.join()
 
 
 def _start(stack: contextlib.ExitStack, role: str, number: int, plan: Plan) -> Worker:
@@ -135,14 +149,17 @@ def _start(stack: contextlib.ExitStack, role: str, number: int, plan: Plan) -> W
 
 
 def _hear_until(workers: list[Worker], arrived: Any, limit: float, line: LiveLine | None = None) -> None:
-    """Take in reports until every worker has arrived somewhere, or the time is up."""
+    """Take in reports until every worker has arrived somewhere, or nothing was heard of new messages for too long."""
     deadline = time.monotonic() + limit
     while missing := [worker for worker in workers if not arrived(worker)]:
         if time.monotonic() > deadline:
             raise DeadlineExceeded(f"The {missing[0].name} did not report in time.", hint="Look at the broker's log.")
         waiting: dict[Any, Worker] = {worker.wire: worker for worker in workers if worker.outcome is None}
         for wire in wait(list(waiting), timeout=0.1):
+            before = waiting[wire].messages
             waiting[wire].hear()
+            if waiting[wire].messages > before:
+                deadline = time.monotonic() + limit
         if line is not None:
             line.show(workers)
 

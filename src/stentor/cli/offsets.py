@@ -9,6 +9,7 @@ import typer
 from stentor.cli import options
 from stentor.cli.output import print_json, print_table
 from stentor.cli.positions import SYNTAX, parse_position
+from stentor.core.names import check_topic_name
 
 app = options.make_app()
 
@@ -29,6 +30,7 @@ def offsets(
       stentor offsets orders.eu --at -1h
       stentor offsets orders.eu --at 2026-01-31T12:00Z --json
     """
+    check_topic_name(topic)
     position = parse_position(at, "--at")
     with options.connect(url, timeout, "offsets") as client:
         found = client.offsets(topic, position)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from stentor.cli.positions import SYNTAX
+from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
     import stentor
@@ -32,6 +34,7 @@ Timeout = Annotated[
     typer.Option("--timeout", metavar="SECONDS", min=0.001, help="The longest wait for a connection or an answer."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Topics = Annotated[
     list[str],
     typer.Argument(
@@ -50,6 +53,13 @@ def make_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
         context_settings=CONTEXT_SETTINGS,
         **settings,
     )
+
+
+def confirm(question: str, doing: str) -> None:
+    """Ask a person; without one, `--yes` must have been said."""
+    if not sys.stdin.isatty():
+        raise InvalidArgument(f"{doing} must be confirmed.", hint="Add --yes.")
+    typer.confirm(question, abort=True)
 
 
 def connect(url: str | None, timeout: float, command: str) -> stentor.Client:

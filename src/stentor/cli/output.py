@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import select
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from stentor.cli.standard import writing_output
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 WRITE_INTERVAL_S: Final = 0.05
 """How long a message may wait to be written: too short for a person to notice, long enough for speed."""
@@ -60,19 +65,27 @@ class LiveOutput:
     A subscription may fall silent after any message, so a thread writes out what has gathered. The pieces are large
     because every write to a pipe lets go of the interpreter, and getting it back from the client's thread costs far
     more than the write.
+
+    The thread also finds out that nothing can be written any more: the disk is full, or nobody reads the pipe. It calls
+    `on_failure`, so that whoever waits for messages that may never come is woken; the error is raised by the next
+    write, or at the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_failure: Callable[[], None] | None = None) -> None:
         sys.stdout.flush()
         self._stream = sys.stdout.buffer
+        self._on_failure = on_failure
         self._lock = threading.Lock()
         self._gathered: list[bytes] = []
         self._size = 0
+        self._failure: OSError | None = None
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write_often, name="stentor-output", daemon=True)
 
     def write(self, data: bytes) -> None:
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             self._gathered.append(data)
             self._size += len(data)
             if self._size >= PIECE_BYTES:
@@ -83,22 +96,45 @@ class LiveOutput:
         rest = memoryview(b"".join(self._gathered))
         self._gathered.clear()
         self._size = 0
-        while rest:  # without a buffer of Python's own, a write may take only a part
-            rest = rest[self._stream.write(rest) :]
-        self._stream.flush()
+        with writing_output():
+            while rest:  # without a buffer of Python's own, a write may take only a part
+                rest = rest[self._stream.write(rest) :]
+            self._stream.flush()
 
     def _write_often(self) -> None:
+        poll = _hang_up_poll(self._stream)
         while not self._ended.wait(WRITE_INTERVAL_S):
-            # A closed pipe is reported to whoever writes next, not to this thread.
-            with self._lock, contextlib.suppress(OSError):
-                self._write_out()
+            try:
+                with self._lock:
+                    self._write_out()
+                if poll is not None and poll.poll(0):
+                    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+            except OSError as error:
+                self._failure = error
+                if self._on_failure is not None:
+                    self._on_failure()
+                return
 
     def __enter__(self) -> Self:
         self._writer.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._ended.set()
         self._writer.join()
-        with self._lock:
-            self._write_out()
+        with contextlib.suppress(OSError) if kind is KeyboardInterrupt else contextlib.nullcontext():
+            if self._failure is not None:
+                raise self._failure
+            with self._lock:
+                self._write_out()
+
+
+def _hang_up_poll(stream: Any) -> select.poll | None:
+    """Reports when nobody reads the pipe any more: a subscription that is silent would not find out by writing."""
+    try:
+        number = stream.fileno()
+    except (OSError, AttributeError):  # not a file of the system
+        return None
+    poll = select.poll()
+    poll.register(number, 0)
+    return poll

@@ -12,6 +12,8 @@ from stentor.errors import InvalidArgument
 if TYPE_CHECKING:
     from stentor import Last
 
+    Position = str | int | datetime | timedelta | Last
+
 WORDS: Final = ("earliest", "latest", "now")
 
 SYNTAX: Final = "earliest, latest, now, an offset, 2026-01-31T12:00, -1h, '15m ago' or last:100"
@@ -19,7 +21,7 @@ SYNTAX: Final = "earliest, latest, now, an offset, 2026-01-31T12:00, -1h, '15m a
 _LAST: Final = r"last:(\d+)"
 
 
-def parse_position(text: str, option: str) -> str | int | datetime | timedelta | Last:
+def parse_position(text: str, option: str) -> Position:
     """The position that a text means; a date without a zone is local time."""
     text = text.strip()
     if text.lower() in WORDS:
@@ -34,6 +36,16 @@ def parse_position(text: str, option: str) -> str | int | datetime | timedelta |
     if found is None:
         raise InvalidArgument(f"{option} {text!r} is not a position.", hint=_hint(text))
     return found
+
+
+def check_order(start: Position, end: Position) -> None:
+    """Refuse a start behind the end, where both are offsets or both are times."""
+    now = datetime.now(UTC)
+    first, last = (now + each if isinstance(each, timedelta) else each for each in (start, end))
+    if (isinstance(first, int) and isinstance(last, int) and first > last) or (
+        isinstance(first, datetime) and isinstance(last, datetime) and first.astimezone(UTC) > last.astimezone(UTC)
+    ):
+        raise InvalidArgument("--start is behind --end.", hint="Exchange them, or leave one out.")
 
 
 def _ago(text: str) -> timedelta | None:

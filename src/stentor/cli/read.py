@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final, TypeGuard
 
 import typer
 
 from stentor.cli import formats, options
-from stentor.cli.positions import SYNTAX, parse_position
+from stentor.cli.failure import complain
+from stentor.cli.positions import SYNTAX, check_order, parse_position
 from stentor.cli.subscribe import print_messages
-from stentor.errors import Closed, DeadlineExceeded
+from stentor.core.names import is_pattern, matches
+from stentor.errors import Closed, DeadlineExceeded, OffsetOutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stentor import Message, Subscription
+    from stentor import Client, Message, Subscription
+    from stentor.cli.positions import Position
+
+    Place = tuple[str, int]  # a topic and a partition
+
+_NAMED_MAX: Final = 5
 
 app = options.make_app()
 
@@ -37,7 +44,7 @@ def read(
 ) -> None:
     """Print what topics hold between two positions, then end.
 
-    Order holds within a partition. Dates without a zone are local time.
+    It ends at what is committed when it begins. Order holds within a partition. Dates without a zone are local time.
 
     \b
     Examples:
@@ -47,13 +54,84 @@ def read(
       stentor read orders.eu --json | stentor publish orders.copy --json
     """
     name = "json" if json else format
-    shape = formats.choose(name, with_key=key)
+    shape, heading = formats.choose(name, with_key=key), formats.heading(name)
     first, last = parse_position(start, "--start"), parse_position(end, "--end")
-    with (
-        options.connect(url, timeout, "read") as client,
-        client.subscribe(topics, start=first, end=last, partition=partition) as subscription,
-    ):
-        print_messages(islice(_until_end(subscription, timeout), count), shape, formats.heading(name))
+    check_order(first, last)
+    with options.connect(url, timeout, "read") as client:
+        ends = _committed_ends(client, topics, partition)
+        _check_start(client, first, ends)
+        if _is_beyond(last, ends):
+            each = _EachPartition(client, first, {place: min(last, end) for place, end in ends.items()}, timeout)
+            print_messages(each.close, islice(each, count), shape, heading)
+            return
+        with client.subscribe(topics, start=first, end=last, partition=partition) as subscription:
+            print_messages(subscription.close, islice(_until_end(subscription, timeout), count), shape, heading)
+
+
+def _committed_ends(client: Client, topics: list[str], partition: int | None) -> dict[Place, int]:
+    """Where each partition ends now. A topic that is named must be there: a read makes none."""
+    found = client.find_offsets(topics, "latest")
+    for pattern in filter(is_pattern, topics):
+        if not any(matches(pattern, name) for name in found):
+            complain(f"No topic matches {pattern!r}.")
+    return {
+        (name, index): end
+        for name, topic in sorted(found.items())
+        for index, end in sorted(topic.offsets.items())
+        if partition in (None, index)
+    }
+
+
+def _check_start(client: Client, first: Position, ends: dict[Place, int]) -> None:
+    """An offset that is not there yet is refused, as a subscription is."""
+    for (topic, partition), end in ends.items():
+        if isinstance(first, int) and first > end:
+            start = client.offsets(topic, "earliest")[partition]
+            raise OffsetOutOfRange(
+                f"{topic}/{partition} holds offsets {start} to {end}; {first} was asked for.",
+                hint="Start at 'earliest' or 'latest', or at an offset in that range.",
+                operation="read",
+                object=f"{topic}/{partition}",
+                start=start,
+                end=end,
+            )
+
+
+def _is_beyond(last: Position, ends: dict[Place, int]) -> TypeGuard[int]:
+    """Whether a partition ends before the offset where the read should: nobody waits for what is not there yet."""
+    short = [
+        f"{topic}/{index} at {end}" for (topic, index), end in ends.items() if isinstance(last, int) and end < last
+    ]
+    if short:
+        more = f" and {len(short) - _NAMED_MAX} more" if len(short) > _NAMED_MAX else ""
+        complain(f"Offset {last} is not there yet: the read ends in {', '.join(short[:_NAMED_MAX])}{more}.")
+    return bool(short)
+
+
+class _EachPartition:
+    """One partition after the other, each up to an end of its own."""
+
+    def __init__(self, client: Client, first: Position, ends: dict[Place, int], timeout: float) -> None:
+        self._client = client
+        self._first = first
+        self._ends = ends
+        self._timeout = timeout
+        self._closed = False
+        self._current: Subscription | None = None
+
+    def __iter__(self) -> Iterator[Message]:
+        for (topic, partition), end in self._ends.items():
+            if self._closed:
+                return
+            with self._client.subscribe(topic, start=self._first, end=end, partition=partition) as subscription:
+                self._current = subscription
+                yield from _until_end(subscription, self._timeout)
+
+    def close(self) -> None:
+        """End it, from any thread."""
+        self._closed = True
+        if self._current is not None:
+            self._current.close()
 
 
 def _until_end(subscription: Subscription, timeout: float) -> Iterator[Message]:

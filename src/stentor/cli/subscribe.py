@@ -10,12 +10,12 @@ import typer
 from stentor.cli import formats, options
 from stentor.cli.failure import complain
 from stentor.cli.output import LiveOutput
-from stentor.cli.positions import parse_position
+from stentor.cli.positions import check_order, parse_position
 from stentor.cli.quantities import plural, read_duration
 from stentor.errors import Closed, DeadlineExceeded, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from stentor import Message, Subscription
 
@@ -60,14 +60,17 @@ def subscribe(
     """
     name = "json" if json else format
     shape = formats.choose(name, with_key=key)
+    first, last = parse_position(start, "--start"), None if end is None else parse_position(end, "--end")
+    if last is not None:
+        check_order(first, last)
     choices: dict[str, Any] = {
-        "start": parse_position(start, "--start"),
-        "end": None if end is None else parse_position(end, "--end"),
+        "start": first,
+        "end": last,
         "on_slow": on_slow,
         "max_lag": _max_lag(max_lag),
     }
     with options.connect(url, timeout, "subscribe") as client, client.subscribe(topics, **choices) as subscription:
-        print_messages(_arriving(subscription, count, idle), shape, formats.heading(name))
+        print_messages(subscription.close, _arriving(subscription, count, idle), shape, formats.heading(name))
         _tell_events(subscription)
 
 
@@ -99,15 +102,14 @@ def _until_idle(subscription: Subscription, idle: float) -> Iterator[Message]:
             return
 
 
-def print_messages(messages: Any, shape: formats.Format, heading: bytes) -> int:
-    """Print messages in a format; returns how many there were."""
-    printed = 0
-    with LiveOutput() as output:
+def print_messages(
+    close: Callable[[], None], messages: Iterator[Message], shape: formats.Format, heading: bytes
+) -> None:
+    """Print messages in a format; `close` ends them when nothing can be printed any more."""
+    with LiveOutput(on_failure=close) as output:
         output.write(heading)
         for message in messages:
             output.write(shape(message))
-            printed += 1
-    return printed
 
 
 def _tell_events(subscription: Subscription) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stentor.cli import options
+from stentor.cli.failure import complain
+from stentor.cli.health import (
+    partition_health,
+    partitions_at_work,
+    replicas_needed,
+    replicas_wanted,
+    topic_health,
+)
 from stentor.cli.output import print_facts, print_json, print_table
 from stentor.cli.quantities import parse_bytes, parse_seconds, show_bytes, show_seconds
+from stentor.core.names import check_pattern, check_topic_name
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -94,8 +102,35 @@ def create(
     """
     settings = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
     settings |= _given(partitions=partitions, replicas=replicas, min_replicas=min_replicas, placement=placement)
+    check_topic_name(name)
+    _check_replicas(replicas, min_replicas)
     with options.connect(url, timeout, "topic create") as client:
-        _print_topic(client.create_topic(name, exist_ok=exist_ok, **settings), as_json=json)
+        topic = client.create_topic(name, exist_ok=exist_ok, **settings)
+    _tell_differences(topic, settings)
+    _print_topic(topic, as_json=json)
+
+
+def _check_replicas(replicas: int | None, min_replicas: int | None) -> None:
+    if replicas and min_replicas and min_replicas > replicas:
+        raise InvalidArgument(
+            f"--min-replicas {min_replicas} is above --replicas {replicas}: it would never take a message.",
+            hint=f"Use at most {replicas}.",
+        )
+
+
+def _tell_differences(topic: TopicInfo, settings: dict[str, Any]) -> None:
+    """What was asked for and is not so, since the topic was there already; 0 replicas are whatever the broker chose."""
+    found = {name: getattr(topic.settings, name) for name in settings}
+    differing = [
+        f"{name} is {'none' if found[name] is None else found[name]}, not {'none' if wanted is None else wanted}"
+        for name, wanted in settings.items()
+        if found[name] != wanted and not (name == "replicas" and wanted == 0)
+    ]
+    if differing:
+        complain(
+            f"{topic.name} was there already and stays as it is: {', '.join(differing)}."
+            " `stentor topic alter` changes settings, except the number of partitions."
+        )
 
 
 @app.command("list", context_settings=options.CONTEXT_SETTINGS)
@@ -108,6 +143,8 @@ def list_topics(
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
     """List topics, all or those that match a pattern."""
+    if pattern is not None:
+        check_pattern(pattern)
     with options.connect(url, timeout, "topic list") as client:
         topics = client.topics(pattern)
     if json:
@@ -124,6 +161,7 @@ def describe(
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
     """Print a topic's settings and the state of its partitions."""
+    check_topic_name(name)
     with options.connect(url, timeout, "topic describe") as client:
         _print_topic(client.describe_topic(name), as_json=json)
 
@@ -156,6 +194,8 @@ def alter(
     changes |= _given(replicas=replicas, min_replicas=min_replicas, placement=placement)
     if not changes:
         raise InvalidArgument("There is nothing to change.", hint="Name a setting, such as --retention-age 7d.")
+    check_topic_name(name)
+    _check_replicas(replicas, min_replicas)
     with options.connect(url, timeout, "topic alter") as client:
         _print_topic(client.alter_topic(name, **changes), as_json=json)
 
@@ -163,13 +203,14 @@ def alter(
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def delete(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: options.Yes = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
     """Delete a topic and all its messages; there is no way back."""
+    check_topic_name(name)
     if not yes:
-        _confirm(f"Delete {name} and all its messages?", f"Deleting {name}")
+        options.confirm(f"Delete {name} and all its messages?", f"Deleting {name}")
     with options.connect(url, timeout, "topic delete") as client:
         client.delete_topic(name)
     print(f"deleted {name}")
@@ -182,7 +223,7 @@ def recover(
     broker: Annotated[
         str | None, typer.Option(metavar="ID", help="Whose copy shall lead; else the one that is furthest.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: options.Yes = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
@@ -196,12 +237,15 @@ def recover(
       stentor topic recover orders.eu
       stentor topic recover orders.eu --partition 3 --broker broker2
     """
+    check_topic_name(name)
     if not yes:
-        _confirm(f"Recover {name}, and lose what the copy lacks?", f"Recovering {name}")
+        options.confirm(f"Recover {name}, and lose what the copy lacks?", f"Recovering {name}")
     with options.connect(url, timeout, "topic recover") as client:
-        found = client.describe_topic(name).partitions
-        for index in range(len(found)) if partition is None else (partition,):
-            print(f"{name}/{index}: {_recovered(client, name, index, broker)}")
+        topic = client.describe_topic(name)
+        at_work = partitions_at_work(client, topic, timeout) if broker is None else set()
+        for index in range(len(topic.partitions)) if partition is None else (partition,):
+            done = f"left as it is: {name}/{index} is at work." if index in at_work else ""
+            print(f"{name}/{index}: {done or _recovered(client, name, index, broker)}")
 
 
 def _recovered(client: Client, name: str, partition: int, broker: str | None) -> str:
@@ -213,12 +257,6 @@ def _recovered(client: Client, name: str, partition: int, broker: str | None) ->
         f"offsets {done.end} to {done.committed - 1} are lost" if done.committed > done.end else "nothing known is lost"
     )
     return f"leads again from offset {done.end}, epoch {done.epoch}; {lost}"
-
-
-def _confirm(question: str, doing: str) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidArgument(f"{doing} must be confirmed.", hint="Add --yes.")
-    typer.confirm(question, abort=True)
 
 
 def _given(**settings: Any) -> dict[str, Any]:
@@ -264,7 +302,7 @@ def print_topics(topics: list[TopicInfo]) -> None:
             show_bytes(sum(partition.bytes for partition in topic.partitions)),
             topic.settings.flush,
             _retention(topic),
-            "ok" if not any(map(_health, topic.partitions)) else "damaged",
+            topic_health(topic),
         )
         for topic in sorted(topics, key=lambda topic: topic.name)
     )
@@ -299,18 +337,17 @@ def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
         ]
     )
     print()
-    _print_partitions(topic.partitions)
+    _print_partitions(topic)
     if settings.keep_unrecorded or any(partition.recorded for partition in topic.partitions):
         print()
         _print_recorded(topic.partitions)
 
 
 def _replicas(settings: TopicSettings) -> str:
-    least = f", at least {settings.min_replicas}" if settings.min_replicas else ""
-    return f"{settings.replicas or 1}{least}, {settings.placement}"
+    return f"{replicas_wanted(settings)}, at least {replicas_needed(settings)}, {settings.placement}"
 
 
-def _print_partitions(partitions: list[PartitionInfo]) -> None:
+def _print_partitions(topic: TopicInfo) -> None:
     headings = ("PARTITION", "START", "COMMITTED", "END", "SIZE", "SEGMENTS", "EPOCH", "CHAIN", "HEALTH")
     rows = (
         (
@@ -322,9 +359,9 @@ def _print_partitions(partitions: list[PartitionInfo]) -> None:
             each.segments,
             each.epoch,
             "→".join(each.chain) or "-",
-            _health(each) or "ok",
+            partition_health(each, topic.settings),
         )
-        for each in partitions
+        for each in topic.partitions
     )
     print_table(headings, rows, right=headings[:7])
 
@@ -342,10 +379,3 @@ def _print_recorded(partitions: list[PartitionInfo]) -> None:
         for each in partitions
     )
     print_table(headings, rows, right=headings)
-
-
-def _health(partition: PartitionInfo) -> str:
-    """What is wrong with a partition; nothing if all is well."""
-    if partition.failed:
-        return f"failed: {partition.failed}"
-    return ", ".join(f"offsets {first} to {after - 1} damaged" for first, after in partition.damaged)

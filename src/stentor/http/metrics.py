@@ -29,6 +29,7 @@ class _Collector:
             yield family
         yield from _gauges(partitions, "log", ("start", "end", "synced_end", "bytes", "segments"))
         yield from _gauges(partitions, "replica", ("committed", "epoch", "waiting"))
+        yield from _gauges(partitions, "chain", ("replicas", "replicas_wanted"))
 
 
 def _gauges(partitions: list[dict[str, Any]], part: str, names: tuple[str, ...]) -> Any:

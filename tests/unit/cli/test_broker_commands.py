@@ -1,7 +1,11 @@
 import json
 import signal
+from contextlib import nullcontext
+from unittest.mock import MagicMock
 
 import pytest
+
+from stentor.cli.app import run
 
 
 def test_describe_is_an_overview(cli, client, running_broker):
@@ -40,6 +44,62 @@ def test_doctor_checks_a_data_directory(cli, running_broker, monkeypatch):
     done = cli("doctor", "--data", str(running_broker.data_directory))
     assert done.code == 0, done.out
     assert "verified" in done.out
+
+
+def test_doctor_with_a_directory_looks_at_nothing_else(cli, running_broker, monkeypatch):
+    monkeypatch.setenv("STENTOR_URL", "127.0.0.1:1")
+    done = cli("doctor", "--data", str(running_broker.data_directory), "--timeout", "2")
+    assert done.code == 0, done.out
+    assert "127.0.0.1:1" not in done.out
+    assert "127.0.0.1:1" in cli("doctor", "--timeout", "2").out
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("topic", "list")])
+def test_a_port_of_http_is_told_from_one_for_clients(cli, running_broker, command):
+    failed = cli(*command, "--url", running_broker.http_url.removeprefix("http://"), "--timeout", "5")
+    assert failed.code == 1
+    assert "This looks like an HTTP port" in failed.out + failed.err
+    assert "7440" in failed.out + failed.err
+
+
+def test_brokers_are_listed_with_all_that_programs_wait_for(cli, running_broker, client):
+    client.create_topic("held", exist_ok=True)
+    heading, line = cli("broker", "list").out.splitlines()
+    assert heading.split()[:2] == ["BROKER", "ADDRESS"]
+    assert line.split()[0] == running_broker.info.id
+    assert "heard" in line
+    [found] = json.loads(cli("broker", "list", "--json").out)
+    assert found["info"]["id"] == running_broker.info.id
+    assert (found["draining"], found["view"], found["controller"]) == (False, "heard", True)
+    assert found["replicas"] >= 1
+
+
+def test_a_broker_is_drained_and_takes_replicas_again(cli, running_broker, client):
+    name = running_broker.info.id
+    assert cli("broker", "drain", name) == (0, f"{name} is being drained\n", "")
+    assert [state.draining for state in client.brokers()] == [True]
+    assert cli("broker", "undrain", name) == (0, f"{name} takes replicas again\n", "")
+    assert [state.draining for state in client.brokers()] == [False]
+    unknown = cli("broker", "drain", "nobody")
+    assert (unknown.code, unknown.err.count("\n")) == (2, 1)
+    assert "There is no broker nobody." in unknown.err
+
+
+def test_forgetting_a_broker_is_confirmed_and_refused_while_it_runs(cli, running_broker):
+    name = running_broker.info.id
+    assert cli("broker", "forget", name) == (2, "", f"stentor: Forgetting {name} must be confirmed. Add --yes.\n")
+    refused = cli("broker", "forget", name, "--yes")
+    assert refused.code == 2
+    assert "is running" in refused.err
+
+
+def test_a_broker_that_is_gone_is_forgotten(monkeypatch, capsys):
+    forgotten = []
+    client = MagicMock(forget_broker=forgotten.append)
+    monkeypatch.setattr("stentor.cli.options.connect", lambda *_: nullcontext(client))
+    assert run(["broker", "forget", "broker4", "--yes"]) == 0
+    assert forgotten == ["broker4"]
+    assert capsys.readouterr().out == "forgot broker4\n"
 
 
 def test_doctor_names_what_is_wrong_and_exits_with_1(cli, tmp_path, monkeypatch):
@@ -84,6 +144,23 @@ def test_bench_refuses_messages_too_small_to_check(cli):
     failed = cli("bench", "--size", "5")
     assert failed.code == 2
     assert "20 bytes" in failed.err
+
+
+def test_bench_refuses_messages_that_no_broker_takes(cli, client):
+    failed = cli("bench", "--size", "99999999")
+    assert (failed.code, failed.out) == (2, "")
+    assert failed.err == "stentor: --size 99,999,999 is too large. A message's value has at most 8,388,608 bytes.\n"
+    assert client.topics("bench.*") == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_bench_takes_its_topic_with_it_when_it_is_told_to_end(shell, client, wait_until, number, code):
+    process = shell("bench", "--seconds", "60", "--subscribers", "0", "--rate", "1")
+    wait_until(lambda: client.topics("bench.*"), "the topic of the benchmark", seconds=30)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (code, b"")
+    assert client.topics("bench.*") == []
 
 
 def test_serve_prints_one_line_when_ready_and_stops_gracefully(shell, tmp_path):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stentor.cli.load import STAMP, Checker, Outcome, Plan, _steady
+from stentor.cli.load import STAMP, STEP_BYTES_MAX, Checker, Outcome, Plan, _flat_out, _steady
 from stentor.cli.measurement import percentiles
 
 
@@ -66,6 +66,14 @@ def test_a_rate_says_when_each_message_was_due_even_if_it_is_late():
         10_000_001,
     }
     assert due[0] == int(begin * 1e9)
+
+
+@pytest.mark.parametrize(("schedule", "rate"), [(_flat_out, 0), (_steady, 1000)])
+def test_large_messages_are_made_a_few_at_a_time(schedule, rate):
+    large = plan(size=STEP_BYTES_MAX // 3, batch=1000, producers=1, rate=rate, seconds=20)
+    begin = time.monotonic() - 10
+    assert len(next(schedule(large, begin))) == 3
+    assert len(next(schedule(plan(batch=1000, producers=1, rate=rate, seconds=20), begin))) >= 1000
 
 
 def test_percentiles_are_of_all_samples_together():

@@ -63,36 +63,44 @@ class Full(io.BytesIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_what_the_thread_could_not_write_wakes_whoever_waits_and_is_raised_by_the_next_write(monkeypatch):
+def write_until_it_fails(pipe, monkeypatch, *pieces):
+    """Writes, waits until the thread has failed with it, then goes on."""
     failed = threading.Event()
-    output = live_output_to(Full(), monkeypatch, failed.set)
-    with pytest.raises(OSError, match="No space left on device: 'standard output'"), output:
+    with live_output_to(pipe, monkeypatch, failed.set) as output:
         output.write(b"lost")
         assert failed.wait(WAIT_S)
-        output.write(b"more")
-        pytest.fail("nothing was said")
+        for piece in pieces:
+            output.write(piece)
+            pytest.fail("it was taken")
 
 
-def test_what_the_thread_could_not_write_is_raised_at_the_end(monkeypatch):
-    failed = threading.Event()
-    with pytest.raises(OSError, match="No space left"), live_output_to(Full(), monkeypatch, failed.set) as output:
-        output.write(b"lost")
-        assert failed.wait(WAIT_S)
+@pytest.mark.parametrize("pieces", [(), (b"more",)], ids=["at the end", "by the next write"])
+def test_what_the_thread_could_not_write_wakes_whoever_waits_and_is_raised(monkeypatch, pieces):
+    with pytest.raises(OSError, match="No space left on device: 'standard output'"):
+        write_until_it_fails(Full(), monkeypatch, *pieces)
 
 
 def test_a_reader_that_goes_away_is_noticed_while_there_is_nothing_to_write(monkeypatch):
     failed = threading.Event()
     reading, writing = os.pipe()
-    with os.fdopen(writing, "wb") as pipe:
-        with pytest.raises(BrokenPipeError), live_output_to(pipe, monkeypatch, failed.set):
+
+    def be_silent():
+        with live_output_to(pipe, monkeypatch, failed.set):
             os.close(reading)
             assert failed.wait(WAIT_S)
 
+    with os.fdopen(writing, "wb") as pipe, pytest.raises(BrokenPipeError):
+        be_silent()
+
 
 def test_ctrl_c_is_not_hidden_by_the_pipe_that_it_broke(monkeypatch):
-    with pytest.raises(KeyboardInterrupt), live_output_to(Full(), monkeypatch) as output:
-        output.write(b"lost")
-        raise KeyboardInterrupt
+    def be_interrupted():
+        with live_output_to(Full(), monkeypatch) as output:
+            output.write(b"lost")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted()
 
 
 class Terminal(io.StringIO):

@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from stentor.limits import MESSAGE_VALUE_BYTES_MAX
+
 
 def values_of(client, topic):
     return [message.value for message in client.read(topic)]
@@ -96,3 +98,20 @@ def test_a_partition_that_is_not_there_is_one_sentence(cli):
     assert failed.code in {1, 2}
     assert failed.err.startswith("stentor: ")
     assert failed.err.count("\n") == 1
+
+
+def test_a_whole_file_that_is_too_large_is_named_with_its_size_and_the_limit(cli, client, tmp_path):
+    file = tmp_path / "big.bin"
+    file.write_bytes(bytes(MESSAGE_VALUE_BYTES_MAX + 1))
+    failed = cli("publish", "pub.whole", "--file", str(file), "--whole")
+    assert failed.code == 1
+    assert failed.err.startswith(f"stentor: {file} has 8,388,609 bytes; one message has at most 8,388,608.")
+    assert failed.err.count("\n") == 1
+    file.write_bytes(bytes(MESSAGE_VALUE_BYTES_MAX))
+    assert cli("publish", "pub.whole", "--file", str(file), "--whole").code == 0
+
+
+def test_a_whole_input_that_is_too_large_is_named_though_its_size_is_not_known(cli):
+    failed = cli("publish", "pub.whole", "--file", "-", "--whole", stdin=bytes(MESSAGE_VALUE_BYTES_MAX + 1))
+    assert failed.code == 1
+    assert "standard input has more than 8,388,608 bytes; one message has at most 8,388,608." in failed.err

@@ -1,5 +1,6 @@
 import json
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -164,7 +165,7 @@ def test_a_subscription_whose_reader_had_enough_ends_though_no_more_messages_com
 
 @pytest.mark.parametrize("arguments", [("subscribe", "numbers", "--start", "earliest"), ("read", "numbers")])
 def test_a_full_disk_is_a_failure_and_one_sentence(shell, arguments):
-    with open("/dev/full", "wb") as full:
+    with Path("/dev/full").open("wb") as full:
         process = shell(*arguments, stdout=full)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (1, b"stentor: standard output: No space left on device.\n")

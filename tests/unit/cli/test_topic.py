@@ -80,9 +80,36 @@ def test_creating_twice_fails_unless_that_is_fine(cli):
     assert cli("topic", "create", "twice", "--exist-ok").code == 0
 
 
+def test_creating_again_with_other_settings_says_which_differ(cli, client):
+    assert cli("topic", "create", "settled", "--replicas", "0", "--retention-age", "7d").err == ""
+    again = cli("topic", "create", "settled", "--exist-ok", "--partitions", "3", "--retention-age", "none")
+    assert again.code == 0
+    assert "retention_age_s is 604800, not none, partitions is 1, not 3." in again.err
+    assert again.err.count("\n") == 1
+    assert cli("topic", "create", "settled", "--exist-ok", "--retention-age", "7d", "--replicas", "0").err == ""
+    client.delete_topic("settled")
+
+
+@pytest.mark.parametrize("command", ["create", "alter"])
+def test_a_minimum_that_no_chain_could_have_is_refused(cli, command):
+    failed = cli("topic", command, "never", "--replicas", "1", "--min-replicas", "2")
+    assert (failed.code, failed.out) == (2, "")
+    assert failed.err.startswith("stentor: --min-replicas 2 is above --replicas 1")
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201])
+@pytest.mark.parametrize("command", ["create", "describe", "delete", "recover"])
+def test_a_name_of_a_wrong_length_is_told_as_publish_does(cli, name, command):
+    yes = ["--yes"] if command in {"delete", "recover"} else []
+    failed = cli("topic", command, name, *yes)
+    assert failed == (2, "", f"stentor: The topic name has {len(name)} characters; it needs 1 to 200.\n")
+    assert failed == cli("publish", name, "x")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
+        (("topic", "list", "a..b"), 2),
         (("topic", "describe", "no.such"), 1),
         (("topic", "alter", "no.such", "--flush", "always"), 1),
         (("topic", "delete", "no.such", "--yes"), 1),

@@ -1,0 +1,102 @@
+"""`stentor broker`: the brokers of a cluster, seen, drained and forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stentor.cli import options
+from stentor.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from stentor.wire.messages import BrokerState
+
+app = options.make_app(invoke_without_command=True, help="List, drain and forget the brokers of a cluster.")
+
+Name = Annotated[str, typer.Argument(metavar="ID", help="The broker, as `stentor broker list` names it.")]
+
+_HEADINGS = ("BROKER", "ADDRESS", "ZONE", "VERSION", "STATE", "CONTROLLER", "DRAINING", "REPLICAS", "HEADS")
+
+
+@app.callback()
+def broker(context: typer.Context) -> None:
+    """Print help when no command was given."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("list", context_settings=options.CONTEXT_SETTINGS)
+def list_brokers(
+    json: options.Json = False,
+    url: options.Url = None,
+    timeout: options.Timeout = options.TIMEOUT_S,
+) -> None:
+    """List the brokers of the cluster, as the one that is asked sees them.
+
+    STATE is heard, silent (nothing came from it for a while) or refused (no process listens there). REPLICAS counts the
+    partitions it holds, HEADS those it leads.
+    """
+    with options.connect(url, timeout, "broker list") as client:
+        found = sorted(client.brokers(), key=lambda state: state.info.id)
+    if json:
+        print_json([_fields(state) for state in found])
+    else:
+        print_table(_HEADINGS, map(_row, found), right=("REPLICAS", "HEADS"))
+
+
+def _fields(state: BrokerState) -> dict[str, Any]:
+    """All of them, also where they are as usual: a program that waits for 0 replicas must find a 0."""
+    import msgspec
+
+    return {**msgspec.structs.asdict(state), "info": msgspec.structs.asdict(state.info)}
+
+
+def _row(state: BrokerState) -> tuple[object, ...]:
+    return (
+        state.info.id,
+        state.info.address,
+        state.info.zone or "-",
+        state.info.version or "-",
+        state.view,
+        "yes" if state.controller else "-",
+        "yes" if state.draining else "-",
+        state.replicas,
+        state.heads,
+    )
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def drain(name: Name, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
+    """Move all replicas away from a broker.
+
+    It works on meanwhile, and writes do not stop; `stentor broker list` shows how many replicas it still has. Where no
+    other broker could take a replica, it stays.
+    """
+    with options.connect(url, timeout, "broker drain") as client:
+        client.drain_broker(name)
+    print(f"{name} is being drained")
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def undrain(name: Name, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
+    """Let a broker take replicas again."""
+    with options.connect(url, timeout, "broker undrain") as client:
+        client.drain_broker(name, draining=False)
+    print(f"{name} takes replicas again")
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def forget(
+    name: Name, yes: options.Yes = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S
+) -> None:
+    """Take a broker that is gone for good off the list.
+
+    Until then it counts in every majority as one that is dead. It is refused while the broker runs, or is still a
+    member of a chain.
+    """
+    if not yes:
+        options.confirm(f"Forget {name}, and never count it again?", f"Forgetting {name}")
+    with options.connect(url, timeout, "broker forget") as client:
+        client.forget_broker(name)
+    print(f"forgot {name}")

@@ -1,0 +1,76 @@
+"""How well topics and partitions are: damage, members that chains lack, whether a partition is at work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stentor.errors import StentorError
+
+if TYPE_CHECKING:
+    from stentor import Client, PartitionInfo, TopicInfo, TopicSettings
+
+
+def replicas_wanted(settings: TopicSettings) -> int:
+    """How many members the chains of a topic should have."""
+    return settings.replicas or 1
+
+
+def replicas_needed(settings: TopicSettings) -> int:
+    """With how many it takes messages: what was said, else a majority; of two, one is enough."""
+    wanted = replicas_wanted(settings)
+    return min(wanted, settings.min_replicas or (wanted // 2 + 1 if wanted > 2 else 1))
+
+
+def is_damaged(partition: PartitionInfo) -> bool:
+    """Whether something of it cannot be read, or no longer be written."""
+    return bool(partition.failed or partition.damaged)
+
+
+def lacking(partition: PartitionInfo, settings: TopicSettings) -> str:
+    """How many replicas there are, if some are missing."""
+    there, wanted = len(partition.chain), replicas_wanted(settings)
+    if there >= wanted:
+        return ""
+    refusing = "" if there >= replicas_needed(settings) else ", takes no messages"
+    return f"{there} of {wanted} replicas{refusing}"
+
+
+def partition_health(partition: PartitionInfo, settings: TopicSettings) -> str:
+    """What is wrong with a partition, or ok."""
+    damage = f"failed: {partition.failed}" if partition.failed else ""
+    damage = damage or ", ".join(f"offsets {first} to {after - 1} damaged" for first, after in partition.damaged)
+    return ", ".join(filter(None, (damage, lacking(partition, settings)))) or "ok"
+
+
+def topic_health(topic: TopicInfo) -> str:
+    """What is wrong with a topic, of its worst partition, or ok."""
+    damage = "damaged" if any(map(is_damaged, topic.partitions)) else ""
+    shortest = min(topic.partitions, key=lambda partition: len(partition.chain), default=None)
+    short = "" if shortest is None else lacking(shortest, topic.settings)
+    return ", ".join(filter(None, (damage, short))) or "ok"
+
+
+def partitions_at_work(client: Client, topic: TopicInfo, timeout: float) -> set[int]:
+    """Those whose head says that its chain is at work; a head that does not answer says nothing."""
+    addresses = {state.info.id: state.info.address for state in client.brokers() if state.view == "heard"}
+    heads = {partition.chain[0] for partition in topic.partitions if partition.chain}
+    return {
+        partition
+        for head in heads & set(addresses)
+        for partition in _led(head, addresses[head], topic, timeout)
+        if topic.partitions[partition].chain[:1] == [head]
+    }
+
+
+def _led(head: str, address: str, topic: TopicInfo, timeout: float) -> set[int]:
+    """The partitions of a topic that are at work by a broker's own word."""
+    from stentor.cli import options
+
+    try:
+        with options.connect(address, timeout, "topic recover") as client:
+            if client.broker().id != head:
+                return set()
+            found = client.statistics()["partitions"]
+    except StentorError:
+        return set()
+    return {each["partition"] for each in found if each["topic"] == topic.name and each["replica"]["active"]}
