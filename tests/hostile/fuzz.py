@@ -36,7 +36,7 @@ from stentor import limits
 from stentor.broker.lone import LonePublisher
 from stentor.broker.partition import Partition
 from stentor.broker.session import Session
-from stentor.client.decode import decode_messages, record_batches
+from stentor.client.decode import decode_messages, offset_batches
 from stentor.errors import InvalidArgument, NotReady, PartitionNotFound, StentorError
 from stentor.storage.model import LogSlice, LogStatistics
 from stentor.wire import arrow_body, batch, frames, messages, peer
@@ -236,7 +236,7 @@ def read_everything(chunk: bytes, count: int | None) -> None:
                 if not isinstance(key, str) or not isinstance(value, bytes | None):
                     raise Finding(f"a header of {message} is ({key!r}, {value!r})")
     rows = 0
-    for found in record_batches(chunk, "t", 0, 0, None):
+    for _, found in offset_batches(chunk, "t", 0, 0, None):
         # Whether times can be shown as dates is for the head to judge.
         (found if count is not None else found.select(["key", "value", "headers"])).to_pylist()
         rows += found.num_rows
@@ -435,10 +435,19 @@ class StubCluster:
         peer.REPLICATE.unpack_from(body)
 
 
+class StubWaiting:
+    """A broker that has its store."""
+
+    serves = False
+
+    def check_stream(self, partition: Partition, start: int, end: int | None) -> None: ...
+
+
 class StubBroker:
     """What a session needs of a broker: one partition, whose log keeps nothing."""
 
     cluster = StubCluster()
+    waiting = StubWaiting()
     cluster_id = "c"
     broker_id = "b"
 

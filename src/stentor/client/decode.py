@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 from crc32c import crc32c
 
 from stentor.client.message import Block, Message
-from stentor.client.tables import with_position
 from stentor.wire import batch as wire_batch
 from stentor.wire.header import CHECKED_FROM, HEADER_BYTES, MAGIC, check_header
 from stentor.wire.rows import ROW
@@ -178,12 +177,6 @@ def _decode_one(
     return messages if not skip and stop == count else islice(messages, skip, max(skip, stop))
 
 
-def record_batches(chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None) -> Iterator[Any]:
-    """The same as Arrow record batches with topic, partition and offset columns in front."""
-    for first_offset, batch in offset_batches(chunk, topic, partition, floor, ceiling):
-        yield with_position(batch, topic, partition, first_offset)
-
-
 def offset_batches(
     chunk: bytes,
     topic: str,  # noqa: ARG001 - as its siblings
@@ -191,7 +184,7 @@ def offset_batches(
     floor: int,
     ceiling: int | None,
 ) -> Iterator[tuple[int, Any]]:
-    """The same as they were stored, each with the offset of its first message."""
+    """The same as Arrow record batches, as they were stored, each with the offset of its first message."""
     position = 0
     while position < len(chunk):
         header = check_header(chunk, position)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stentor.client.decode import decode_messages, record_batches
+from stentor.client.decode import decode_messages, offset_batches
 from stentor.errors import CorruptData
 from stentor.wire import batch, header
 
@@ -60,9 +60,8 @@ def test_only_the_wanted_offsets_come_out(kind):
     for floor, ceiling in ((5, None), (0, last - 3), (7, 9), (last, None), (4, 4)):
         wanted = [row for row in expected if row[0] >= floor and (ceiling is None or row[0] < ceiling)]
         assert _decoded(chunk, floor, ceiling) == wanted
-        offsets = [
-            offset for b in record_batches(chunk, "t", 0, floor, ceiling) for offset in b.column("offset").to_pylist()
-        ]
+        found = offset_batches(chunk, "t", 0, floor, ceiling)
+        offsets = [offset for first, rows in found for offset in range(first, first + rows.num_rows)]
         assert offsets == [row[0] for row in wanted]
 
 
@@ -84,11 +83,10 @@ def test_a_cut_off_delivery_is_corrupt_data():
             _decoded(chunk[:-cut])
 
 
-def test_arrow_batches_carry_topic_partition_and_offset():
+def test_arrow_batches_come_with_the_offset_of_their_first_message():
     encoded = batch.encode_at(1_000, [b"k"] * 100, [os.urandom(5) for _ in range(100)])
     packed = batch.address(encoded, topic_id=1, partition=4, producer_id=3, generation=0, sequence=0)
     header.stamp(memoryview(packed), 0, base_offset=50, epoch=1, appended_at_us=5)
-    (found,) = record_batches(bytes(packed) + bytes(encoded.body), "orders", 4, 0, None)
-    assert found.column("topic").to_pylist() == ["orders"] * 100
-    assert found.column("partition").to_pylist() == [4] * 100
-    assert found.column("offset").to_pylist() == list(range(50, 150))
+    ((first, found),) = offset_batches(bytes(packed) + bytes(encoded.body), "orders", 4, 0, None)
+    assert (first, found.num_rows) == (50, 100)
+    assert found.column("key").to_pylist() == [b"k"] * 100
