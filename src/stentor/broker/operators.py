@@ -72,7 +72,7 @@ class Operators:
         if broker.cluster.view(name) == "heard":
             raise InvalidArgument(f"Broker {name} is running.", hint="Drain it and stop it first.", object=name)
         holds = [key for key, held in broker.catalogue.chains.items() if name in {m.broker for m in held.record.chain}]
-        if holds:
+        if holds and not broker.cluster.restored.accepted:  # after a restore nothing is replaced before this
             raise InvalidArgument(
                 f"Broker {name} is still a member of {len(holds)} chains.",
                 hint="Start it again and drain it, or wait until its replicas are replaced.",
@@ -118,6 +118,7 @@ class Operators:
             committed=0,
             proposal=secrets.randbits(62),
         )
+        partition.let_lead()
         controller = broker.cluster.machine.membership.controller_revision
         expect = {chain_key(key): held.revision, CONTROLLER: controller}
         put = {chain_key(key): encode(record), **broker.recorded.cut(key, partition.log.end)}
@@ -131,7 +132,6 @@ class Operators:
             partition.log.end,
             held.record.committed,
         )
-        partition.forgive_halt()
         broker.cluster.push({key: Held(record, swap.revision)})
         return messages.PartitionRecovered(
             epoch=record.epoch, end=partition.log.end, committed=max(held.record.committed, partition.committed)

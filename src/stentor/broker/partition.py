@@ -268,8 +268,9 @@ class Partition:
             self.feed.close()
             self.feed = None
 
-    def forgive_halt(self) -> None:
-        """An operator says that this copy leads: that it refused to follow another counts no more."""
+    def let_lead(self) -> None:
+        """An operator says that this copy leads, as it is: what it lacks or refused counts no more (C13)."""
+        self.replica.damaged = False
         if self.replica.halted:
             self.halted, self.replica.failed, self.replica.halted = "", "", False
 
@@ -381,6 +382,8 @@ class Partition:
                 chain.retire(self, start)
             case r.Halt(reason):
                 self.halted = reason
+                # A topic that is told before any disk has it accepts that a power cut takes some of it.
+                self.replica.halted = self.settings.flush == "always"
                 logger.critical("partition %s halts: %s", self.name, reason)
             case _:
                 raise InternalError(f"Unexpected effect {effect!r}.")

@@ -23,6 +23,7 @@ from stentor.errors import CorruptData, DiskFull, StentorError
 from stentor.storage.journal import ReplicaState
 from stentor.storage.log import PartitionLog
 from stentor.storage.model import LogSettings
+from stentor.storage.recovery import ForeignSegment
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -51,7 +52,7 @@ class Replicas:
         self._broker = broker
         self._directory = directory
         self._journal = journal
-        self._epochs_waiting: list[tuple[Partition, int]] = []
+        self._epochs_waiting: dict[Partition, int] = {}  # the highest of each
         self._storing = False
         self._creating: dict[Key, Held] = {}  # being made; with the newest record heard meanwhile
         self._superseded_since: dict[Key, float] = {}
@@ -84,7 +85,7 @@ class Replicas:
         """A copy that cannot be opened is put aside if others have the partition; alone, it is for the operator."""
         try:
             return self._open(topic, key, log_id)
-        except CorruptData as error:  # anything else is no fault of the copy: too few descriptors, a newer format
+        except (CorruptData, ForeignSegment) as error:  # all else is no fault of the copy: descriptors, a newer format
             if topic.plan.factor == 1:
                 raise
             aside = self._directory.put_aside(*key)
@@ -151,6 +152,10 @@ class Replicas:
         )
         _report_recovery(record.name, key[1], log)
         replicated = topic.plan.factor > 1
+        damaged = replicated and (bool(log.damaged or log.recovery.truncated) or (current or _NEW).damaged)
+        if damaged:  # at once: the next start finds nothing torn any more
+            self._journal.update(*key, log_id=log_id, damaged=True)
+            self._journal.store()
         replica = Replica(
             me=Member(self._broker.broker_id, log_id, self._journal.incarnation),
             epoch=0 if known is None else known.epoch,
@@ -160,7 +165,7 @@ class Replicas:
             dedupe=dedupe,
             table=log.epochs(),
             failed=self._unusable(log, replicated=replicated),
-            damaged=replicated and (bool(log.damaged or log.recovery.truncated) or (current or _NEW).damaged),
+            damaged=damaged,
         )
         broker = self._broker
         return Partition(
@@ -349,26 +354,31 @@ class Replicas:
 
     def store_epoch(self, partition: Partition, epoch: int) -> None:
         """C2: on disk before anything is done in it; one write for all that wait."""
-        self._epochs_waiting.append((partition, epoch))
+        self._await_epoch(partition, epoch)
         if not self._storing:
             self._storing = True
             self._broker.loop.call_soon(self._store_epochs)
 
+    def _await_epoch(self, partition: Partition, epoch: int) -> None:
+        self._epochs_waiting[partition] = max(epoch, self._epochs_waiting.get(partition, 0))
+
     def _store_epochs(self) -> None:
-        waiting, self._epochs_waiting = self._epochs_waiting, []
-        for partition, epoch in waiting:
+        held = {partition for partition in self._epochs_waiting if self.partitions.get(partition.key) is partition}
+        waiting = {partition: epoch for partition, epoch in self._epochs_waiting.items() if partition in held}
+        self._epochs_waiting = {}
+        for partition, epoch in waiting.items():
             self._journal.update(*partition.key, log_id=partition.replica.me.log_id, epoch=epoch)
         self._broker.epochs.submit(self._journal.store, partial(self._epochs_stored, waiting))
 
-    def _epochs_stored(self, waiting: list[tuple[Partition, int]], _: Any, error: StentorError | None) -> None:
+    def _epochs_stored(self, waiting: dict[Partition, int], _: Any, error: StentorError | None) -> None:
         self._storing = False
-        for partition, epoch in waiting:
+        for partition, epoch in waiting.items():
             if self.partitions.get(partition.key) is not partition:
                 continue
             if error is None:
                 partition.step(EpochStored(epoch))
             elif isinstance(error, DiskFull):
-                self._epochs_waiting.append((partition, epoch))  # it stays wedged until there is room (K5)
+                self._await_epoch(partition, epoch)  # it stays wedged until there is room (K5)
             else:
                 logger.error("the journal could not be written: %s", error)
                 partition.step(Fail(f"the journal could not be written: {error.message}"))

@@ -111,6 +111,8 @@ class ClusterMember:
             for record in brokers.values():
                 if self.controller.brokers.get(record.id) != record:
                     self.controller.heard_broker(record)
+            for gone in set(self.controller.brokers) - set(brokers):
+                self.controller.forgot_broker(gone)
         return self.plan(now_us)
 
     # --- the controller -------------------------------------------------------------------------

@@ -134,6 +134,11 @@ class Controller:
         self.brokers[record.id] = record
         self._look_at_everything()
 
+    def forgot_broker(self, broker: str) -> None:
+        """It is not registered any more."""
+        del self.brokers[broker]
+        self._look_at_everything()
+
     def set_active(self, broker: str) -> None:
         """The one that serves active-passive topics: their chains follow (C26)."""
         if broker != self.active:
@@ -287,7 +292,13 @@ class Controller:
     def _is_halted(self, key: Key, record: ChainRecord) -> bool:
         """C9: a member would lose what is committed if it followed its head: who is right is for an operator to say."""
         reports = (self._reports.get((key, member.broker)) for member in record.chain)
-        return any(report is not None and report.halted and report.member in record.chain for report in reports)
+        return any(
+            report is not None
+            and report.halted
+            and report.member in record.chain
+            and self.alive.get(report.member.broker) == report.member.incarnation
+            for report in reports
+        )
 
     def _known_committed(self, key: Key, record: ChainRecord) -> int:
         """What members of the chain, and only they, have reported to be committed."""

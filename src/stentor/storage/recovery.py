@@ -98,6 +98,10 @@ def load_summary(directory: Path, base: int) -> IndexSummary | None:
         return None
 
 
+class ForeignSegment(DirectoryUnusable):
+    """A file in the place of a segment is none of this log's."""
+
+
 class Recovery:
     """One opening of one log."""
 
@@ -295,8 +299,8 @@ class Recovery:
         self._headless.add(segment.base)
         self._notes.append(f"The header of {path.name} is damaged; its batches were checked one by one.")
 
-    def _not_ours(self, path: Path, why: str) -> DirectoryUnusable:
-        return DirectoryUnusable(
+    def _not_ours(self, path: Path, why: str) -> ForeignSegment:
+        return ForeignSegment(
             f"{path} is not a segment of {self._identity}: {why.rstrip('.')}.",
             hint="It was left as it is. Move it elsewhere, or restore the file that belongs there.",
             operation="open",

@@ -12,6 +12,7 @@ from stentor.core.controller import Held
 from stentor.core.peers import Linked
 from stentor.errors import CorruptData, DiskFull, FormatTooNew, StorageError
 from stentor.storage import journal
+from stentor.storage.recovery import ForeignSegment
 
 
 class Inside:
@@ -159,6 +160,26 @@ def test_an_epoch_that_found_no_room_is_stored_when_there_is_some(inside, client
     assert client.publish("t", "y").offset == 3
 
 
+def test_epochs_that_follow_each_other_while_there_is_no_room_are_stored_when_there_is_some(
+    inside, client, wait_until, monkeypatch
+):
+    real, refused = journal.atomic_write, []
+
+    def full(path, data):
+        refused.append(path)
+        raise DiskFull("There is no room on the disk.")
+
+    monkeypatch.setattr(replicas_module, "_ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(journal, "atomic_write", full)
+    for _ in range(2):
+        held, seen = inside.held(), len(refused)
+        inside.run(inside.partition.step, r.Configure(held.record, held.revision))
+        wait_until(lambda seen=seen: len(refused) > seen + 3, "some refusals")
+    monkeypatch.setattr(journal, "atomic_write", real)
+    wait_until(lambda: inside.partition.replica.epoch == held.record.epoch, "the epoch")
+    assert client.publish("t", "y").offset == 3
+
+
 @pytest.mark.parametrize("error", [FormatTooNew("Format 2."), StorageError("Too many open files.")])
 def test_a_copy_that_cannot_be_opened_for_another_reason_is_not_put_aside(inside, monkeypatch, error):
     settings = msgspec.structs.replace(inside.topic.record.settings, replicas=3)
@@ -174,24 +195,35 @@ def test_a_copy_that_cannot_be_opened_for_another_reason_is_not_put_aside(inside
     assert inside.replicas._journal.get(*inside.key) is not None
 
 
-def test_a_damaged_copy_of_a_replicated_partition_is_put_aside(inside, monkeypatch):
+@pytest.mark.parametrize("error", [CorruptData("Not a batch."), ForeignSegment("Not a segment.")])
+def test_a_damaged_copy_of_a_replicated_partition_is_put_aside(inside, monkeypatch, error):
     settings = msgspec.structs.replace(inside.topic.record.settings, replicas=3)
     topic = Topic(msgspec.structs.replace(inside.topic.record, settings=settings), 1)
 
     def refuse(*_, **__):
-        raise CorruptData("Not a segment.")
+        raise error
 
     monkeypatch.setattr(replicas_module.PartitionLog, "open", refuse)
     assert inside.replicas._reopen(topic, inside.key, 1) is None
     assert not inside.partition.log.directory.exists()
 
 
-def test_what_a_torn_tail_took_is_remembered_until_the_copy_is_reconciled(inside, tmp_path):
-    """C13: it leads nobody, also after one more restart."""
-    book = journal.ReplicaJournal.open(tmp_path / "replicas")
-    book.update(7, 0, log_id=5, synced_end=3, damaged=True)
-    book.store()
-    again = journal.ReplicaJournal.open(tmp_path / "replicas")
-    assert again.get(7, 0).damaged
-    again.update(7, 0, log_id=5, damaged=False)
-    assert not again.get(7, 0).damaged
+def test_what_a_torn_tail_took_is_remembered_until_the_copy_is_reconciled(inside, wait_until):
+    """C13: it leads nobody, also after one more restart, which finds nothing torn any more."""
+    settings = msgspec.structs.replace(inside.topic.record.settings, replicas=3)
+    topic = Topic(msgspec.structs.replace(inside.topic.record, settings=settings), 1)
+    log = inside.partition.log
+    inside.run(inside.replicas.partitions.pop, inside.key)
+    inside.run(log.close)
+    (file,) = log.directory.glob("*.log")
+    with file.open("ab") as torn:
+        torn.write(file.read_bytes()[-60:])
+    first = inside.replicas._open(topic, inside.key, log.identity.log_id)
+    assert first.replica.damaged
+    first.log.close()
+    again = inside.replicas._open(topic, inside.key, log.identity.log_id)
+    assert not again.log.recovery.truncated
+    assert again.replica.damaged
+    again.let_lead()
+    assert not again.replica.damaged
+    again.log.close()

@@ -244,9 +244,16 @@ def test_a_chain_with_a_member_that_halted_is_left_to_an_operator():
     cluster.report("b", end=100, committed=100, failed="would cut", halted=True)
     assert cluster.settle().epoch == 5
     assert cluster.chain == "abc"
+    cluster.alive("ac")
+    cluster.settle()
+    assert cluster.chain == "ac", "nobody waits for one that is gone"
+
+
+def test_a_chain_with_a_member_whose_disk_failed_goes_on_without_it():
+    cluster = Cluster()
     cluster.report("b", end=100, committed=100, failed="its disk")
     cluster.settle()
-    assert cluster.chain == "ac", "a disk that failed is no reason to wait"
+    assert cluster.chain == "ac"
 
 
 def test_after_a_restore_nothing_changes_before_all_brokers_have_reported():
@@ -262,6 +269,9 @@ def test_after_a_restore_nothing_changes_before_all_brokers_have_reported():
     controller.heard_reports("c", 1, {})
     assert controller.unheard == ["b"]
     assert controller.plan(0) == []
+    controller.heard_broker(BrokerRecord("d", 1))
+    assert controller.unheard == ["b", "d"]
+    controller.forgot_broker("d")
     controller.heard_alive({"a": 1, "b": 1, "c": 1})
     controller.heard_reports("b", 1, {KEY: ReplicaReport(member("b"), 6, 110, 110)})
     assert controller.unheard == []
