@@ -27,9 +27,13 @@ def running() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def three(running: LocalCluster) -> Iterator[LocalCluster]:
-    """The shared cluster with all its brokers up, before and after."""
+    """The shared cluster with all its brokers up and no topics, before and after."""
     yield running
     mend(running)
+    with running.client(timeout=30) as client:
+        for topic in client.topics():
+            if not topic.name.startswith("_"):
+                client.delete_topic(topic.name)
 
 
 @pytest.fixture(scope="session")
