@@ -64,7 +64,13 @@ class Restorable:
         self.cluster.etcd.start()
 
     def said(self, words: str) -> bool:
-        return any(words in broker.log_file.read_text(encoding="utf-8") for broker in self.cluster.brokers.values())
+        return any(self._who_said(words))
+
+    def all_said(self, words: str) -> bool:
+        return all(self._who_said(words))
+
+    def _who_said(self, words: str) -> list[bool]:
+        return [words in broker.log_file.read_text(encoding="utf-8") for broker in self.cluster.brokers.values()]
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ def restorable(tmp_path: Path) -> Iterator[Restorable]:
 def test_under_running_brokers_messages_flow_on_and_nothing_is_followed(restorable):
     cluster = restorable.cluster
     restorable.restore()
-    cluster.wait_for(lambda: restorable.said("the coordination store went back from revision"), what="the alert")
+    cluster.wait_for(lambda: restorable.all_said("the coordination store went back from revision"), what="the alert")
     restorable.publish(50)
     restorable.check()
     with cluster.client(timeout=20) as client:
