@@ -315,6 +315,7 @@ class Load:
         while found := self._differences():
             assert time.monotonic() < deadline, found
             self.wait_until_whole(FINISH_S)
+            self._read_every_copy()  # one that joined since nobody has read yet
 
     def _differences(self) -> list[str]:
         topic = self.client.describe_topic(self.topic)
