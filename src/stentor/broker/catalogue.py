@@ -53,9 +53,7 @@ class Topic(msgspec.Struct):
     @property
     def plan(self) -> TopicPlan:
         settings = self.record.settings
-        factor = settings.replicas or 1
-        least = settings.min_replicas or (factor // 2 + 1 if factor > 2 else 1)
-        return TopicPlan(factor, min(least, factor), settings.placement)
+        return TopicPlan(settings.replicas_wanted, settings.replicas_needed, settings.placement)
 
 
 def topic_key(name: str) -> str:

@@ -20,7 +20,6 @@ from stentor.core.dedupe import Dedupe
 from stentor.core.records import Key, Member
 from stentor.core.replica import Configure, EpochStored, Fail, PeerConnected, Started, Tick, Truncate
 from stentor.errors import CorruptData, DiskFull, StentorError
-from stentor.storage.journal import ReplicaState
 from stentor.storage.log import PartitionLog
 from stentor.storage.model import LogSettings
 from stentor.storage.recovery import ForeignSegment
@@ -41,7 +40,6 @@ logger = logging.getLogger(__name__)
 
 _RECOVERY_THREADS = 4
 _ASK_AGAIN_S = 1.0  # when the disk was full
-_NEW = ReplicaState(0)
 
 
 class Replicas:
@@ -152,7 +150,9 @@ class Replicas:
         )
         _report_recovery(record.name, key[1], log)
         replicated = topic.plan.factor > 1
-        damaged = replicated and (bool(log.damaged or log.recovery.truncated) or (current or _NEW).damaged)
+        damaged = replicated and bool(
+            log.damaged or log.recovery.truncated or (current is not None and current.damaged)
+        )
         if damaged:  # at once: the next start finds nothing torn any more
             self._journal.update(*key, log_id=log_id, damaged=True)
             self._journal.store()
@@ -362,10 +362,13 @@ class Replicas:
     def _await_epoch(self, partition: Partition, epoch: int) -> None:
         self._epochs_waiting[partition] = max(epoch, self._epochs_waiting.get(partition, 0))
 
+    def _holds(self, partition: Partition) -> bool:
+        """Whether it was neither removed nor replaced."""
+        return self.partitions.get(partition.key) is partition
+
     def _store_epochs(self) -> None:
-        held = {partition for partition in self._epochs_waiting if self.partitions.get(partition.key) is partition}
-        waiting = {partition: epoch for partition, epoch in self._epochs_waiting.items() if partition in held}
-        self._epochs_waiting = {}
+        asked, self._epochs_waiting = self._epochs_waiting, {}
+        waiting = {partition: epoch for partition, epoch in asked.items() if self._holds(partition)}
         for partition, epoch in waiting.items():
             self._journal.update(*partition.key, log_id=partition.replica.me.log_id, epoch=epoch)
         self._broker.epochs.submit(self._journal.store, partial(self._epochs_stored, waiting))
@@ -373,7 +376,7 @@ class Replicas:
     def _epochs_stored(self, waiting: dict[Partition, int], _: Any, error: StentorError | None) -> None:
         self._storing = False
         for partition, epoch in waiting.items():
-            if self.partitions.get(partition.key) is not partition:
+            if not self._holds(partition):
                 continue
             if error is None:
                 partition.step(EpochStored(epoch))
@@ -419,7 +422,7 @@ class Replicas:
         """The head let go of what is below; so does this member (C23)."""
 
         def retired(found: Any, error: StentorError | None) -> None:
-            if error is None and self.partitions.get(partition.key) is partition:
+            if error is None and self._holds(partition):
                 partition.replica.start = max(partition.replica.start, found)
 
         work = partial(partition.log.retire_below, start, committed=partition.committed)

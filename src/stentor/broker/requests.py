@@ -33,7 +33,7 @@ async def serve(broker: Broker, session: Session, request: Any) -> Any:
     handler = _HANDLERS.get(type(request))
     if handler is None:
         raise ProtocolError(f"This broker does not know the request {type(request).__name__}.")
-    if broker.waiting.serves and type(request) not in _WITHOUT_STORE:
+    if broker.waiting.serves and not isinstance(request, _WITHOUT_STORE):
         raise without_store()
     try:
         return await handler(broker, session, request)
@@ -234,13 +234,5 @@ _HANDLERS: dict[type, Callable[[Broker, Session, Any], Awaitable[Any]]] = {
     messages.MarkRecorded: _mark_recorded,
 }
 
-_WITHOUT_STORE = {
-    messages.DescribeTopic,
-    messages.ListTopics,
-    messages.FindOffset,
-    messages.WatchRoutes,
-    messages.ListClients,
-    messages.GetStatistics,
-    messages.ReportDamage,
-}
+_WITHOUT_STORE = (*messages.QUESTIONS, messages.ReportDamage)
 """What a broker answers that started while its store was away."""

@@ -10,17 +10,6 @@ if TYPE_CHECKING:
     from stentor import Client, PartitionInfo, TopicInfo, TopicSettings
 
 
-def replicas_wanted(settings: TopicSettings) -> int:
-    """How many members the chains of a topic should have."""
-    return settings.replicas or 1
-
-
-def replicas_needed(settings: TopicSettings) -> int:
-    """With how many it takes messages: what was said, else a majority; of two, one is enough."""
-    wanted = replicas_wanted(settings)
-    return min(wanted, settings.min_replicas or (wanted // 2 + 1 if wanted > 2 else 1))
-
-
 def is_damaged(partition: PartitionInfo) -> bool:
     """Whether something of it cannot be read, or no longer be written."""
     return bool(partition.failed or partition.damaged)
@@ -28,10 +17,10 @@ def is_damaged(partition: PartitionInfo) -> bool:
 
 def lacking(partition: PartitionInfo, settings: TopicSettings) -> str:
     """How many replicas there are, if some are missing."""
-    there, wanted = len(partition.chain), replicas_wanted(settings)
+    there, wanted = len(partition.chain), settings.replicas_wanted
     if there >= wanted:
         return ""
-    refusing = "" if there >= replicas_needed(settings) else ", takes no messages"
+    refusing = "" if there >= settings.replicas_needed else ", takes no messages"
     return f"{there} of {wanted} replicas{refusing}"
 
 

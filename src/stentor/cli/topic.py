@@ -11,8 +11,6 @@ from stentor.cli.failure import complain
 from stentor.cli.health import (
     partition_health,
     partitions_at_work,
-    replicas_needed,
-    replicas_wanted,
     topic_health,
 )
 from stentor.cli.output import print_facts, print_json, print_table
@@ -344,7 +342,7 @@ def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
 
 
 def _replicas(settings: TopicSettings) -> str:
-    return f"{replicas_wanted(settings)}, at least {replicas_needed(settings)}, {settings.placement}"
+    return f"{settings.replicas_wanted}, at least {settings.replicas_needed}, {settings.placement}"
 
 
 def _print_partitions(topic: TopicInfo) -> None:

@@ -52,16 +52,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_PORT = 7440
 _REQUESTS_UNDER_WAY_MAX = 32  # half of what a broker allows one connection
 
-# Requests that may be sent again when the link broke before their answer.
-_REPEATABLE = (
-    messages.DescribeTopic,
-    messages.ListTopics,
-    messages.FindOffset,
-    messages.WatchRoutes,
-    messages.ListClients,
-    messages.GetStatistics,
-)
-
 _cores: weakref.WeakSet[ClientCore] = weakref.WeakSet()
 
 
@@ -492,7 +482,7 @@ class ClientCore:
                         async with self._asking:
                             return await link.request(request)
                     except ConnectionFailed:
-                        if not isinstance(request, _REPEATABLE):
+                        if not isinstance(request, messages.QUESTIONS):
                             raise
         except TimeoutError as error:
             raise self.late(type(request).__name__, limit) from error

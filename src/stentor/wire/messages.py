@@ -104,6 +104,17 @@ class TopicSettings(Struct, frozen=True):
         limits.SEGMENT_BYTES
     )
 
+    @property
+    def replicas_wanted(self) -> int:
+        """How many members each chain should have."""
+        return self.replicas or 1
+
+    @property
+    def replicas_needed(self) -> int:
+        """With how many it takes messages: what was said, else a majority; of two, one is enough (C8)."""
+        wanted = self.replicas_wanted
+        return min(wanted, self.min_replicas or (wanted // 2 + 1 if wanted > 2 else 1))
+
 
 class PartitionInfo(Struct, frozen=True):
     """One partition: where it is and what it holds."""
@@ -382,6 +393,9 @@ Request = (
     | RecoverPartition
     | MarkRecorded
 )
+QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics)
+"""Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
+
 Response = (
     TopicDescribed
     | TopicList

@@ -49,6 +49,11 @@ class Inside:
         record = msgspec.structs.replace(held.record, epoch=held.record.epoch + self._steps, **changes)
         return Held(record, held.revision + self._steps)
 
+    def replicated(self):
+        """The topic as if there were three replicas."""
+        settings = msgspec.structs.replace(self.topic.record.settings, replicas=3)
+        return Topic(msgspec.structs.replace(self.topic.record, settings=settings), 1)
+
     def name_another_log(self):
         member = self.broker.catalogue.chains[self.key].record.chain[0]
         self._log_id = member.log_id + self._steps + 1
@@ -180,38 +185,32 @@ def test_epochs_that_follow_each_other_while_there_is_no_room_are_stored_when_th
     assert client.publish("t", "y").offset == 3
 
 
-@pytest.mark.parametrize("error", [FormatTooNew("Format 2."), StorageError("Too many open files.")])
-def test_a_copy_that_cannot_be_opened_for_another_reason_is_not_put_aside(inside, monkeypatch, error):
-    settings = msgspec.structs.replace(inside.topic.record.settings, replicas=3)
-    topic = Topic(msgspec.structs.replace(inside.topic.record, settings=settings), 1)
-
+def refuse_to_open(monkeypatch, error):
     def refuse(*_, **__):
         raise error
 
     monkeypatch.setattr(replicas_module.PartitionLog, "open", refuse)
+
+
+@pytest.mark.parametrize("error", [FormatTooNew("Format 2."), StorageError("Too many open files.")])
+def test_a_copy_that_cannot_be_opened_for_another_reason_is_not_put_aside(inside, monkeypatch, error):
+    refuse_to_open(monkeypatch, error)
     with pytest.raises(type(error)):
-        inside.replicas._reopen(topic, inside.key, 1)
+        inside.replicas._reopen(inside.replicated(), inside.key, 1)
     assert inside.partition.log.directory.exists()
     assert inside.replicas._journal.get(*inside.key) is not None
 
 
 @pytest.mark.parametrize("error", [CorruptData("Not a batch."), ForeignSegment("Not a segment.")])
 def test_a_damaged_copy_of_a_replicated_partition_is_put_aside(inside, monkeypatch, error):
-    settings = msgspec.structs.replace(inside.topic.record.settings, replicas=3)
-    topic = Topic(msgspec.structs.replace(inside.topic.record, settings=settings), 1)
-
-    def refuse(*_, **__):
-        raise error
-
-    monkeypatch.setattr(replicas_module.PartitionLog, "open", refuse)
-    assert inside.replicas._reopen(topic, inside.key, 1) is None
+    refuse_to_open(monkeypatch, error)
+    assert inside.replicas._reopen(inside.replicated(), inside.key, 1) is None
     assert not inside.partition.log.directory.exists()
 
 
 def test_what_a_torn_tail_took_is_remembered_until_the_copy_is_reconciled(inside, wait_until):
     """C13: it leads nobody, also after one more restart, which finds nothing torn any more."""
-    settings = msgspec.structs.replace(inside.topic.record.settings, replicas=3)
-    topic = Topic(msgspec.structs.replace(inside.topic.record, settings=settings), 1)
+    topic = inside.replicated()
     log = inside.partition.log
     inside.run(inside.replicas.partitions.pop, inside.key)
     inside.run(log.close)

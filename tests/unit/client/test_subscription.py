@@ -2,7 +2,6 @@
 
 import asyncio
 import multiprocessing
-import threading
 import time
 
 import pytest
@@ -24,14 +23,6 @@ def numbers(shared):
             for number in range(COUNT):
                 producer.send(b"%d" % number)
     return "numbers"
-
-
-def wait_for(condition, timeout=10):
-    deadline = time.monotonic() + timeout
-    waiting = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        waiting.wait(0.01)
 
 
 def pieces(subscription, way):
@@ -134,13 +125,13 @@ def test_an_async_get_in_a_loop_takes_the_next_message(shared, numbers):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_credit_is_given_back_for_what_was_left_as_well(client, numbers, way):
+def test_credit_is_given_back_for_what_was_left_as_well(client, numbers, way, wait_until):
     with client.subscribe(numbers, start="earliest") as subscription:
         (reader,) = subscription._core.readers.values()
         taken = 0
         while taken < COUNT:
             taken += len(next(pieces(subscription, way)))
-        wait_for(lambda: reader.waiting == 0)
+        wait_until(lambda: reader.waiting == 0, "the credit")
 
 
 def test_batches_after_a_get_keep_the_offsets_that_compaction_left(client):
@@ -217,12 +208,12 @@ def fall_behind(client, topic):
             producer.send(bytes(500_000))
 
 
-def test_a_subscriber_that_skipped_is_served_on(client):
+def test_a_subscriber_that_skipped_is_served_on(client, wait_until):
     client.create_topic("skipping")
     with client.subscribe("skipping", on_slow="skip", max_lag=10) as subscription:
         (reader,) = subscription._core.readers.values()
         fall_behind(client, "skipping")
-        wait_for(lambda: reader.waiting >= subscription._core.credit)
+        wait_until(lambda: reader.waiting >= subscription._core.credit, "a full inbox")
         with pytest.raises(stentor.DeadlineExceeded):
             subscription.get(timeout=0)
         for number in range(5):
@@ -230,7 +221,7 @@ def test_a_subscriber_that_skipped_is_served_on(client):
             assert subscription.get(timeout=5).value == b"%d" % number
         (skipped,) = subscription.events()
         assert (skipped.first_offset, skipped.next_offset) == (0, 24)
-        wait_for(lambda: reader.waiting == 0)
+        wait_until(lambda: reader.waiting == 0, "the credit")
 
 
 def test_an_async_subscriber_that_skipped_is_served_on(shared):
@@ -270,19 +261,19 @@ def find_offset_fails(client, monkeypatch):
     return switch
 
 
-def behind(client, topic):
+def behind(client, topic, wait_until):
     """A subscriber that will skip: two hundred messages in its inbox, and nothing under way."""
     client.create_topic(topic)
     subscription = client.subscribe(topic, on_slow="skip", max_lag=100)
     (reader,) = subscription._core.readers.values()
     with client.producer(topic) as producer:
         producer.send_many([b"%d" % number for number in range(200)])
-    wait_for(lambda: reader.received == 200)
+    wait_until(lambda: reader.received == 200, "all messages")
     return subscription
 
 
-def test_a_skip_that_failed_is_tried_again(client, find_offset_fails):
-    with behind(client, "skip.again") as subscription:
+def test_a_skip_that_failed_is_tried_again(client, find_offset_fails, wait_until):
+    with behind(client, "skip.again", wait_until) as subscription:
         find_offset_fails(on=True)
         for _ in range(2):
             with pytest.raises(stentor.DeadlineExceeded, match="Nobody answers"):
@@ -295,8 +286,8 @@ def test_a_skip_that_failed_is_tried_again(client, find_offset_fails):
         assert [(e.first_offset, e.next_offset) for e in subscription.events()] == [(0, 200)]
 
 
-def test_a_skip_that_failed_loses_nothing(client, find_offset_fails):
-    with behind(client, "skip.none") as subscription:
+def test_a_skip_that_failed_loses_nothing(client, find_offset_fails, wait_until):
+    with behind(client, "skip.none", wait_until) as subscription:
         find_offset_fails(on=True)
         with pytest.raises(stentor.DeadlineExceeded, match="Nobody answers"):
             subscription.get(timeout=5)
