@@ -169,6 +169,9 @@ LINK_WATCH_S: Final = 0.2
 LINK_SILENCE_S: Final = 0.9
 """Where there are other brokers, a client leaves one that did not answer pings for this long."""
 
+NEW_HEAD_S: Final = 1.0
+"""How long a client that asks where the messages end waits for a head that is new, before it asks another member."""
+
 LINK_IDLE_S: Final = 1.0
 """A link of which nothing is wanted is pinged this often: a thousand idle clients are a few per cent of a core."""
 

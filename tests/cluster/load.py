@@ -307,7 +307,8 @@ class Load:
         """K2: a start does not read closed segments. What is damaged in them is found by whoever reads it there."""
         for name in self.cluster.brokers:
             with self.cluster.client(name=f"reader of {name}", read_from=partial(_this_first, name)) as client:
-                assert sum(1 for _ in client.read(self.topic)) == sum(self._ends.values())
+                count = sum(1 for _ in client.read(self.topic))
+            assert count == sum(self._ends.values()), f"{count} messages by way of {name}, where {self._ends} end"
 
     def compare_copies(self) -> None:
         """Byte for byte, up to the commit point, in the directories of all members, once damaged ones are replaced."""

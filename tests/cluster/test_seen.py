@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stentor.client.link import Link
-from stentor.errors import DeadlineExceeded
+from stentor.client.positions import Last
+from stentor.errors import DeadlineExceeded, NotReady
 from stentor.wire.messages import FindOffset, ListBrokers
 
 pytestmark = pytest.mark.slow
@@ -42,13 +43,52 @@ def test_all_members_are_asked_before_the_client_waits(topic, asked):
     client, topic_id, partition = topic
     client._core.seen.saw(topic_id, 0, 1_000, partition.epoch)
     with pytest.raises(DeadlineExceeded):
-        client.offsets("seen", timeout=1)
+        client.offsets("seen", "earliest", timeout=1)
     assert asked[:3] == partition.chain[::-1]
 
 
 def test_only_the_head_may_say_that_something_is_lost(topic, asked):
     client, topic_id, partition = topic
     client._core.seen.saw(topic_id, 0, 1_000, partition.epoch - 1)
-    assert client.offsets("seen") == {0: 1}
+    assert client.offsets("seen", "earliest") == {0: 0}
     assert asked == partition.chain[::-1]
     assert client._core.seen.of(topic_id, 0).committed == 1
+
+
+@pytest.mark.parametrize("at", ["latest", Last(0)])
+def test_where_the_messages_end_is_a_question_for_the_head(three, topic, asked, at):
+    """It has given the acknowledgements; the others hear of them a moment later."""
+    *_, partition = topic
+    with three.client(read_from=lambda infos: infos[::-1]) as reader:
+        assert reader.offsets("seen", at) == {0: 1}
+    assert asked == partition.chain[:1]
+
+
+def test_a_head_that_is_new_is_waited_for(topic, asked, monkeypatch):
+    client, _, partition = topic
+    request = Link.request
+
+    async def not_yet(link, message):
+        answer = await request(link, message)
+        if len(asked) < 3:
+            raise NotReady("It leads since a moment ago.")
+        return answer
+
+    monkeypatch.setattr(Link, "request", not_yet)
+    assert client.offsets("seen") == {0: 1}
+    assert asked == partition.chain[:1] * 3
+
+
+def test_a_head_that_never_answers_is_not_waited_for_longer_than_a_moment(topic, asked, monkeypatch):
+    client, _, partition = topic
+    request = Link.request
+
+    async def never(link, message):
+        answer = await request(link, message)
+        if link.broker.id == partition.chain[0]:
+            raise NotReady("It does not hear its successor.")
+        return answer
+
+    monkeypatch.setattr(Link, "request", never)
+    assert client.offsets("seen") == {0: 1}
+    assert asked[-1] == partition.chain[-1]

@@ -105,13 +105,21 @@ class Worker:
 def _deaf_to_interrupts() -> Iterator[None]:
     """A process started in here inherits that Ctrl-C is not for it: we hear it, afterwards, and stop our workers.
 
-    The same with SIGTERM, until the process has begun to work: half a start would print a traceback.
+    The same with SIGTERM, until the process has begun to work: half a start would print a traceback. The mask is
+    for the process, whose it becomes; for us it is not enough, as another thread may catch what ours does not.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    heard: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda caught, _: heard.append(caught)) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for caught in heard[:1]:
+            signal.raise_signal(caught)
 
 
 def measure(plan: Plan) -> Result:

@@ -289,19 +289,30 @@ class ClientCore:
         return self.links.to(chain[0]) if chain else None
 
     def member_link(
-        self, topic: str, topic_id: int, partition: int, avoid: frozenset[str] | set[str] = frozenset()
+        self,
+        topic: str,
+        topic_id: int,
+        partition: int,
+        avoid: frozenset[str] | set[str] = frozenset(),
+        *,
+        head_first: bool = False,
     ) -> Link | None:
         """The link to a member to read from: whoever of the chain is linked already, and is not avoided.
 
-        An application that chooses for itself gets whom it prefers, for the price of a connection.
+        An application that chooses for itself gets whom it prefers, for the price of a connection. So does a
+        question that only the head answers exactly.
         """
         route = self.routes.get(topic)
         if route is None or route.id != topic_id:
             return self.link
         chain = route.partitions[partition].chain
-        chain = chain[:1] if route.settings.placement == "active-passive" else self.reading_order(chain)
+        head = chain[:1]
+        chain = head if route.settings.placement == "active-passive" else self.reading_order(chain)
+        chosen = (head if head_first else []) + (chain if self._chooses else [])
         chain = [broker for broker in chain if broker not in avoid]
-        for broker in chain if self._chooses else ():
+        for broker in chosen:
+            if broker in avoid:
+                continue
             link = self.links.to(broker)
             if link is not None or self.links.is_coming(broker):
                 return link
@@ -371,16 +382,19 @@ class ClientCore:
 
     # --- calls ----------------------------------------------------------------------------------
 
-    async def call_partition(self, request: Any, topic: str, timeout: float | None = None) -> Any:
+    async def call_partition(
+        self, request: Any, topic: str, timeout: float | None = None, *, head_first: bool = False
+    ) -> Any:
         """Ask a member of the partition that a request names; ask another when that one is gone."""
         limit = self.seconds(timeout)
         behind: set[str] = set()  # members that said "not yet": the next one is asked first
+        patient_until = self.loop.time() + (limits.NEW_HEAD_S if head_first else 0.0)
         why: StentorError | None = None
         try:
             async with asyncio.timeout(limit):
                 while True:
                     self.check_open()
-                    link = self.member_link(topic, request.topic_id, request.partition, behind)
+                    link = self.member_link(topic, request.topic_id, request.partition, behind, head_first=head_first)
                     if link is None:
                         behind.clear()
                         await self.changes(limits.LINK_WATCH_S)
@@ -390,10 +404,11 @@ class ClientCore:
                             answer = await link.request(request)
                     except NotReady as error:
                         why = self.refusals[topic] = error
-                        if link.broker is not None and link.broker.id not in behind:
-                            behind.add(link.broker.id)
-                        else:
+                        name = "" if link.broker is None else link.broker.id
+                        if name in behind or not name or self.loop.time() < patient_until:
                             await self.changes(limits.LINK_WATCH_S)
+                        else:
+                            behind.add(name)
                     except ConnectionFailed:
                         await self.changes(limits.LINK_WATCH_S)
                     except PartitionNotFound:
@@ -409,10 +424,14 @@ class ClientCore:
     async def find_offset(
         self, wish: messages.FindOffset, topic: str, timeout: float | None = None
     ) -> messages.OffsetFound:
-        """Where a position is, by a member that knows at least of what this client has seen (C24)."""
+        """Where a position is, by a member that knows at least of what this client has seen (C24).
+
+        Where the messages end is a question for the head: it knows of all that it has acknowledged to anybody,
+        the others hear of it a moment later.
+        """
         sight = self.seen.of(wish.topic_id, wish.partition)
         asked = msgspec.structs.replace(wish, seen=sight.committed, seen_epoch=sight.epoch)
-        found: messages.OffsetFound = await self.call_partition(asked, topic, timeout)
+        found: messages.OffsetFound = await self.call_partition(asked, topic, timeout, head_first=wish.at != "earliest")
         if found.committed < sight.committed and found.epoch > sight.epoch:
             self.seen.corrected(wish.topic_id, wish.partition, found.committed, found.epoch)
         else:

@@ -1,4 +1,8 @@
 import itertools
+import os
+import signal
+import socket
+import threading
 import time
 from array import array
 from types import SimpleNamespace
@@ -6,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from stentor.cli.load import STAMP, STEP_BYTES_MAX, Checker, Outcome, Plan, _flat_out, _steady
-from stentor.cli.measurement import percentiles
+from stentor.cli.measurement import _deaf_to_interrupts, percentiles
 
 
 def plan(**changes):
@@ -81,3 +85,30 @@ def test_percentiles_are_of_all_samples_together():
     found = percentiles([Outcome(latencies_us=first.tobytes()), Outcome(latencies_us=second.tobytes())])
     assert (found.p50, found.p90, found.p99, found.p99_9, found.max) == (501, 901, 991, 5000, 5000)
     assert percentiles([Outcome()]) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_waits_until_a_process_is_started_whichever_thread_hears_it(number):
+    """Signals go to any thread that does not block them, and Python acts on them in the main thread all the same."""
+    over, heard = threading.Event(), []
+    other = threading.Thread(target=over.wait)
+    other.start()
+    caught, wakeup = socket.socketpair()
+    caught.settimeout(10)
+    wakeup.settimeout(0)
+    before = signal.signal(number, lambda *_: heard.append("handled"))
+    signal.set_wakeup_fd(wakeup.fileno())
+    try:
+        with _deaf_to_interrupts():
+            os.kill(os.getpid(), number)
+            assert caught.recv(1) == bytes([number]), "the other thread was hit"
+            meanwhile = [list(heard) for _ in range(1000)]  # Python looks for signals between two of these
+        assert not any(meanwhile)
+        assert heard == ["handled"]
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(number, before)
+        over.set()
+        other.join()
+        caught.close()
+        wakeup.close()
