@@ -34,10 +34,11 @@ class Broker(MemberSide):
         self.up = False
         self.paused_until = 0
         self.full_until = 0  # the disk has no room
+        self.hangs = False  # the disk brings nothing to an end any more
         self.drift = 1.0
         self.wall_offset = 0
         self.life = 0  # which start; work of an earlier one is ignored
-        self.replicas, self.feeds, self.waiting, self.cuts = {}, {}, {}, {}
+        self.replicas, self.feeds, self.waiting, self.cuts, self.taken = {}, {}, {}, {}, set()
         self.network.brokers[name] = self
 
     # --- life -----------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ class Broker(MemberSide):
         self.up = True
         self.life += 1
         self.disk.incarnation += 1
-        self.replicas, self.feeds, self.waiting, self.cuts = {}, {}, {}, {}
+        self.replicas, self.feeds, self.waiting, self.cuts, self.taken = {}, {}, {}, {}, set()
         self.known = {}  # key -> the newest revision heard of
         self.seen = {}  # the store's key -> the newest revision heard of
         self.brokers, self.topics, self.tickets = {}, {}, 0
@@ -175,7 +176,8 @@ class Broker(MemberSide):
         log = self.disk.logs[key]
         sync = [len(log.batches)]
         log.syncs.append(sync)
-        self.soon(self.world.rates.sync_us // 4, self.synced, key, replica, sync)
+        if not self.hangs:
+            self.soon(self.world.rates.sync_us // 4, self.synced, key, replica, sync)
 
     def synced(self, key, replica, sync):
         log = self.disk.logs[key]
@@ -250,6 +252,9 @@ class Broker(MemberSide):
             publish, answer = found
             if isinstance(effect, r.Answer):
                 self.checker.answered(self, key, replica, publish, effect)
+            else:
+                self.checker.refused(self, key, publish, effect.error, taken=effect.ticket in self.taken)
+            self.taken.discard(effect.ticket)
             answer(effect)
 
     def do_halt(self, key, _, effect):
@@ -265,13 +270,17 @@ class Broker(MemberSide):
         """The head lets the beginning of its log go; some of what is committed, or all of it."""
         if not (replica.place.is_head and replica.active and log.whole):
             return
-        committed = sum(batch.end_offset <= replica.committed for batch in log.batches[: log.synced])
+        committed = self.retirable(replica, log)
         count = committed if self.world.chance(0.2) else self.world.between(0, committed)
         if count:
             log.retire(count)
             self.checker.retired(key, log.start)
             self.world.note("retain", self.name, key, log.start)
             self.step(key, r.Started(log.start))
+
+    def retirable(self, replica, log):
+        """How many batches may go: nothing above the commit point."""
+        return sum(batch.end_offset <= replica.committed for batch in log.batches[: log.synced])
 
     def do_retire(self, key, replica, effect):
         """Segments go as a whole: a few batches below may stay."""
@@ -290,7 +299,7 @@ class Broker(MemberSide):
     def publish(self, key, publish, answer):
         """A client's batch."""
         replica = self.replicas.get(key)
-        if replica is None or not self.cluster.membership.is_confirmed(self.clock()):
+        if replica is None or not self.takes(replica):
             answer(None)
             return
         self.tickets += 1
@@ -307,7 +316,15 @@ class Broker(MemberSide):
         base, end = effect.base_offset, effect.base_offset + event.count
         named = (event.producer_id, event.generation, event.sequence, event.checksum)
         self.disk.logs[key].batches.append(Batch(base, end, effect.epoch, *named, effect.appended_at_us))
+        self.taken.add(event.ticket)
         self.step(key, r.Appended(event, effect))
+
+    def takes(self, replica):
+        """C6: not where nobody who could have replaced it is heard, nor where its successor is not."""
+        membership, now = self.cluster.membership, self.clock()
+        successor = None if replica.place.is_tail else replica.place.successor
+        heard = successor is None or membership.view(successor.broker, now) == "heard"
+        return heard and membership.is_confirmed(now)
 
     def pump(self, key):
         """Send the successor what it does not have yet."""

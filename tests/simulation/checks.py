@@ -3,10 +3,15 @@
 from collections import defaultdict
 from itertools import pairwise
 
+from tests.simulation.world import SECOND
+
+from stentor import limits
 from stentor.core.acks import ALL, QUORUM
 from stentor.core.peers import Adopt
+from stentor.errors import UnknownOutcome
 
 CONTROLLER = ("controller",)
+REPLACED_US = int(5 * limits.PEER_SILENCE_S * SECOND)  # by then a head has heard that it was replaced, or hears nobody
 
 
 class ViolationError(AssertionError):
@@ -31,6 +36,8 @@ class Checker:
         self.producers = defaultdict(dict)  # key -> (producer, generation, sequence) -> offset
         self.copies = defaultdict(set)  # (key, base offset, epoch) -> brokers that ever had it on disk
         self.starts = defaultdict(int)  # key -> the highest start that a head chose
+        self.acked = defaultdict(dict)  # key -> epoch -> up to where was acknowledged at `all` while it lasted
+        self.replaced = {}  # key -> (epoch, when): the newest head, and since when the store says so
         self.halts_allowed = False
 
     # --- what brokers say while they work -------------------------------------------------------
@@ -59,14 +66,30 @@ class Checker:
         place = (broker.name, key, publish, answer)
         require(gone or (held is not None and held.name == name), "answered with a wrong offset", place, held)
         require(gone or held.body_checksum == publish.checksum, "answered for another batch", place, held)
+        self.check_replaced(broker, key, answer)
         if publish.ack == ALL:
             self.acknowledged(broker, key, answer.epoch)
             if not gone:
+                before = self.acked[key].get(replica.epoch, 0)
+                self.acked[key][replica.epoch] = max(before, held.end_offset)
                 self.check_at_all(place, key, held)
         elif not gone:
             copies = self.copies[key, held.base_offset, held.epoch]
             needed = replica.record.quorum if publish.ack == QUORUM else 1
             require(len(copies) >= needed, "answered with too few copies", place, copies, needed)
+
+    def refused(self, broker, key, publish, error, *, taken):
+        """C6: of a batch that is in a log nobody can say that it failed."""
+        unknown = isinstance(error, UnknownOutcome)
+        require(unknown or not taken, "a batch that was taken is said to have failed", broker.name, key, publish, error)
+
+    def check_replaced(self, broker, key, answer):
+        """C6: a head that was replaced does not go on for long, at any level."""
+        epoch, since = self.replaced.get(key, (0, 0))
+        quiet = self.cluster.world.now - max(since, broker.paused_until)
+        require(
+            answer.epoch >= epoch or quiet < REPLACED_US, "a head that was replaced goes on", broker.name, key, answer
+        )
 
     def acknowledged(self, broker, key, epoch):
         """One head per epoch acknowledges."""
@@ -110,6 +133,8 @@ class Checker:
 
     def check_replica(self, broker, key, replica):
         replica.check_invariants()
+        if replica.serves and not replica.record.is_short:
+            self.check_serves(broker, key, replica)
         place = (broker.name, broker.life, key, replica.me.log_id)
         done = self.checked.get(place, 0)
         if replica.committed <= done:
@@ -124,6 +149,11 @@ class Checker:
             if batch.end_offset <= replica.committed:
                 self.compare(place, key, batch)
         self.checked[place] = replica.committed
+
+    def check_serves(self, broker, key, replica):
+        """C24: who shows anything to readers shows all that was acknowledged before its epoch."""
+        before = max((end for epoch, end in self.acked[key].items() if epoch < replica.epoch), default=0)
+        require(replica.committed >= before, "a member shows less than was acknowledged", broker.name, key, before)
 
     def compare(self, place, key, batch):
         """One value per committed offset, and one offset per value."""
@@ -177,6 +207,8 @@ class Checker:
             same = (before.chain, before.eligible, before.factor) == (after.chain, after.eligible, after.factor)
             require(same and before.joining is None, "a change without a new epoch", key, before, after)
             return
+        if after.chain[:1] != before.chain[:1]:
+            self.replaced[key[1]] = after.epoch, self.cluster.world.now
         require(after.epoch == before.epoch + 1, "an epoch was left out", key, before, after)
         require(after.committed >= before.committed, "the recorded commit point went back", key, before, after)
         was, logs = _logs(before.chain), _logs(after.chain)

@@ -18,11 +18,13 @@ from tests.simulation.broker import Broker
 from tests.simulation.runner import run_seed
 from tests.simulation.scenarios import SCENARIOS
 
+from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.below import Below
 from stentor.core.chain import Replica
 from stentor.core.controller import Controller
 from stentor.core.dedupe import Dedupe
+from stentor.core.membership import Membership
 from stentor.core.peers import Linked
 from stentor.core.place import Place
 
@@ -107,6 +109,49 @@ def _remember_epoch(self, now_us):
     self._told_up = None
     self.below.forget(now_us)
 
+
+# --- C6, C10, C14, C15: heads that are replaced, members that die -----------------------------------
+
+
+def _deposed_failed(self):
+    return [r.Refuse(ticket, refusals.not_active()) for ticket in self._acks.give_up()]
+
+
+def _dies_quietly(self, record, survivors):
+    """The chain is shorter, and nobody links anew."""
+    return _replace(SHRUNK(self, record, survivors), epoch=record.epoch)
+
+
+def _nothing(*_, **__):
+    return []
+
+
+def _tick_without_excuse(self, now_us):
+    self._ticked_us = now_us
+
+
+def _dead_without_lease(self, broker, now_us):
+    return broker in self._expired or IS_DEAD(self, broker, now_us)
+
+
+def _all_dead(self, now_us):
+    return {broker for broker in self.registered if self.is_dead(broker, now_us)}
+
+
+def _heard_is_enough(self, peer):
+    return False
+
+
+IS_DEAD = Membership.is_dead
+
+# --- C23, C24: retention, readers -------------------------------------------------------------------
+
+
+def _all_retirable(self, replica, log):
+    return log.synced
+
+
+_SERVES = property(lambda self: self.linked and self._adopting is None and self.place.position is not None)
 
 # --- C7, C8, C12, C13: levels, minimum, who may lead ------------------------------------------------
 
@@ -224,6 +269,10 @@ mutation("incarnations", "C3: a restarted member waits until it is named anew", 
 mutation("top-down", "C4: links are made from the head down", (Replica, "_link", _link_before_linked))
 mutation("commit-minimum", "C5: committed is what every member has on disk", (Replica, "durable_here", _own_durable))
 mutation("forget-epoch", "C5: older epochs' durable values are discarded", (Replica, "_forget_epoch", _remember_epoch))
+mutation("deposed", "C6: what a deposed head took is unknown, never failed", (Replica, "_depose", _deposed_failed))
+mutation("confirmed", "C6: a head that is cut off takes nothing", (Broker, "takes", _always))
+mutation("mutual", "C6: who is not heard is cut off too", (Membership, "_says_we_are_silent", _heard_is_enough))
+mutation("told", "C6: a head that was replaced hears it from its successor", (Replica, "_tell_replaced", _nothing))
 mutation("quorum", "C7: quorum counts a majority of the factor", (Replica, "_reached", _reached_at_head))
 mutation("minimum", "C8: a chain that is too short commits nothing", (Replica, "_short", _never))
 mutation(
@@ -235,18 +284,30 @@ mutation(
 mutation("reconcile", "C9: links compare epoch tables", RECONCILED)
 mutation("continues", "C9: what is taken continues this log (masked by `reconcile`: both off)", RECONCILED, CONTINUED)
 mutation("halt", "C9: a log is never cut below its commit point (masked by `damaged`: both off)", HALTS, DAMAGED)
+mutation("death", "C10: a death is a new epoch", (Controller, "_shrunk", _dies_quietly))
 mutation("joint", "C11: in joint mode nothing is committed without the joiner", (Replica, "_own_durable", _no_joint))
 mutation("ready", "C11: a joiner is ready when it holds all that is committed", (Below, "joiner_is_ready", _READY))
 mutation("others-wait", "C12: with the last member gone, others wait", WAITS)
 mutation("damaged", "C13: a damaged copy does not keep its place", DAMAGED)
+mutation("grey", "C14: a member whose disk makes no progress leaves", (Replica, "_complain", _nothing))
+mutation("own-lag", "C15: who stood still itself counts anew", (Membership, "tick", _tick_without_excuse))
+mutation("second-observer", "C15: silence needs a second observer", (Membership, "_second_observer", _always))
+mutation("leases", "C15: a lapsed lease alone is no death", (Membership, "is_dead", _dead_without_lease))
+mutation("wave", "C15: few are given up at a time", (Membership, "dead", _all_dead))
 mutation("controller-key", "C16: every change compares the controller key", COMPARED)
 mutation("read-back", "C17: an unknown outcome is read back", (Broker, "proposed", _unknown_is_done))
 mutation("resend-level", "C18: a resend is answered only at its level", (Replica, "_answer_resend", _answer_at_once))
 mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh))
 mutation("derived", "C19: derived state is made anew after a truncation", (Broker, "derive_again", _not_derived))
+mutation("retention", "C23: retention stops at the commit point", (Broker, "retirable", _all_retirable))
+mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
 
 # What notices each: seeds that were found by searching, or a directed run.
 SEEDS = {
+    "deposed": [2, 3, 4],
+    "death": [1],
+    "retention": [4, 6, 9],
+    "renewed": [1],
     "epochs": [1, 5, 7],
     "old-records": [1],
     "epoch-stored": [1],
@@ -260,7 +321,7 @@ SEEDS = {
     "continues": [1, 2, 5],
     "joint": [1, 3, 4],
     "ready": [1],
-    "others-wait": [3, 5, 6],
+    "others-wait": [4, 7, 19],
     "damaged": [5, 13, 15],
     "read-back": [3, 4, 8],
     "resend-level": [1],
@@ -282,7 +343,19 @@ FAVOURED = {
     "damaged": {"favour": ("crash", "shorten", "head"), "rates": {"retention": 0.0}},
     "eligible": {"favour": ("crash", "head", "tail", "power"), "rates": {"sync_error": 0.0}},
 }
-DIRECTED = {"forget-epoch": "shorter-head", "halt": "restored-head", "controller-key": "replaced-controller"}
+DIRECTED = {
+    "forget-epoch": "shorter-head",
+    "halt": "restored-head",
+    "controller-key": "replaced-controller",
+    "confirmed": "isolated-head",
+    "mutual": "mute-head",
+    "told": "sidelined-head",
+    "grey": "grey-member",
+    "own-lag": "standstill",
+    "second-observer": "lone-observer",
+    "leases": "lapsed-leases",
+    "wave": "wave-of-silence",
+}
 
 
 def caught_by(name, run, *arguments):

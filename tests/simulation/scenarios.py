@@ -2,11 +2,13 @@
 
 import msgspec
 from tests.simulation.checks import require
+from tests.simulation.clients import Producer
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import plan_for
 from tests.simulation.store import CONTROLLER
 from tests.simulation.world import SECOND, Rates
 
+from stentor.core.acks import HEAD
 from stentor.core.membership import ControllerKey
 
 KEY = (1, 0)
@@ -87,4 +89,143 @@ def shorter_head():
     require(cluster.record(KEY).epoch >= 2, "the chain was not changed")
 
 
-SCENARIOS = {"shorter-head": shorter_head, "restored-head": restored_head, "replaced-controller": replaced_controller}
+# --- C6: a head that is cut off ---------------------------------------------------------------------
+
+
+def cut_off_head(cluster, cuts, *, store=True):
+    """Clients reach the old head, and nobody else does. Sooner or later it takes nothing any more, at any level."""
+    cluster.go(2 * SECOND)
+    head = cluster.brokers[cluster.record(KEY).chain[0].broker]
+    faithful = Producer(cluster, 99, KEY, HEAD)
+    faithful.find_head = lambda: head.name
+    cluster.network.cuts |= set(cuts(head.name, [name for name in cluster.brokers if name != head.name]))
+    if store:
+        cluster.store.cut.add(head.name)
+    cluster.go(12 * SECOND)
+    require(cluster.record(KEY).chain[0].broker != head.name, "the head was not replaced")
+
+
+def isolated_head():
+    cut_off_head(Quiet(4), lambda head, others: [pair for o in others for pair in ((head, o), (o, head))])
+
+
+def mute_head():
+    """It hears its successor; nobody hears it, and the controller does not get through to it."""
+    cluster = controlled_by_the_last(5)
+    cut_off_head(cluster, lambda head, others: [*((head, other) for other in others), (last_of(cluster), head)])
+
+
+def sidelined_head():
+    """It hears its successor, and is heard by it, which knows of the new chain; but neither controller nor store."""
+    cluster = controlled_by_the_last(6)
+    last = last_of(cluster)
+    cut_off_head(cluster, lambda head, _: [(head, last), (last, head)])
+
+
+def controlled_by_the_last(seed):
+    cluster = Quiet(seed)
+    cluster.go(SECOND)
+    let_control(cluster, last_of(cluster))
+    return cluster
+
+
+def last_of(cluster):
+    return cluster.record(KEY).chain[-1].broker
+
+
+def let_control(cluster, broker):
+    cluster.store.put({CONTROLLER: ControllerKey(broker, cluster.brokers[broker].disk.incarnation)})
+
+
+# --- C14, C15: who has to leave, and who must not ---------------------------------------------------
+
+
+def grey_member():
+    """C14: a member's disk hangs; everything else about it is well. It must not stop the others for long."""
+    cluster = Quiet(7)
+    cluster.go(2 * SECOND)
+    cluster.brokers[cluster.record(KEY).chain[1].broker].hangs = True
+    cluster.go(10 * SECOND)
+    before = cluster.acknowledgements
+    cluster.go(3 * SECOND)
+    require(cluster.acknowledgements > before, "a member whose disk hangs stops everyone", cluster.record(KEY))
+
+
+def nobody_leaves(cluster, trouble, seconds):
+    cluster.go(2 * SECOND)
+    before = cluster.record(KEY)
+    trouble()
+    cluster.go(seconds * SECOND)
+    after = cluster.record(KEY)
+    require(before.epoch == after.epoch, "a member was removed that is well", before, after)
+
+
+def standstill():
+    """C15: all of it stood still, as when a machine is suspended: nobody was silent for anybody who was awake."""
+    cluster = Quiet(8)
+    nobody_leaves(cluster, lambda: [broker.pause(4 * SECOND) for broker in cluster.brokers.values()], 8)
+
+
+def lone_observer():
+    """C15: only one broker, the controller, does not hear another one; the others do."""
+    cluster = Quiet(9)
+
+    def cut():
+        first, _, last = (member.broker for member in cluster.record(KEY).chain)
+        let_control(cluster, first)
+        cluster.network.cuts |= {(first, last), (last, first)}
+
+    nobody_leaves(cluster, cut, 6)
+
+
+def lapsed_leases():
+    """C15: the store was paused, and all liveness keys lapsed at once: that is not the death of everybody."""
+    cluster = Quiet(10)
+
+    def lapse():
+        controller = cluster.store.value(*CONTROLLER).broker  # of its own death nobody would act on
+        for name in cluster.brokers:
+            if name != controller:
+                cluster.store.lapse(name)
+
+    nobody_leaves(cluster, lapse, 5)
+
+
+class Five(Cluster):
+    """Five brokers in one chain."""
+
+    def layout(self):
+        self.build([f"b{number}" for number in range(5)], [], {1: plan_for(5)}, 1)
+
+
+def wave_of_silence():
+    """C15: two of five are silent, and when they are back the other two are: it is not given up one after the other."""
+    cluster = Five(11)
+    cluster.go(2 * SECOND)
+    controller = cluster.store.value(*CONTROLLER).broker
+    first, second, third, fourth = (cluster.brokers[name] for name in cluster.brokers if name != controller)
+    for broker in (first, second):
+        broker.pause(1_300_000)
+    cluster.go(1_300_000)
+    held = {member.broker for member in cluster.record(KEY).chain}
+    require(not held & {first.name, second.name}, "the first two were not given up", held)
+    for broker in (third, fourth):
+        broker.pause(1_300_000)
+    cluster.go(1_200_000)
+    held = {member.broker for member in cluster.record(KEY).chain}
+    require(held >= {third.name, fourth.name}, "four of five were given up in two seconds", held)
+
+
+SCENARIOS = {
+    "shorter-head": shorter_head,
+    "restored-head": restored_head,
+    "replaced-controller": replaced_controller,
+    "isolated-head": isolated_head,
+    "mute-head": mute_head,
+    "sidelined-head": sidelined_head,
+    "grey-member": grey_member,
+    "standstill": standstill,
+    "lone-observer": lone_observer,
+    "lapsed-leases": lapsed_leases,
+    "wave-of-silence": wave_of_silence,
+}

@@ -559,7 +559,7 @@ class ClientCore:
         try:
             async with asyncio.timeout(limit):
                 await self.ready_link()
-                if name not in self.routes:
+                while name not in self.routes:  # somebody may delete it meanwhile
                     await self.call(messages.CreateTopic(name=name, automatic=True), limit)
                     await self.refresh_routes(limit)
                 return self.routes[name]

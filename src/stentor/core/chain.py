@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from stentor.errors import StentorError
 
 _ASK_AGAIN_US = 500_000
+_SHOWN = ("epoch", "linked", "active", "end", "durable", "committed", "failed")
 
 
 class Replica:
@@ -215,7 +216,7 @@ class Replica:
     def _offered(self, event: r.Offered, now_us: int) -> list[Effect]:
         """C9: take only what continues this very log, from the predecessor of this very epoch."""
         if not self._is_from_predecessor(event.sender, event.epoch):
-            return []
+            return self._tell_replaced(event.sender, event.epoch)
         self._above = max(self._above, event.durable)  # true whether these batches are taken or not, like Down's
         self._quorum_wanted = max(self._quorum_wanted, event.quorum)
         if not self.linked or event.attempt != self._attempt or event.base < self.end:
@@ -259,8 +260,8 @@ class Replica:
             self.below.told = (durable, self.start)
             effects.append(r.Send(successor.broker, Down(self.epoch, durable, self.start)))
         self._commit(self._commit_point(durable), effects)
-        if self.place.is_tail and self.record is not None and self.record.joining is not None:
-            self._consider_joint(effects)
+        if durable >= 0 and self.place.is_tail and self.record is not None and self.record.joining is not None:
+            self._consider_joint(effects)  # once all that was acknowledged in earlier epochs is known to be (C24)
         self._pass_up(effects)
         for ack in self._acks.levels():
             effects.extend(self._acks.reached(ack, self._reached(ack)))
@@ -317,7 +318,7 @@ class Replica:
                 return self._link_answered(event.sender, event.message, now_us)
             case Down(epoch, durable, start):
                 if not self._is_from_predecessor(event.sender, epoch):
-                    return []
+                    return self._tell_replaced(event.sender, epoch)
                 self._above = max(self._above, durable)  # it is not said again: keep it while this log is being cut
                 effects = self._progress()
                 if start > self.start:
@@ -353,6 +354,12 @@ class Replica:
     def _is_from_predecessor(self, sender: str, epoch: int) -> bool:
         above = self.place.predecessor
         return self._current(epoch) and above is not None and above.broker == sender
+
+    def _tell_replaced(self, sender: str, epoch: int) -> list[Effect]:
+        """C6: who speaks of an older epoch may hear neither the controller nor the store; it hears it from here."""
+        if epoch >= self.epoch or self.record is None:
+            return []
+        return [r.Send(sender, Adopt(self.record, self.revision))]
 
     def _configure(self, event: r.Configure, now_us: int) -> list[Effect]:
         """A record: wedge, and adopt it once its epoch is on disk (C2, C4)."""
@@ -436,8 +443,8 @@ class Replica:
 
     def _link(self, event: r.Received, link: Link, now_us: int) -> list[Effect]:
         """A successor asks. Answer once this log is reconciled itself, so that it is cut no more (C9)."""
-        if link.epoch < self.epoch and self.record is not None:
-            return [r.Send(event.sender, Adopt(self.record, self.revision))]
+        if link.epoch < self.epoch:
+            return self._tell_replaced(event.sender, link.epoch)
         if not self._current(link.epoch) or not self.linked or self.place.successor != link.member:
             self._asked = event
             return []
@@ -579,18 +586,9 @@ class Replica:
         return ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed, self.halted)
 
     def statistics(self) -> dict[str, int | str | bool]:
-        return {
-            "epoch": self.epoch,
-            "position": -1 if self.place.position is None else self.place.position,
-            "linked": self.linked,
-            "active": self.active,
-            "joint": self.below.joint,
-            "end": self.end,
-            "durable": self.durable,
-            "committed": self.committed,
-            "waiting": len(self._acks),
-            "failed": self.failed,
-        }
+        position = -1 if self.place.position is None else self.place.position
+        own = {name: getattr(self, name) for name in _SHOWN}
+        return {"position": position, **own, "joint": self.below.joint, "waiting": len(self._acks)}
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""

@@ -166,11 +166,12 @@ class ClusterMember:
             return []
         membership = self.membership
         controller.set_may_remove(membership.hears_majority(now_us))
+        dead = membership.dead(now_us)
         controller.heard_alive(
             {
                 broker: membership.incarnation_of(broker) or record.incarnation
                 for broker, record in controller.brokers.items()
-                if not membership.is_dead(broker, now_us)
+                if broker not in dead
             }
         )
         return list(controller.plan(now_us))

@@ -27,6 +27,8 @@ View = Literal["heard", "silent", "refused"]
 _SILENCE_US = int(limits.PEER_SILENCE_S * 1_000_000)
 _CONTROLLER_SILENCE_US = int(limits.CONTROLLER_SILENCE_S * 1_000_000)
 _STAGGER_US = int(limits.ELECTION_STAGGER_S * 1_000_000)
+_RENEWAL_US = int(limits.LEASE_S / 2 * 1_000_000)  # whoever is there has renewed its liveness key by then
+_REMOVALS_US = int(limits.REMOVALS_S * 1_000_000)
 _LAG_US = int(limits.PEER_HEARTBEAT_S * 3 * 1_000_000)
 
 
@@ -70,6 +72,8 @@ class Membership:
         self._ticked_us = now_us
         self._deaf_since_us: int | None = None
         self._expired: set[str] = set()  # brokers whose liveness key is gone
+        self._lapsed_us = -_RENEWAL_US  # when our own key was last seen to be gone: others' say nothing then (C15)
+        self._given_up: dict[str, int] = {}  # brokers that were silent for too long -> since when they count as dead
         self.lags = 0  # how often this broker's own loop stood still
         self.load = 0
 
@@ -120,6 +124,8 @@ class Membership:
                 peer.opinion_us = max(peer.opinion_us, now_us)
             self._deaf_since_us = None
         self._ticked_us = now_us
+        if self.me in self._expired:
+            self._lapsed_us = now_us
 
     def view(self, broker: str, now_us: int) -> View:
         if broker == self.me:
@@ -156,22 +162,49 @@ class Membership:
 
     def hears_majority(self, now_us: int) -> bool:
         """Of all registered brokers but those whose liveness key is gone too: they cannot be on another side."""
-        heard = {broker for broker in self.registered if self.view(broker, now_us) == "heard"}
-        return 2 * len(heard) > len(heard | (self.registered - self._expired))
+        return self._is_majority(self._heard(now_us), now_us)
+
+    def _heard(self, now_us: int) -> set[str]:
+        return {broker for broker in self.registered if self.view(broker, now_us) == "heard"}
+
+    def _is_majority(self, heard: set[str], now_us: int) -> bool:
+        gone = self._expired if now_us - self._lapsed_us > _RENEWAL_US else set()
+        return 2 * len(heard) > len(heard | (self.registered - gone))
 
     def is_confirmed(self, now_us: int) -> bool:
         """C6: someone who could replace us would have told us."""
-        if self.hears_majority(now_us):
+        deaf = {name for name, peer in self._peers.items() if self._says_we_are_silent(peer)}
+        if self._is_majority(self._heard(now_us) - deaf, now_us):
             return True
-        return not self.is_controller and self.hears_controller(now_us) and self._controller_is_confirmed()
+        return not self.is_controller and self.hears_controller(now_us) and self._controller_confirms()
 
-    def _controller_is_confirmed(self) -> bool:
-        """A controller on the minority's side confirms nobody."""
+    def _controller_confirms(self) -> bool:
+        """A controller on the minority's side confirms nobody, and one that does not hear us not us."""
         peer = self._peers.get(self.controller.broker) if self.controller is not None else None
-        return peer is not None and peer.opinion is not None and peer.opinion.hears_majority
+        if peer is None or peer.opinion is None or self._says_we_are_silent(peer):
+            return False
+        return peer.opinion.hears_majority
+
+    def _says_we_are_silent(self, peer: _Peer) -> bool:
+        """A network may let through what comes and not what goes: such a peer is heard, and takes us for dead."""
+        return peer.opinion is not None and self.me in peer.opinion.suspects
+
+    def dead(self, now_us: int) -> set[str]:
+        """The controller's judgement of all (C15). Who is silent is given up only with few others in a short time:
+        where many seem to fall silent one after the other, the network or this broker is the likelier cause.
+        """
+        dead = {broker for broker in self.registered if self.is_dead(broker, now_us)}
+        silent = sorted(broker for broker in dead if self.view(broker, now_us) == "silent")
+        given_up = {b: at for b, at in self._given_up.items() if b in silent or now_us - at <= _REMOVALS_US}
+        for broker in silent:
+            recent = sum(now_us - at <= _REMOVALS_US for at in given_up.values())
+            if broker not in given_up and recent < max(1, (len(self.registered) - 1) // 2):
+                given_up[broker] = now_us
+        self._given_up = given_up
+        return dead - (set(silent) - set(given_up))
 
     def is_dead(self, broker: str, now_us: int) -> bool:
-        """The controller's judgement (C15): refused, or silent for two observers."""
+        """Whether a broker is refused, or silent for two observers."""
         view = self.view(broker, now_us)
         if view == "heard":
             return False
@@ -220,7 +253,7 @@ class Membership:
             return False
         if self._deaf_since_us is None:
             self._deaf_since_us = now_us
-        candidates = sorted(b for b in self.registered if self.view(b, now_us) == "heard")
+        candidates = sorted(self._heard(now_us))
         return now_us - self._deaf_since_us >= candidates.index(self.me) * _STAGGER_US
 
     def _may_replace(self, now_us: int) -> bool:

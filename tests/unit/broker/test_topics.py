@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from stentor.client.core import ClientCore
 from stentor.errors import (
     CoordinationUnavailable,
     DeadlineExceeded,
@@ -15,6 +16,7 @@ from stentor.errors import (
     UnknownSwap,
 )
 from stentor.testing import broker
+from stentor.wire import messages
 from stentor.wire.messages import TopicSettings
 
 
@@ -257,6 +259,21 @@ def test_deleting_while_others_publish_and_read_ends_in_typed_errors_only(local,
         outcomes = [future.result() for future in running]
     assert all(outcome is None or hasattr(outcome, "code") for outcome in outcomes), outcomes
     assert client.publish("busy", b"last")
+
+
+def test_a_topic_that_is_deleted_while_it_is_made_on_the_way_is_made_again(local, client, monkeypatch):
+    refreshed = ClientCore.refresh_routes
+    deletions = iter(["short"])
+
+    async def deleted_meanwhile(core, timeout=None):
+        for topic in deletions:
+            await core.call(messages.DeleteTopic(name=topic), timeout)
+        await refreshed(core, timeout)
+
+    monkeypatch.setattr(ClientCore, "refresh_routes", deleted_meanwhile)
+    with local.client() as other:
+        assert other.publish("short", b"x").offset == 0
+    assert [message.value for message in client.read("short")] == [b"x"]
 
 
 def test_a_topic_made_a_moment_ago_says_where_it_is(local, client, monkeypatch):

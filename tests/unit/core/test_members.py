@@ -6,7 +6,7 @@ from tests.simulation.disk import Batch
 from stentor.core import replica as r
 from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
-from stentor.core.peers import Link, Linked, Up
+from stentor.core.peers import Down, Link, Linked, Up
 from stentor.core.records import ChainRecord, Member
 from stentor.limits import REPLICA_STALL_S
 
@@ -82,3 +82,36 @@ def test_who_would_lose_what_is_committed_halts_and_says_so():
     assert isinstance(effects[0], r.Halt)
     assert tail.report().halted
     assert tail.report().failed
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        r.Received("a", Down(3, 5, 0)),
+        r.Received("a", Link(3, 1, A, 0, 10, [])),
+        r.Offered("a", 3, 1, 1, 10, 5, 0),
+    ],
+    ids=["how far it is", "that it wants to be fed", "batches"],
+)
+def test_who_speaks_of_an_older_epoch_hears_of_the_newer_one(said):
+    """C6: a head that was replaced may hear nobody else who knows."""
+    head = replica(B, end=10)
+    adopt(head, 4, chain=(B, C))
+    (told,) = head.step(said, 0)
+    assert (told.to, told.message.record.epoch) == ("a", 4)
+    assert adopt(head, 5, chain=(B, C)), "and those of the same epoch, or of a newer one, are told nothing"
+    assert head.step(r.Received("a", Down(6, 5, 0)), 0) == []
+
+
+def test_the_tail_waits_for_no_joiner_before_it_knows_what_was_committed_without_it():
+    """C24: in joint mode its commit point is the joiner's, which may be below what earlier epochs acknowledged."""
+    tail = replica(B, end=10)
+    adopt(tail, 3, joining=C)
+    link(tail, 3, cut=10)
+    tail.step(r.Received("c", Link(3, 1, C, 0, 8, [(1, 0)])), 0)
+    tail.step(r.Received("c", Up(3, [8])), 0)
+    assert not tail.below.joint
+    assert not tail.serves
+    tail.step(r.Received("a", Down(3, 10, 0)), 0)
+    assert (tail.below.joint, tail.committed) == (True, 10)
+    assert tail.serves

@@ -68,6 +68,31 @@ def test_a_silent_broker_is_dead_only_when_a_second_observer_says_so(world):
     assert world.members["a"].is_dead("c", world.now)
 
 
+def test_who_hears_the_others_and_is_not_heard_is_not_confirmed(world):
+    world.cut |= {("c", "a"), ("c", "b")}
+    world.run(2 * limits.PEER_SILENCE_S)
+    assert world.members["c"].hears_majority(world.now)
+    assert not world.members["c"].is_confirmed(world.now)
+    world.cut.clear()
+    world.run(0.3)
+    assert world.members["c"].is_confirmed(world.now)
+
+
+def test_no_more_than_a_minority_is_given_up_for_silence_in_a_short_time():
+    world = World("abcde")
+    a = world.members["a"]
+    world.run(1)
+    world.run(limits.PEER_SILENCE_S + 0.3, paused="de")
+    assert a.dead(world.now) == {"d", "e"}
+    world.run(limits.PEER_SILENCE_S + 0.5, paused="bc")
+    assert [a.is_dead(name, world.now) for name in "bcde"] == [True, True, False, False]
+    assert a.dead(world.now) == set(), "the others were given up a moment ago"
+    assert a.refused("b")
+    assert a.dead(world.now) == {"b"}, "a refused connection is no guess"
+    world.run(limits.REMOVALS_S, paused="bc")
+    assert a.dead(world.now) == {"b", "c"}
+
+
 def test_a_refused_connection_means_dead_now(world):
     assert world.members["a"].refused("c")
     assert not world.members["a"].refused("c"), "it is news only once"
@@ -84,6 +109,21 @@ def test_a_liveness_key_that_expired_is_a_second_observer(world):
     assert not member.is_dead("c", world.now)
     member.liveness("c", alive=False)
     assert member.is_dead("c", world.now)
+
+
+def test_liveness_keys_that_lapse_all_at_once_make_nobody_a_majority(world):
+    """The store was paused: brokers renew their keys, one a moment before the other."""
+    world.isolate("c")
+    world.run(2 * limits.PEER_SILENCE_S)
+    c = world.members["c"]
+    for name in "abc":
+        c.liveness(name, alive=False)
+    world.run(0.3)
+    c.liveness("c", alive=True)
+    world.run(0.5)
+    assert not c.is_confirmed(world.now)
+    world.run(limits.LEASE_S)
+    assert c.is_confirmed(world.now), "they are gone from the store as well: nobody is left on another side"
 
 
 def test_an_observer_that_stood_still_itself_counts_anew(world):
