@@ -312,7 +312,7 @@ SEEDS = {
     "old-records": [1],
     "epoch-stored": [1],
     "incarnations": [1, 2, 3],
-    "top-down": [3, 23, 58],
+    "top-down": [21, 36, 61],
     "commit-minimum": [1],
     "quorum": [2],
     "minimum": [70, 91],
