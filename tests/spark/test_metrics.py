@@ -115,6 +115,7 @@ class TestWindows:
     def test_records_of_a_real_broker_are_understood(self, summed, wait_until):
         with another_broker(metrics_interval_s=0.1) as other, other.client() as client:
             client.create_topic("orders")
+            wait_until(lambda: client.topics(SOURCE))
             wait_until(lambda: _told(client, 0))
             for _ in range(10):
                 client.publish("orders", b"12345")

@@ -8,8 +8,10 @@ from them.
 from __future__ import annotations
 
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -167,11 +169,39 @@ def load_config(
         config = msgspec.convert(merged, BrokerConfig, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidArgument(
-            f"A setting of the broker is wrong: {error}.",
+            f"A setting of the broker is wrong: {_which(merged) or error}.",
             hint="See docs/configuration.md or `stentor serve --help`.",
         ) from error
     plan_listeners(config)
     return config
+
+
+def _which(settings: Mapping[str, Any]) -> str:
+    """Which setting is wrong, and what it should be; empty where no single one is."""
+    known = {field.name: field.type for field in msgspec.structs.fields(BrokerConfig)}
+    for name, value in settings.items():
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            return f"there is none called {name}" + (f"; {close[0]} is the nearest" if close else "")
+        try:
+            msgspec.convert(value, known[name], strict=False)
+        except msgspec.ValidationError:
+            return f"{name} is {value!r}, not {_in_words(known[name])}"
+    return ""
+
+
+def _in_words(kind: Any) -> str:
+    """The values of a type."""
+    if get_origin(kind) is Literal:
+        return " or ".join(get_args(kind))
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_in_words(part) for part in get_args(kind))
+    if get_origin(kind) is Annotated:
+        base, meta = get_args(kind)
+        least = "" if meta.ge is None else f" from {meta.ge:,}"
+        most = "" if meta.le is None else f" to {meta.le:,}"
+        return f"{_in_words(base)}{least}{most}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}[kind]
 
 
 def _from_file(file: Path) -> dict[str, Any]:

@@ -47,6 +47,9 @@ from stentor.wire.frames import Ack
 _WRITTEN_BEFORE = ("forgotten", "old_generation")
 """Refusals that tell a producer with a lasting identity: this batch is in the log already."""
 
+_OVERTAKEN = ("gap", "unknown_producer")
+"""Refusals of a batch that came before an earlier one, which was not taken a moment ago; be it the very first."""
+
 if TYPE_CHECKING:
     from stentor.client.lanes import ProducerCore
     from stentor.client.link import Link
@@ -386,7 +389,7 @@ class Lane:
         if self.producer.lasting and reason in _WRITTEN_BEFORE:
             self.acknowledged(sent, -1)
             return
-        gap = reason == "gap"
+        gap = reason in _OVERTAKEN
         if isinstance(error, NotHead):
             self.producer.core.redirected(self.producer.topic, self.partition, error)
         elif isinstance(error, PartitionNotFound):

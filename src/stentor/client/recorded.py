@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 async def mark_recorded(core: ClientCore, topic: str, ends: Mapping[int, int], timeout: float | None) -> None:
     """Say it to the head of each partition, again if that changes meanwhile; saying it twice does no harm."""
     for partition, end in ends.items():
-        if partition < 0 or end < 0:
-            raise InvalidArgument(f"Offset {end} of partition {partition} cannot be marked: both are from 0.")
+        numbers: tuple[object, object] = (partition, end)
+        if not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise InvalidArgument(f"Offset {end!r} of partition {partition!r} cannot be marked: both count from 0.")
     limit = core.timeout if timeout is None else timeout
     left = dict(ends)
     try:

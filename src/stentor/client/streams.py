@@ -23,6 +23,7 @@ import msgspec
 
 from stentor import limits
 from stentor.client.positions import check_position, find_request
+from stentor.client.routes import matching
 from stentor.core.names import check_pattern, is_pattern, matches
 from stentor.errors import (
     Closed,
@@ -171,9 +172,7 @@ class SubscriptionCore:
             raise
 
     async def _open(self) -> None:
-        for pattern in self.patterns:
-            if not is_pattern(pattern):
-                await self.core.topic(pattern)
+        await self._find_named()
         await self._add_readers(self.start)
         if self.partition is not None and not self.readers:
             raise PartitionNotFound(
@@ -188,6 +187,18 @@ class SubscriptionCore:
             self._open_stream(reader)
         self.reader_finished()
         self._routes_changed()  # topics that came while we were looking
+
+    async def _find_named(self) -> None:
+        """A subscription may come before the first message, and makes the topics it names; a bounded read does not."""
+        named = [pattern for pattern in self.patterns if not is_pattern(pattern)]
+        if self.end is None:
+            for name in named:
+                await self.core.topic(name)
+            return
+        await self.core.ready_link()
+        if not all(name in self.core.routes for name in named):
+            await self.core.refresh_routes()  # it may have been made a moment ago
+        matching(self.core.routes, named)
 
     async def _add_readers(self, start: Any) -> list[Reader]:
         wanted = [

@@ -262,7 +262,7 @@ class Client:
         limit: int | None = None,
         timeout: float | None = None,
     ) -> History:
-        """What topics hold between two positions: iterate it, or take it as a table."""
+        """What topics hold between two positions: iterate it, or take it as a table. A read makes no topic."""
         check_limit(limit)
         return History(self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout), limit)
 

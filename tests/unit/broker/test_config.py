@@ -24,22 +24,27 @@ def test_the_environment_is_text_and_understood_as_what_it_means():
 
 
 @pytest.mark.parametrize(
-    ("flags", "environment"),
+    ("flags", "environment", "words"),
     [
-        ({"port": 70_000}, {}),
-        ({"port": "many"}, {}),
-        ({"default_partitions": 0}, {}),
-        ({"flush": "sometimes"}, {}),
-        ({"colour": "red"}, {}),
-        ({}, {"STENTOR_SEGMENT_BYTES": "5"}),
-        ({}, {"STENTOR_LOG_LEVEL": "loud"}),
-        ({"connections_max": 0}, {}),
+        ({"port": 70_000}, {}, "port is 70000, not a whole number from 0 to 65,535"),
+        ({"port": "many"}, {}, "port is 'many', not a whole number from 0 to 65,535"),
+        ({"default_partitions": 0}, {}, "default_partitions is 0, not a whole number from 1 to"),
+        ({"flush": "sometimes"}, {}, "flush is 'sometimes', not "),
+        ({"colour": "red"}, {}, "there is none called colour"),
+        ({"hots": "red"}, {}, "there is none called hots; host is the nearest"),
+        ({"auto_create": "perhaps"}, {}, "auto_create is 'perhaps', not true or false"),
+        ({}, {"STENTOR_SEGMENT_BYTES": "5"}, "segment_bytes is '5', not a whole number from "),
+        ({}, {"STENTOR_LOG_LEVEL": "loud"}, "log_level is 'loud', not debug or info or warning or error"),
+        ({}, {"STENTOR_RETENTION_AGE_S": "0"}, "retention_age_s is '0', not a whole number from 1 or none"),
+        ({"connections_max": 0}, {}, "connections_max is 0, not a whole number from 1"),
+        ({"metrics_interval_s": -1}, {}, "metrics_interval_s is -1, not a number from 0 to 3,600"),
     ],
     ids=str,
 )
-def test_a_wrong_setting_is_refused_in_words(flags, environment):
-    with pytest.raises(InvalidArgument, match="setting") as caught:
+def test_a_wrong_setting_is_refused_in_words(flags, environment, words):
+    with pytest.raises(InvalidArgument, match="A setting of the broker is wrong: ") as caught:
         load_config(flags, environment)
+    assert words in caught.value.message
     assert "docs/configuration.md" in caught.value.hint
 
 

@@ -132,8 +132,9 @@ def test_what_is_not_there_cannot_be_marked(client):
     client.create_topic("t")
     with pytest.raises(PartitionNotFound):
         client.mark_recorded("t", {1: 0})
-    with pytest.raises(InvalidArgument):
-        client.mark_recorded("t", {0: -1})
+    for wrong in ({0: -1}, {0: None}, {"a": 1}):
+        with pytest.raises(InvalidArgument, match="count from 0"):
+            client.mark_recorded("t", wrong)
 
 
 def test_marks_survive_a_restart(local, client):

@@ -222,6 +222,14 @@ def test_a_topic_made_again_is_found_again_by_a_pattern(client, local):
             other.delete_topic("a.x")
 
 
+@pytest.mark.parametrize("read", [lambda c: list(c.read("typo")), lambda c: c.subscribe(["there", "typo"], end="now")])
+def test_who_reads_to_an_end_is_told_that_a_topic_is_not_there_and_makes_none(client, read):
+    client.publish("there", b"x")
+    with pytest.raises(TopicNotFound, match="no topic typo"):
+        read(client)
+    assert names(client) == ["there"]
+
+
 def test_several_topics_and_patterns_are_one_subscription(client):
     with client.subscribe(["one", "many.*", "many.x"], start="earliest") as subscription:
         client.publish("one", b"1")

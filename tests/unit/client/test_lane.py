@@ -7,7 +7,7 @@ import pytest
 
 from stentor.client.lane import Lane
 from stentor.client.lanes import _Flush
-from stentor.errors import NotReady, PublishError
+from stentor.errors import NotReady, PublishError, SequenceError
 from stentor.wire import batch
 from stentor.wire.frames import Ack
 
@@ -105,6 +105,28 @@ def test_an_answer_that_overtakes_another_waits_for_it(producer, lane):
     lane.acknowledged(fourth, 3)
     assert told(producer)[-1] == ("d", 3)
     assert lane.done_bytes == lane.sealed_bytes
+
+
+@pytest.mark.parametrize("reason", ["gap", "unknown_producer"])
+def test_what_follows_a_batch_that_was_refused_for_a_moment_is_sent_again_with_it(producer, lane, reason):
+    """The broker may take messages again by the time the second one comes; it knows nothing of the first."""
+    first, second, third, fourth = lane.pending
+    first.failed(NotReady("The chain is being put together."))
+    for sent in (second, third, fourth):
+        sent.failed(SequenceError("Not without the one before.", reason=reason))
+    assert told(producer) == []
+    assert producer.resends == [lane]
+    lane.resend()
+    assert producer.wire.sent[4:] == [first, second, third, fourth]
+
+
+def test_a_producer_that_the_broker_does_not_remember_is_told(producer, lane):
+    """Its oldest unanswered batch is not the first it ever sent: nothing it could send again would help."""
+    first, *_ = lane.pending
+    first.failed(SequenceError("This partition does not know it.", reason="unknown_producer"))
+    assert told(producer)[0] == ("a", SequenceError)
+    assert [name for name, *_ in producer.heard] == ["a", "b", "c", "d"]
+    assert lane.generation == 1
 
 
 def test_what_is_in_the_log_is_not_said_to_have_failed_with_what_was_before_it(producer, lane):
