@@ -192,8 +192,9 @@ PEER_HEARTBEAT_S: Final = 0.1
 PEER_SILENCE_S: Final = 0.7
 """A broker that two others have not heard for this long counts as dead: seven heartbeats (C15)."""
 
-REMOVALS_S: Final = 2.0
-"""In so long a controller gives up no more than a minority of the brokers for being silent (C15)."""
+REMOVALS_S: Final = 1.2
+"""In so long a controller gives up no more than a minority of the brokers for being silent (C15). Longer, and the next
+one to fail after another has come back would be waited for."""
 
 CONTROLLER_SILENCE_S: Final = 0.7
 """The same for the controller, before a majority replaces it (C16)."""

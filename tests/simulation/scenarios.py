@@ -205,13 +205,13 @@ def wave_of_silence():
     controller = cluster.store.value(*CONTROLLER).broker
     first, second, third, fourth = (cluster.brokers[name] for name in cluster.brokers if name != controller)
     for broker in (first, second):
-        broker.pause(1_300_000)
-    cluster.go(1_300_000)
+        broker.pause(900_000)
+    cluster.go(900_000)
     held = {member.broker for member in cluster.record(KEY).chain}
     require(not held & {first.name, second.name}, "the first two were not given up", held)
     for broker in (third, fourth):
-        broker.pause(1_300_000)
-    cluster.go(1_200_000)
+        broker.pause(2_000_000)
+    cluster.go(1_000_000)
     held = {member.broker for member in cluster.record(KEY).chain}
     require(held >= {third.name, fourth.name}, "four of five were given up in two seconds", held)
 

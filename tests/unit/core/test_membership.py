@@ -84,7 +84,7 @@ def test_no_more_than_a_minority_is_given_up_for_silence_in_a_short_time():
     world.run(1)
     world.run(limits.PEER_SILENCE_S + 0.3, paused="de")
     assert a.dead(world.now) == {"d", "e"}
-    world.run(limits.PEER_SILENCE_S + 0.5, paused="bc")
+    world.run(limits.PEER_SILENCE_S + 0.3, paused="bc")
     assert [a.is_dead(name, world.now) for name in "bcde"] == [True, True, False, False]
     assert a.dead(world.now) == set(), "the others were given up a moment ago"
     assert a.refused("b")
