@@ -59,12 +59,16 @@ def test_each_broker_reaches_only_its_neighbours(five, load):
     assert flow.errors == []
 
 
-def test_a_link_of_the_chain_is_cut_in_one_direction(five, load):
-    with load(five) as flow:
-        head, middle, _ = flow.chains()[0]
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["head", "middle", "tail"])
+def test_a_link_of_the_chain_is_cut_in_one_direction(five, load, place):
+    """Wherever the controller is: it hears also of the link that cuts it off itself."""
+    with load(five, partitions=5) as flow:
+        controller = five.controller()
+        index = next(index for index, chain in enumerate(flow.chains()) if chain[place] == controller)
+        head, middle, _ = flow.chains()[index]
         since = time.monotonic()
         five.cut(head, middle, one_way=True)
-        flow.wait_for(lambda: flow.chains()[0][:2] != [head, middle], "another chain")
+        flow.wait_for(lambda: flow.chains()[index][:2] != [head, middle], "another chain")
         flow.wait_for_acks()
         assert flow.longest_gap_s(since) < 8
         five.heal()

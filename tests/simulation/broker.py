@@ -238,7 +238,7 @@ class Broker(MemberSide):
         self.tell(effect.to, "partition", key, self.name, message)
 
     def do_report(self, key, _, effect):
-        self.tell(self.cluster.controller_broker, "member", key, effect.message)
+        self.tell_controller("member", key, effect.message)
 
     def do_feed(self, key, _, effect):
         self.feeds[key] = [effect, effect.base]

@@ -38,6 +38,17 @@ class MemberSide:
     def hear_offered(self, key, offered, run):
         self.take(key, offered, run)
 
+    def tell_controller(self, what, *arguments):
+        """By way of another broker, where the controller does not hear this one."""
+        to = self.cluster.membership.way_to_controller(self.clock())
+        if to == self.cluster.controller_broker:
+            self.tell(to, what, *arguments)
+        else:
+            self.tell(to, "pass_on", what, *arguments)
+
+    def hear_pass_on(self, what, *arguments):
+        self.tell(self.cluster.controller_broker, what, *arguments)
+
     def hear_member(self, key, message):
         self.do(self.cluster.heard_member(key, message, self.clock()))
 
@@ -75,7 +86,7 @@ class MemberSide:
 
     def report_replicas(self, _=None):
         reports = {key: replica.report() for key, replica in self.replicas.items()}
-        self.tell(self.cluster.controller_broker, "reports", self.name, self.disk.incarnation, reports)
+        self.tell_controller("reports", self.name, self.disk.incarnation, reports)
 
     def take_over(self, effect):
         self.store.swap(self.me(), {CONTROLLER: effect.revision}, {CONTROLLER: self.me()}, self.guard(self.took_over))
@@ -162,6 +173,7 @@ HEAR = {
     "member": MemberSide.hear_member,
     "reports": MemberSide.hear_reports,
     "push": MemberSide.hear_push,
+    "pass_on": MemberSide.hear_pass_on,
 }
 
 DO = {

@@ -138,10 +138,6 @@ def _all_dead(self, now_us):
     return {broker for broker in self.registered if self.is_dead(broker, now_us)}
 
 
-def _heard_is_enough(self, peer):
-    return False
-
-
 IS_DEAD = Membership.is_dead
 
 # --- C23, C24: retention, readers -------------------------------------------------------------------
@@ -271,7 +267,7 @@ mutation("commit-minimum", "C5: committed is what every member has on disk", (Re
 mutation("forget-epoch", "C5: older epochs' durable values are discarded", (Replica, "_forget_epoch", _remember_epoch))
 mutation("deposed", "C6: what a deposed head took is unknown, never failed", (Replica, "_depose", _deposed_failed))
 mutation("confirmed", "C6: a head that is cut off takes nothing", (Broker, "takes", _always))
-mutation("mutual", "C6: who is not heard is cut off too", (Membership, "_says_we_are_silent", _heard_is_enough))
+mutation("mutual", "C6: who is not heard is cut off too", (Membership, "_is_deaf", _never))
 mutation("told", "C6: a head that was replaced hears it from its successor", (Replica, "_tell_replaced", _nothing))
 mutation("quorum", "C7: quorum counts a majority of the factor", (Replica, "_reached", _reached_at_head))
 mutation("minimum", "C8: a chain that is too short commits nothing", (Replica, "_short", _never))
@@ -290,6 +286,9 @@ mutation("ready", "C11: a joiner is ready when it holds all that is committed", 
 mutation("others-wait", "C12: with the last member gone, others wait", WAITS)
 mutation("damaged", "C13: a damaged copy does not keep its place", DAMAGED)
 mutation("grey", "C14: a member whose disk makes no progress leaves", (Replica, "_complain", _nothing))
+mutation(
+    "passed-on", "C15: the controller hears of a cut also where it cuts itself off", (Membership, "_passes_on", _never)
+)
 mutation("own-lag", "C15: who stood still itself counts anew", (Membership, "tick", _tick_without_excuse))
 mutation("second-observer", "C15: silence needs a second observer", (Membership, "_second_observer", _always))
 mutation("leases", "C15: a lapsed lease alone is no death", (Membership, "is_dead", _dead_without_lease))
@@ -351,6 +350,7 @@ DIRECTED = {
     "mutual": "mute-head",
     "told": "sidelined-head",
     "grey": "grey-member",
+    "passed-on": "unheard-complaint",
     "own-lag": "standstill",
     "second-observer": "lone-observer",
     "leases": "lapsed-leases",

@@ -151,6 +151,20 @@ def grey_member():
     require(cluster.acknowledgements > before, "a member whose disk hangs stops everyone", cluster.record(KEY))
 
 
+def unheard_complaint():
+    """C15: the head is cut off from its successor, which is the controller, and hears of it by way of the third."""
+    cluster = Quiet(12)
+    cluster.go(SECOND)
+    head, successor, _ = (member.broker for member in cluster.record(KEY).chain)
+    let_control(cluster, successor)
+    cluster.go(SECOND)
+    cluster.network.cuts |= {(head, successor), (successor, head)}
+    cluster.go(5 * SECOND)
+    before = cluster.acknowledgements
+    cluster.go(3 * SECOND)
+    require(cluster.acknowledgements > before, "a cut between two members stops everyone", cluster.record(KEY))
+
+
 def nobody_leaves(cluster, trouble, seconds):
     cluster.go(2 * SECOND)
     before = cluster.record(KEY)
@@ -224,6 +238,7 @@ SCENARIOS = {
     "mute-head": mute_head,
     "sidelined-head": sidelined_head,
     "grey-member": grey_member,
+    "unheard-complaint": unheard_complaint,
     "standstill": standstill,
     "lone-observer": lone_observer,
     "lapsed-leases": lapsed_leases,

@@ -15,6 +15,8 @@ import secrets
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.active import ActiveBroker
@@ -283,6 +285,9 @@ class Cluster:
             match message:
                 case Heartbeat():
                     self._do(self.machine.heard(message, now_us))
+                case peer.ForPartition(pass_on=True) | peer.Reports(pass_on=True) if self.machine.controller is None:
+                    # Once, and no further: two brokers may each take the other one for the controller.
+                    self.peers.send(self.machine.controller_broker, msgspec.structs.replace(message, pass_on=False))
                 case peer.ForPartition(topic_id, partition, about):
                     self._heard_about((topic_id, partition), sender, about)
                 case peer.Pushed(records, complete):
@@ -316,11 +321,16 @@ class Cluster:
 
     def report(self, key: Key, message: PartitionMessage) -> None:
         """Tell the controller something about a partition."""
-        controller = self.machine.controller_broker
-        if controller == self._broker.broker_id:
+        to, pass_on = self._way_to_controller()
+        if to == self._broker.broker_id:
             self._note_member(key, message)
-        elif controller:
-            self.peers.send(controller, peer.ForPartition(*key, message))
+        elif to:
+            self.peers.send(to, peer.ForPartition(*key, message, pass_on))
+
+    def _way_to_controller(self) -> tuple[str, bool]:
+        """Whom to tell, and whether that one must pass it on."""
+        to = self.machine.membership.way_to_controller(self._now_us())
+        return to, to != self.machine.controller_broker
 
     def _note_member(self, key: Key, message: PartitionMessage) -> None:
         """What members say within a moment is looked at together: many chains change in one transaction."""
@@ -345,13 +355,14 @@ class Cluster:
         self._reporting = False
         if self._closed:
             return
-        controller = self.machine.controller_broker
+        me, incarnation = self._broker.broker_id, self._broker.incarnation
+        to, pass_on = self._way_to_controller()
         reports = self._broker.replicas.reports()
-        if controller == self._broker.broker_id:
+        if to == me:
             found = {(topic_id, partition): report for topic_id, partition, report in reports}
-            self._do(self.machine.heard_reports(controller, self._broker.incarnation, found, self._now_us()))
-        elif controller:
-            self.peers.send(controller, peer.Reports(self._broker.broker_id, self._broker.incarnation, reports))
+            self._do(self.machine.heard_reports(me, incarnation, found, self._now_us()))
+        elif to:
+            self.peers.send(to, peer.Reports(me, incarnation, reports, pass_on))
 
     # --- effects --------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ class _Peer(msgspec.Struct):
     refused: bool = False
     opinion: Heartbeat | None = None
     opinion_us: int = 0
+    deaf_since_us: int | None = None  # since when it says that it does not hear us
 
 
 class Membership:
@@ -98,6 +99,10 @@ class Membership:
         news = self._view(peer, now_us) != "heard" or peer.incarnation != heartbeat.incarnation
         peer.incarnation, peer.heard_us, peer.refused = heartbeat.incarnation, now_us, False
         peer.opinion, peer.opinion_us = heartbeat, now_us
+        if self.me not in heartbeat.suspects:
+            peer.deaf_since_us = None
+        elif peer.deaf_since_us is None:
+            peer.deaf_since_us = now_us
         return news
 
     def refused(self, broker: str) -> bool:
@@ -173,21 +178,23 @@ class Membership:
 
     def is_confirmed(self, now_us: int) -> bool:
         """C6: someone who could replace us would have told us."""
-        deaf = {name for name, peer in self._peers.items() if self._says_we_are_silent(peer)}
+        deaf = {name for name, peer in self._peers.items() if self._is_deaf(peer, now_us)}
         if self._is_majority(self._heard(now_us) - deaf, now_us):
             return True
-        return not self.is_controller and self.hears_controller(now_us) and self._controller_confirms()
+        return not self.is_controller and self.hears_controller(now_us) and self._controller_confirms(now_us)
 
-    def _controller_confirms(self) -> bool:
+    def _controller_confirms(self, now_us: int) -> bool:
         """A controller on the minority's side confirms nobody, and one that does not hear us not us."""
         peer = self._peers.get(self.controller.broker) if self.controller is not None else None
-        if peer is None or peer.opinion is None or self._says_we_are_silent(peer):
+        if peer is None or peer.opinion is None or self._is_deaf(peer, now_us):
             return False
         return peer.opinion.hears_majority
 
-    def _says_we_are_silent(self, peer: _Peer) -> bool:
-        """A network may let through what comes and not what goes: such a peer is heard, and takes us for dead."""
-        return peer.opinion is not None and self.me in peer.opinion.suspects
+    def _is_deaf(self, peer: _Peer, now_us: int) -> bool:
+        """A network may let through what comes and not what goes: such a peer is heard, and takes us for dead. One that
+        has heard nothing since we were started will soon.
+        """
+        return peer.deaf_since_us is not None and now_us - peer.deaf_since_us >= _SILENCE_US
 
     def dead(self, now_us: int) -> set[str]:
         """The controller's judgement of all (C15). Who is silent is given up only with few others in a short time:
@@ -245,6 +252,22 @@ class Membership:
             and peer.incarnation <= controller.incarnation
             and now_us - peer.heard_us <= _CONTROLLER_SILENCE_US
         )
+
+    def way_to_controller(self, now_us: int) -> str:
+        """Whom to tell what the controller should know: itself, or someone it hears where it does not hear us (C15)."""
+        controller = "" if self.controller is None else self.controller.broker
+        peer = self._peers.get(controller)
+        if peer is None or (self._view(peer, now_us) == "heard" and peer.deaf_since_us is None):
+            return controller
+        between = sorted(self._heard(now_us) - {self.me, controller})
+        return next((broker for broker in between if self._passes_on(self._peers[broker])), controller)
+
+    def _passes_on(self, peer: _Peer) -> bool:
+        """Whether a broker hears us and the controller that we mean."""
+        opinion = peer.opinion
+        if opinion is None or peer.deaf_since_us is not None:
+            return False
+        return opinion.hears_controller and opinion.controller_revision == self.controller_revision
 
     def should_take_over(self, now_us: int) -> bool:
         """C16: a majority does not hear the controller, and nobody ranked before us has acted."""

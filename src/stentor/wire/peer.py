@@ -40,6 +40,7 @@ class ForPartition(_Message, frozen=True):
     topic_id: int
     partition: int
     message: PartitionMessage
+    pass_on: bool = False  # to the controller, which does not hear the sender
 
 
 class Pushed(_Message, frozen=True):
@@ -55,6 +56,7 @@ class Reports(_Message, frozen=True):
     broker: str
     incarnation: int
     reports: list[tuple[int, int, ReplicaReport]]
+    pass_on: bool = False  # as in ForPartition
 
 
 class TopicsChanged(_Message, frozen=True):

@@ -70,12 +70,27 @@ def test_a_silent_broker_is_dead_only_when_a_second_observer_says_so(world):
 
 def test_who_hears_the_others_and_is_not_heard_is_not_confirmed(world):
     world.cut |= {("c", "a"), ("c", "b")}
-    world.run(2 * limits.PEER_SILENCE_S)
+    world.run(limits.PEER_SILENCE_S + 0.2)
+    assert world.members["c"].is_confirmed(world.now), "others may need a moment to hear one that was just started"
+    world.run(limits.PEER_SILENCE_S + 0.2)
     assert world.members["c"].hears_majority(world.now)
     assert not world.members["c"].is_confirmed(world.now)
     world.cut.clear()
     world.run(0.3)
     assert world.members["c"].is_confirmed(world.now)
+
+
+@pytest.mark.parametrize("cut", [{("c", "a")}, {("c", "a"), ("a", "c")}], ids=["one way", "both ways"])
+def test_what_the_controller_should_know_goes_by_way_of_one_whom_it_hears(world, cut):
+    c = world.members["c"]
+    assert c.way_to_controller(world.now) == "a"
+    world.cut |= cut
+    world.run(2 * limits.PEER_SILENCE_S)
+    assert c.way_to_controller(world.now) == "b"
+    world.isolate("a")
+    world.run(2 * limits.PEER_SILENCE_S)
+    assert c.way_to_controller(world.now) == "a", "nobody hears it"
+    assert world.members["a"].way_to_controller(world.now) == "a"
 
 
 def test_no_more_than_a_minority_is_given_up_for_silence_in_a_short_time():
