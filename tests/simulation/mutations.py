@@ -314,7 +314,7 @@ SEEDS = {
     "top-down": [21, 36, 61],
     "commit-minimum": [1],
     "quorum": [2],
-    "minimum": [70, 91],
+    "minimum": [20, 42],
     "eligible": [3, 23, 33],
     "reconcile": [1, 2, 5],
     "continues": [1, 2, 5],
