@@ -130,7 +130,7 @@ def _tick_without_excuse(self, now_us):
     self._ticked_us = now_us
 
 
-def _dead_without_lease(self, broker, now_us):
+def _dead_by_lease(self, broker, now_us):
     return broker in self._expired or IS_DEAD(self, broker, now_us)
 
 
@@ -291,7 +291,7 @@ mutation(
 )
 mutation("own-lag", "C15: who stood still itself counts anew", (Membership, "tick", _tick_without_excuse))
 mutation("second-observer", "C15: silence needs a second observer", (Membership, "_second_observer", _always))
-mutation("leases", "C15: a lapsed lease alone is no death", (Membership, "is_dead", _dead_without_lease))
+mutation("leases", "C15: a lapsed lease alone is no death", (Membership, "is_dead", _dead_by_lease))
 mutation("wave", "C15: few are given up at a time", (Membership, "dead", _all_dead))
 mutation("controller-key", "C16: every change compares the controller key", COMPARED)
 mutation("read-back", "C17: an unknown outcome is read back", (Broker, "proposed", _unknown_is_done))

@@ -21,7 +21,7 @@ from stentor.client.recovery import best_copy
 from stentor.client.streams import SubscriptionCore
 from stentor.client.subscription import AsyncInbox, AsyncSubscription
 from stentor.client.typed import AsyncTopic, Codec
-from stentor.core.names import check_topic_name, is_pattern
+from stentor.core.names import check_topic_name
 from stentor.errors import InvalidArgument, StentorError
 from stentor.wire import messages
 
@@ -295,10 +295,7 @@ class AsyncClient:
         A topic that is named and does not exist is an error; a pattern that matches none is not.
         """
         check_position(at, "at")
-        await self._core.link_within(timeout, "find offsets")
-        if not all(is_pattern(topic) or topic in self._core.routes for topic in topics):
-            await self._core.refresh_routes(timeout)  # it may have been made a moment ago
-        now_us, found_routes = _now_us(), routes.matching(self._core.routes, topics)
+        found_routes, now_us = await routes.existing(self._core, topics, timeout), _now_us()
 
         async def find(route: messages.TopicRoute, partition: int) -> int:
             wish = find_request(at, route.id, partition, now_us)

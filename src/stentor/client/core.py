@@ -306,13 +306,10 @@ class ClientCore:
         if route is None or route.id != topic_id:
             return self.link
         chain = route.partitions[partition].chain
-        head = chain[:1]
-        chain = head if route.settings.placement == "active-passive" else self.reading_order(chain)
-        chosen = (head if head_first else []) + (chain if self._chooses else [])
-        chain = [broker for broker in chain if broker not in avoid]
-        for broker in chosen:
-            if broker in avoid:
-                continue
+        head = [broker for broker in chain[:1] if broker not in avoid]
+        order = chain[:1] if route.settings.placement == "active-passive" else self.reading_order(chain)
+        chain = [broker for broker in order if broker not in avoid]
+        for broker in (head if head_first else []) + (chain if self._chooses else []):
             link = self.links.to(broker)
             if link is not None or self.links.is_coming(broker):
                 return link

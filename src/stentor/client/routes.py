@@ -12,6 +12,7 @@ from stentor.errors import TopicNotFound
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from stentor.client.core import ClientCore
     from stentor.wire.messages import TopicRoute
 
     Routes = dict[str, TopicRoute]
@@ -55,3 +56,11 @@ def matching(routes: Routes, topics: list[str]) -> list[TopicRoute]:
                 object=topic,
             )
     return [found[name] for name in sorted(found)]
+
+
+async def existing(core: ClientCore, topics: list[str], timeout: float | None = None) -> list[TopicRoute]:
+    """The same of what a client knows, which has not heard yet of a topic that was made a moment ago."""
+    await core.link_within(timeout, "find topics")
+    if not all(is_pattern(topic) or topic in core.routes for topic in topics):
+        await core.refresh_routes(timeout)
+    return matching(core.routes, topics)

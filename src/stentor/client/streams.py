@@ -23,7 +23,7 @@ import msgspec
 
 from stentor import limits
 from stentor.client.positions import check_position, find_request
-from stentor.client.routes import matching
+from stentor.client.routes import existing
 from stentor.core.names import check_pattern, is_pattern, matches
 from stentor.errors import (
     Closed,
@@ -191,14 +191,11 @@ class SubscriptionCore:
     async def _find_named(self) -> None:
         """A subscription may come before the first message, and makes the topics it names; a bounded read does not."""
         named = [pattern for pattern in self.patterns if not is_pattern(pattern)]
-        if self.end is None:
-            for name in named:
-                await self.core.topic(name)
+        if self.end is not None:
+            await existing(self.core, named)
             return
-        await self.core.ready_link()
-        if not all(name in self.core.routes for name in named):
-            await self.core.refresh_routes()  # it may have been made a moment ago
-        matching(self.core.routes, named)
+        for name in named:
+            await self.core.topic(name)
 
     async def _add_readers(self, start: Any) -> list[Reader]:
         wanted = [
