@@ -17,7 +17,8 @@
     ├── DecodeFailed             a value does not fit the type the topic was opened with
     ├── LimitExceeded            a named bound was passed
     ├── NotReady                 the broker cannot do this now; try again
-    │   └── NotHead              another broker is the head of that partition (.head .epoch)
+    │   ├── NotHead              another broker is the head of that partition (.head .epoch)
+    │   └── EndUnknown           where the committed messages end is not certain now (.sure_to)
     ├── StorageError             the disk said no
     │   ├── DiskFull             no room; nothing was written, reads go on
     │   ├── CorruptData          bytes on disk or on the wire fail their checksum
@@ -179,6 +180,17 @@ class NotHead(NotReady):
     @property
     def head(self) -> str:
         return str(self.detail.get("head", ""))
+
+
+class EndUnknown(NotReady):
+    """No member of the chain can say for certain where the committed messages end (C30)."""
+
+    code = "end_unknown"
+
+    @property
+    def sure_to(self) -> int:
+        """Everything below this offset is known to be committed."""
+        return int(self.detail.get("sure_to", 0))
 
 
 class StorageError(StentorError):

@@ -201,6 +201,7 @@ class FindOffset(Tagged, frozen=True):
     last: Annotated[int, msgspec.Meta(ge=0)] | None = None
     seen: U63 = 0  # the highest commit point this client has seen, and the epoch that said so (C24)
     seen_epoch: U32 = 0
+    stale: bool = False  # an end that is not certain will do (C30)
 
 
 class OffsetFound(Tagged, frozen=True):
@@ -210,6 +211,7 @@ class OffsetFound(Tagged, frozen=True):
     start: int
     committed: int
     epoch: int = 0
+    sure: bool = True  # False only for who asked with `stale`: more may be committed than this member knows
 
 
 class OpenStream(Struct, frozen=True):
