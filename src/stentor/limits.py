@@ -217,8 +217,47 @@ STORE_AWAY_S: Final = 3.0
 LINK_QUIET_S: Final = 1.0
 """A successor that cannot be linked for this long is reported by its predecessor (C15)."""
 
-REPLICA_STALL_S: Final = 5.0
-"""A member whose disk makes no progress for this long while its predecessor is ahead is reported (C14)."""
+REPLICA_STALL_S: Final = 2.0
+"""A member whose disk makes no progress for this long while there is something to do is reported, by its predecessor
+or by itself (C14, C31): with the change of the chain, publishers wait for less than three seconds."""
+
+REPLICA_SLOW_S: Final = 4.0
+"""A member that gets on, but had not on disk this long ago what its predecessor had, is reported too: every publish
+waits that long for it (C14)."""
+
+JOINT_STALL_S: Final = 0.4
+JOINT_SLOW_S: Final = 1.5
+"""The same for a joiner: in joint mode it holds up every commit before it is of any use, and gets less time than a
+member (C11)."""
+
+JOINER_HELD_OFF_S: Final = 5.0
+JOINER_HELD_OFF_S_MAX: Final = 60.0
+"""A broker that failed as a joiner is not tried again for so long, doubled each time: every try may hold up commits."""
+
+DISK_PROBE_S: Final = 0.5
+"""How often a broker of a cluster finds out whether its disk takes a small synced write (C31)."""
+
+UNABLE_S: Final = 0.5
+"""How long a broker must have said that its disk takes no writes before it leaves its chains (C31): disks of replicas
+fill up together, and the first one to notice is not the only one."""
+
+CONFIRM_AGAIN_S: Final = 0.2
+"""A member that did not confirm the epoch is asked again after this long (C30)."""
+
+CONFIRM_S: Final = 1.0
+"""How long a broker tries to be certain where the messages end before it says that it is not; clients ask again."""
+
+READS_WAITING_MAX: Final = 10_000
+"""Questions for the end of one partition that wait at a broker; clients ask again when they are turned away."""
+
+STORE_ASK_S: Final = 0.3
+"""How often a broker finds out whether it reaches the coordination store (C29)."""
+
+STORE_ANSWER_S: Final = 0.6
+"""The deadline of that question."""
+
+RESIGN_S: Final = 1.2
+"""A controller that has not reached the store for this long, while another broker does, gives the office up (C29)."""
 
 JOIN_LAG_MESSAGES: Final = 20_000
 """A joiner this near to the end is waited for at every commit, until it is a member (C11)."""

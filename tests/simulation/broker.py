@@ -35,10 +35,11 @@ class Broker(MemberSide):
         self.paused_until = 0
         self.full_until = 0  # the disk has no room
         self.hangs = False  # the disk brings nothing to an end any more
+        self.knows_disk = True  # and this broker would notice and say so
         self.drift = 1.0
         self.wall_offset = 0
         self.life = 0  # which start; work of an earlier one is ignored
-        self.replicas, self.feeds, self.waiting, self.cuts, self.taken = {}, {}, {}, {}, set()
+        self.replicas, self.feeds, self.waiting, self.cuts, self.taken, self.asking = {}, {}, {}, {}, set(), {}
         self.network.brokers[name] = self
 
     # --- life -----------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ class Broker(MemberSide):
         self.up = True
         self.life += 1
         self.disk.incarnation += 1
-        self.replicas, self.feeds, self.waiting, self.cuts, self.taken = {}, {}, {}, {}, set()
+        self.replicas, self.feeds, self.waiting, self.cuts, self.taken, self.asking = {}, {}, {}, {}, set(), {}
         self.known = {}  # key -> the newest revision heard of
         self.seen = {}  # the store's key -> the newest revision heard of
         self.brokers, self.topics, self.tickets = {}, {}, 0
@@ -153,7 +154,7 @@ class Broker(MemberSide):
         replica = self.replicas.get(key)
         self.world.touched[self.name, key] = None
         if replica is not None:
-            self.perform(key, replica, replica.step(event, self.wall()))
+            self.perform(key, replica, replica.step(event, self.clock()))
             if key in self.feeds:
                 self.pump(key)
 
@@ -181,7 +182,7 @@ class Broker(MemberSide):
 
     def synced(self, key, replica, sync):
         log = self.disk.logs[key]
-        if self.replicas.get(key) is not replica or log.failed:
+        if self.replicas.get(key) is not replica or log.failed or self.hangs:
             return
         log.syncs = [other for other in log.syncs if other is not sync]
         if self.world.chance(self.world.rates.sync_error) and self.checker.may_lose(self.name, key):
@@ -200,7 +201,8 @@ class Broker(MemberSide):
             self.step(key, r.Durable(log.synced_end))
 
     def do_store_epoch(self, key, replica, effect):
-        self.soon(100, self.store_epoch, key, replica, effect.epoch)
+        if not self.hangs:
+            self.soon(100, self.store_epoch, key, replica, effect.epoch)
 
     def store_epoch(self, key, replica, epoch):
         if self.replicas.get(key) is replica:
@@ -260,6 +262,18 @@ class Broker(MemberSide):
     def do_halt(self, key, _, effect):
         self.disk.logs[key].failed = effect.reason
         self.checker.halted(self, key, effect.reason)
+
+    def do_end(self, key, _, effect):
+        self.asking.pop(effect.ticket)(effect)
+
+    def ask_end(self, key, answer):
+        """A reader wants to know where the committed messages end."""
+        if key not in self.replicas:
+            answer(None)
+            return
+        self.tickets += 1
+        self.asking[self.tickets] = answer
+        self.step(key, r.AskEnd(self.tickets))
 
     def do_committed(self, key, _, effect):
         self.world.note("committed", self.name, key, effect.end)
@@ -349,7 +363,7 @@ class Broker(MemberSide):
         replica = self.replicas.get(key)
         if replica is None:
             return
-        effects = replica.step(offered, self.wall())
+        effects = replica.step(offered, self.clock())
         if effects != [r.Take()]:
             self.world.touched[self.name, key] = None
             self.perform(key, replica, effects)
@@ -372,9 +386,13 @@ class Broker(MemberSide):
                     self.world.at(self.world.delay() * 3, peer.guard(peer.peer_connected), self.name)
                 elif outcome == "refused":
                     self.do(self.cluster.refused(other, self.clock()))
-        self.do(self.cluster.tick(self.clock()))
+        membership, now = self.cluster.membership, self.clock()
+        membership.disk_writes(not self.knows_disk or not (self.hangs or self.world.now < self.full_until), now)
+        membership.store_answers(self.store.reachable(self.name), now)
+        self.do(self.cluster.tick(now))
+        unheard = frozenset(other for other in self.network.brokers if membership.view(other, now) != "heard")
         for key in list(self.replicas):
-            self.step(key, r.Tick())
+            self.step(key, r.Tick(unheard))
         if self.up:
             self.world.at(TICK_US / self.drift, self.guard(self.tick))
 
@@ -398,4 +416,5 @@ PERFORM = {
     r.Halt: Broker.do_halt,
     r.Committed: Broker.do_committed,
     r.Retire: Broker.do_retire,
+    r.End: Broker.do_end,
 }

@@ -78,6 +78,10 @@ class Checker:
             needed = replica.record.quorum if publish.ack == QUORUM else 1
             require(len(copies) >= needed, "answered with too few copies", place, copies, needed)
 
+    def acknowledged_end(self, key):
+        """Up to where was acknowledged at `all`, by whichever head."""
+        return max(self.acked[key].values(), default=0)
+
     def refused(self, broker, key, publish, error, *, taken):
         """C6: of a batch that is in a log nobody can say that it failed."""
         unknown = isinstance(error, UnknownOutcome)

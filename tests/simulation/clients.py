@@ -99,6 +99,38 @@ class Producer:
         self.next = len(waiting)
 
 
+class EndReader:
+    """Asks members where the messages end, now and then: never below what was acknowledged before it asked (C30)."""
+
+    def __init__(self, cluster, key):
+        self.cluster, self.world, self.key = cluster, cluster.world, key
+        self.answers = 0
+        self.world.at(self.world.between(0, 300_000), self.turn)
+
+    def turn(self):
+        broker = self.world.rng.choice(list(self.cluster.brokers.values()))
+        if broker.up:
+            self.world.at(self.world.delay(), broker.guard(self.ask), broker)
+        self.world.at(self.world.between(50_000, 400_000), self.turn)
+
+    def ask_now(self, broker):
+        self.ask(broker)
+
+    def ask(self, broker):
+        acknowledged = self.cluster.checker.acknowledged_end(self.key)
+        broker.ask_end(self.key, lambda answer: self.answered(broker, acknowledged, answer))
+
+    def answered(self, broker, acknowledged, answer):
+        if answer is None or answer.certainty == "unknown":
+            return
+        if answer.certainty == "if_newest":
+            record, known = self.cluster.record(self.key), broker.replicas[self.key].record
+            if record != known:
+                return
+        self.answers += 1
+        require(answer.end >= acknowledged, "a reader was told an end too early", broker.name, answer, acknowledged)
+
+
 class Reader:
     """Reads at any broker that holds a copy: committed batches, in order, each once, the same everywhere."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checker, require
-from tests.simulation.clients import Producer, Reader
+from tests.simulation.clients import EndReader, Producer, Reader
 from tests.simulation.faults import Faults, plan_for
 from tests.simulation.network import Network
 from tests.simulation.store import Store
@@ -56,6 +56,7 @@ class Cluster:
         levels = [ALL, rng.choice([1, 2, 3])] if len(self.keys) > 1 else [ALL, ALL, rng.choice([1, 2, 3])]
         self.producers = [Producer(self, number, key, ack) for key in self.keys for number, ack in enumerate(levels, 1)]
         self.readers = [Reader(self, key) for key in self.keys]
+        self.end_readers = [EndReader(self, key) for key in self.keys]
 
     def create(self, names, topics):
         """What creating the topics leaves in the store."""

@@ -22,6 +22,8 @@ from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.below import Below
 from stentor.core.chain import Replica
+from stentor.core.complaints import Complaints
+from stentor.core.confirmations import Confirmations
 from stentor.core.controller import Controller
 from stentor.core.dedupe import Dedupe
 from stentor.core.membership import Membership
@@ -248,6 +250,51 @@ def _not_derived(self, replica, log):
     """The log was cut; what was derived from it was not."""
 
 
+# --- C29, C30, C31: who can write, who reaches the store, where the messages end -----------------------
+
+
+def _all_able(self, now_us):
+    return frozenset(self.hearing(now_us)), frozenset()
+
+
+def _enough_is_enough(self, record, rest, able):
+    return len(rest) >= max(1, record.min_replicas)
+
+
+def _heard_by_all(self, now_us, wanted, *, unheard, joins):
+    return COMPLAINT(self, now_us, wanted, unheard=False, joins=joins)
+
+
+def _patient_with_joiners(self, now_us, wanted, *, unheard, joins):
+    """A joiner gets as much time as a member."""
+    joint, self.joint = self.joint, False
+    try:
+        return COMPLAINT(self, now_us, wanted, unheard=unheard, joins=joins)
+    finally:
+        self.joint = joint
+
+
+COMPLAINT = Below.complaint
+
+
+def _asks_nobody(self, now_us):
+    self._missing = set()
+    return self._finish(now_us)
+
+
+def _knows_although_short(self):
+    return self._replica.place.is_head and self._replica.serves
+
+
+def _first_complaint(self, key, record):
+    found = [complaint for complaint in self._complaints_now(key, record) if complaint.member in record.chain]
+    return min(found, key=lambda complaint: record.chain.index(complaint.member), default=None)
+
+
+SUCCESSOR = (Complaints, "of_successor", _nothing)
+OWN_DISK = (Complaints, "of_own_disk", _nothing)
+HELD = (Complaints, "_held", _nothing)
+FIRST_BLAMED = (Controller, "_complaint", _first_complaint)
 EPOCHS = (Replica, "_current", _any_epoch)
 STORED = (Replica, "_configure", _configure_at_once)
 INCARNATIONS = (Place, "find", _find_any_incarnation)
@@ -270,7 +317,7 @@ mutation("confirmed", "C6: a head that is cut off takes nothing", (Broker, "take
 mutation("mutual", "C6: who is not heard is cut off too", (Membership, "_is_deaf", _never))
 mutation("told", "C6: a head that was replaced hears it from its successor", (Replica, "_tell_replaced", _nothing))
 mutation("quorum", "C7: quorum counts a majority of the factor", (Replica, "_reached", _reached_at_head))
-mutation("minimum", "C8: a chain that is too short commits nothing", (Replica, "_short", _never))
+mutation("minimum", "C8: a chain that is too short commits nothing", (Replica, "too_short", _never))
 mutation(
     "eligible",
     "C8: only who left by the change that crossed the minimum may lead",
@@ -285,7 +332,9 @@ mutation("joint", "C11: in joint mode nothing is committed without the joiner", 
 mutation("ready", "C11: a joiner is ready when it holds all that is committed", (Below, "joiner_is_ready", _READY))
 mutation("others-wait", "C12: with the last member gone, others wait", WAITS)
 mutation("damaged", "C13: a damaged copy does not keep its place", DAMAGED)
-mutation("grey", "C14: a member whose disk makes no progress leaves", (Replica, "_complain", _nothing))
+mutation(
+    "grey", "C14: a member whose disk makes no progress leaves (masked by `own-disk`: both off)", SUCCESSOR, OWN_DISK
+)
 mutation(
     "passed-on", "C15: the controller hears of a cut also where it cuts itself off", (Membership, "_passes_on", _never)
 )
@@ -300,6 +349,25 @@ mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh)
 mutation("derived", "C19: derived state is made anew after a truncation", (Broker, "derive_again", _not_derived))
 mutation("retention", "C23: retention stops at the commit point", (Broker, "retirable", _all_retirable))
 mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
+mutation("blame", "C14: nobody is blamed for those after it (said, and judged: both off)", HELD, FIRST_BLAMED)
+mutation("own-disk", "C31: a head reports that its own disk hangs", OWN_DISK)
+mutation("unable", "C31: a member whose disk is full leaves", (Membership, "writers", _all_able))
+mutation("able", "C31: those that stay can write", (Controller, "_may_go_on", _enough_is_enough))
+mutation(
+    "link-cut", "C15, C31: a cut between two neighbours is noticed as silence", (Below, "complaint", _heard_by_all)
+)
+mutation("joint-stall", "C11: a joiner in joint mode gets little time", (Below, "complaint", _patient_with_joiners))
+mutation("resign", "C29: a controller without the store gives the office up", (Membership, "should_resign", _never))
+mutation(
+    "confirm",
+    "C30: the chain confirms its epoch before a reader is told the end",
+    (Confirmations, "_send", _asks_nobody),
+)
+mutation(
+    "short-end",
+    "C30: a chain that is too short does not know its end",
+    (Confirmations, "_knows_all", _knows_although_short),
+)
 
 # What notices each: seeds that were found by searching, or a directed run.
 SEEDS = {
@@ -355,6 +423,15 @@ DIRECTED = {
     "second-observer": "lone-observer",
     "leases": "lapsed-leases",
     "wave": "wave-of-silence",
+    "blame": "blame",
+    "own-disk": "grey-member",
+    "unable": "full-member",
+    "able": "all-full",
+    "link-cut": "neighbours-cut",
+    "joint-stall": "joiner-hangs",
+    "resign": "storeless-controller",
+    "confirm": "paused-head",
+    "short-end": "one-of-three-returns",
 }
 
 

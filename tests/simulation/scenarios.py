@@ -79,7 +79,7 @@ def shorter_head():
     chain = cluster.record(KEY).chain
     third, last = (cluster.brokers[member.broker] for member in chain[2:])
     for broker in (third, last):
-        broker.full_until = cluster.world.now + 400_000
+        broker.full_until, broker.knows_disk = cluster.world.now + 400_000, False
     cluster.go(390_000)
     require(third.replicas[KEY]._above > last.replicas[KEY].end, "the first two are not ahead")
     record = msgspec.structs.replace(cluster.record(KEY), epoch=2, chain=(chain[3], *chain[:3]))
@@ -140,15 +140,180 @@ def let_control(cluster, broker):
 # --- C14, C15: who has to leave, and who must not ---------------------------------------------------
 
 
+SILENCE_US = 3 * SECOND  # the longest that publishers may wait for a member that is there and of no use
+SLICE_US = 50_000
+
+
+def longest_gap(cluster, duration_us):
+    """For how long nothing was acknowledged, at most."""
+    gap = longest = 0
+    for _ in range(0, duration_us, SLICE_US):
+        before = cluster.acknowledgements
+        cluster.go(SLICE_US)
+        gap = gap + SLICE_US if cluster.acknowledgements == before else 0
+        longest = max(longest, gap)
+    return longest
+
+
+def trouble(seed, fault, *, limit_us=SILENCE_US, seconds=12, before=lambda _: None):
+    """Something is wrong with one broker or one link: publishers wait for less than the limit."""
+    cluster = Quiet(seed)
+    cluster.go(SECOND)
+    before(cluster)
+    cluster.go(SECOND)
+    fault(cluster, [cluster.brokers[member.broker] for member in cluster.record(KEY).chain])
+    gap = longest_gap(cluster, seconds * SECOND)
+    require(gap < limit_us, "publishers waited for too long", gap / SECOND, cluster.record(KEY), cluster.state())
+    return cluster
+
+
+def hang(broker, *, knows=False):
+    broker.hangs, broker.knows_disk = True, knows
+
+
+def fill(cluster, broker, *, knows=True, seconds=60):
+    broker.full_until, broker.knows_disk = cluster.world.now + seconds * SECOND, knows
+
+
 def grey_member():
-    """C14: a member's disk hangs; everything else about it is well. It must not stop the others for long."""
-    cluster = Quiet(7)
-    cluster.go(2 * SECOND)
-    cluster.brokers[cluster.record(KEY).chain[1].broker].hangs = True
-    cluster.go(10 * SECOND)
+    """C14: the disk of a member hangs, wherever it is, and only others can tell; a head can tell by itself (C31)."""
+    for place in range(3):
+        trouble(7, lambda _, chain, place=place: hang(chain[place]))
+
+
+def full_member():
+    """C31: the disk of a member is full, wherever it is; it says so, or others find out."""
+    for place in range(3):
+        cluster = trouble(13, lambda cluster, chain, place=place: fill(cluster, chain[place]))
+        require(len(cluster.record(KEY).chain) == 2, "the full one is still there", cluster.record(KEY))
+    trouble(13, lambda cluster, chain: fill(cluster, chain[2], knows=False))
+
+
+def blame():
+    """C14: the last of the chain stands still and does not know it: that one leaves, not the one before it."""
+    for seed in range(30, 36):
+        cluster = Quiet(seed)
+        cluster.go(2 * SECOND)
+        chain = [cluster.brokers[member.broker] for member in cluster.record(KEY).chain]
+        fill(cluster, chain[2], knows=False, seconds=3)
+        epoch = cluster.record(KEY).epoch
+        require(cluster.go(4 * SECOND, lambda c=cluster, e=epoch: c.record(KEY).epoch > e), "nobody left")
+        held = [member.broker for member in cluster.record(KEY).chain]
+        require(held == [chain[0].name, chain[1].name], "the wrong one left", held)
+
+
+def all_full():
+    """K5, C31: when all disks are full, nobody leaves; everything goes on when there is room again."""
+    cluster = Quiet(15)
+
+    def full():
+        for broker in cluster.brokers.values():
+            fill(cluster, broker, seconds=6)
+
+    nobody_leaves(cluster, full, 6)
     before = cluster.acknowledgements
     cluster.go(3 * SECOND)
-    require(cluster.acknowledgements > before, "a member whose disk hangs stops everyone", cluster.record(KEY))
+    require(cluster.acknowledgements > before, "nothing goes on", cluster.state())
+
+
+def useless_joiner():
+    """C11: a joiner whose disk is full, or hangs, and that does not know it, hardly holds up the others."""
+
+    def rejoin(how):
+        def fault(cluster, chain):
+            chain[2].crash()
+            how(cluster, chain[2])
+            cluster.world.at(SECOND, chain[2].start)
+
+        return fault
+
+    trouble(16, rejoin(lambda cluster, broker: fill(cluster, broker, knows=False)), limit_us=SECOND)
+    trouble(17, rejoin(lambda _, broker: hang(broker)), limit_us=SECOND)
+
+
+def joiner_hangs():
+    """C11: a joiner's disk hangs just when everybody waits for it."""
+    cluster = Quiet(17)
+    cluster.go(2 * SECOND)
+    tail, joiner = (cluster.brokers[name_at(cluster, place)] for place in (1, 2))
+    joiner.crash()
+    cluster.world.at(SECOND // 2, joiner.start)
+
+    def waits():
+        below = tail.replicas[KEY].below
+        return below.joint and not below.joiner_is_ready
+
+    require(cluster.go(10 * SECOND, waits), "nobody ever waited for the joiner")
+    hang(joiner)
+    gap = longest_gap(cluster, 8 * SECOND)
+    require(gap < SECOND, "publishers waited for too long for a joiner", gap / SECOND, cluster.state())
+
+
+def cut_between(first, second):
+    def fault(cluster, chain):
+        one, other = chain[first].name, chain[second].name
+        cluster.network.cuts |= {(one, other), (other, one)}
+
+    return fault
+
+
+def neighbours_cut():
+    """C15: two neighbours of a chain do not reach each other; everybody else reaches both."""
+    for seed, (first, second) in enumerate([(0, 1), (1, 2), (0, 1), (1, 2)], 18):
+        trouble(seed, cut_between(first, second), limit_us=2 * SECOND)
+    for controller in range(3):
+        trouble(
+            22, cut_between(0, 1), limit_us=2 * SECOND, before=lambda c, n=controller: let_control(c, name_at(c, n))
+        )
+
+
+def name_at(cluster, place):
+    return cluster.record(KEY).chain[place].broker
+
+
+def storeless_controller():
+    """C29: the controller is cut off from the store alone, and then the head dies: somebody else takes over."""
+
+    def fault(cluster, chain):
+        cluster.store.cut.add(chain[1].name)
+        cluster.go(SECOND // 2)
+        chain[0].crash()
+
+    cluster = trouble(23, fault, before=lambda cluster: let_control(cluster, name_at(cluster, 1)))
+    require(cluster.store.value(*CONTROLLER).broker != cluster.record(KEY).chain[0].broker, "the office was not left")
+
+
+def one_of_three_returns():
+    """C30: all die, and one comes back alone: nobody is told an end that is too early, nor one at all."""
+    cluster = Quiet(24)
+    cluster.go(2 * SECOND)
+    for broker in cluster.brokers.values():
+        broker.disk.logs[KEY].floor = 0
+        broker.crash()
+    cluster.checker.stored.clear()
+    cluster.go(SECOND)
+    cluster.brokers[cluster.record(KEY).chain[1].broker].start()
+    reader = cluster.end_readers[0]
+    before = reader.answers
+    cluster.go(10 * SECOND)
+    require(reader.answers == before, "an end was told although nobody can know it")
+    for broker in cluster.brokers.values():
+        broker.start()
+    cluster.go(5 * SECOND)
+    require(reader.answers > before, "nobody tells the end")
+
+
+def paused_head():
+    """C30: a head is paused, replaced, and wakes up: it tells nobody where the messages ended when it fell asleep."""
+    for seed in range(25, 29):
+        cluster = Quiet(seed)
+        cluster.go(2 * SECOND)
+        head = cluster.brokers[name_at(cluster, 0)]
+        reader = cluster.end_readers[0]
+        head.pause(3 * SECOND)
+        for wait in range(20):
+            cluster.world.at(2 * SECOND + wait * 60_000, head.guard(reader.ask_now), head)
+        cluster.go(8 * SECOND)
 
 
 def unheard_complaint():
@@ -243,4 +408,13 @@ SCENARIOS = {
     "lone-observer": lone_observer,
     "lapsed-leases": lapsed_leases,
     "wave-of-silence": wave_of_silence,
+    "full-member": full_member,
+    "blame": blame,
+    "all-full": all_full,
+    "useless-joiner": useless_joiner,
+    "joiner-hangs": joiner_hangs,
+    "neighbours-cut": neighbours_cut,
+    "storeless-controller": storeless_controller,
+    "one-of-three-returns": one_of_three_returns,
+    "paused-head": paused_head,
 }

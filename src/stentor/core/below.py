@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stentor.core.peers import Up
 
 NEVER: Final = -1
+_UNHEARD_TICKS: Final = 3  # by then all others do not hear it either, if it is silent for all of them
 
 
 class Below:
@@ -27,7 +28,10 @@ class Below:
         self.durable: list[int] = []  # of everyone after this replica; empty until the tail was heard
         self.committed = 0
         self.told = (NEVER, NEVER)  # what the successor was told last: durable, start
-        self.since_us = now_us  # when the successor last said something, or had nothing to say
+        self.held = NEVER  # what the successor itself has on disk
+        self.since_us = now_us  # when the successor last got further, or had nothing to do
+        self._owed: tuple[int, int] | None = None  # an offset that it lacks, and since when
+        self._unheard_ticks = 0  # for how long it has not been heard
         self.joint = False
         self._joint_below = False  # as the successor says of the tail
         self._joint_from = NEVER
@@ -37,6 +41,8 @@ class Below:
     def joiner_changed(self) -> None:
         """The tail has another joiner, or none."""
         self.joiner = NEVER  # up to where it is on disk
+        self.held = NEVER
+        self._owed = None
         self._linked_end = NEVER
         self.told = (NEVER, NEVER)
         self.told_ready = False
@@ -48,7 +54,8 @@ class Below:
 
     def heard(self, up: Up, now_us: int, *, at_tail: bool) -> None:
         """The successor says how far it and everyone after it are; at the tail that is the joiner."""
-        self.since_us = now_us
+        if not up.joint or len(up.durable) > 1:  # else it answers for its joiner too, and says by `Held` what it has
+            self.holds(up.durable[0], now_us)
         if at_tail:
             self.joiner = max(self.joiner, up.durable[0])
             return
@@ -57,23 +64,23 @@ class Below:
         self.durable = [max(pair) for pair in zip(before, up.durable, strict=True)]
         self.committed = max(self.committed, up.committed)
 
-    def reached(self, *, at_tail: bool) -> int:
-        """Up to where the successor is on disk."""
-        if at_tail:
-            return self.joiner
-        return self.durable[0] if self.durable else NEVER
+    def holds(self, end: int, now_us: int) -> None:
+        """What the successor itself has on disk: only that gives it more time."""
+        if end > self.held:
+            self.held, self.since_us = end, now_us
 
     # --- joint mode (C11) -----------------------------------------------------------------------
 
     def consider_joint(self, end: int, durable: int) -> None:
-        """Near the end of the log, commit nothing without the joiner any more."""
-        if not self.joint and self.joiner >= 0 and end - self.joiner <= limits.JOIN_LAG_MESSAGES:
+        """Near the end of the log, commit nothing without the joiner any more; it has shown that it can write."""
+        proven = self.joiner > self._linked_end or self.joiner >= end
+        if not self.joint and self.joiner >= 0 and proven and end - self.joiner <= limits.JOIN_LAG_MESSAGES:
             # Whatever was committed so far is on this disk, known to be committed or not.
             self.joint, self._joint_from = True, durable
 
     @property
     def waits_for_joiner(self) -> bool:
-        """Whether the tail answers for a joiner, so that nobody between can be blamed for standing still."""
+        """Whether the tail answers for a joiner, too."""
         return self.joint or self._joint_below
 
     @property
@@ -81,11 +88,33 @@ class Below:
         """Whether the joiner holds everything that is committed."""
         return self.joint and self.joiner >= self._joint_from
 
-    # --- complaints (C14, C15) ------------------------------------------------------------------
+    # --- complaints (C14, C15, C31) -------------------------------------------------------------
 
-    def complaint(self, now_us: int) -> str:
-        """What is wrong with a successor that does not have everything; empty while it has time."""
+    def excuse(self, now_us: int) -> None:
+        """This broker stood still itself: what others did meanwhile it does not know (C15)."""
+        self.since_us = now_us
+        self._owed = None
+
+    def complaint(self, now_us: int, wanted: int, *, unheard: bool, joins: bool) -> str:
+        """What is wrong with a successor that should have everything up to `wanted`; empty while it has time."""
+        self._unheard_ticks = self._unheard_ticks + 1 if unheard else 0
+        if self._unheard_ticks > _UNHEARD_TICKS:
+            return "is not heard"
+        if self.fed is not None and self.held >= wanted:
+            self.since_us, self._owed = now_us, None
+            return ""
         quiet_s = (now_us - self.since_us) / 1_000_000
         if self.fed is None:
             return "cannot be linked" if quiet_s > limits.LINK_QUIET_S else ""
-        return "stands still" if quiet_s > limits.REPLICA_STALL_S else ""
+        if quiet_s > (limits.JOINT_STALL_S if self.joint else limits.REPLICA_STALL_S):
+            return "stands still"
+        if joins and not self.joint:
+            return ""  # it is being filled, and nobody waits for it
+        slow_s = limits.JOINT_SLOW_S if self.joint else limits.REPLICA_SLOW_S
+        return "is too slow" if self._lags_s(now_us, wanted) > slow_s else ""
+
+    def _lags_s(self, now_us: int, wanted: int) -> float:
+        """For how long at least it has lacked something."""
+        if self._owed is None or self.held >= self._owed[0]:
+            self._owed = wanted, now_us
+        return (now_us - self._owed[1]) / 1_000_000

@@ -26,13 +26,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stentor.core import peers as m
 from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.acks import ALL, HEAD, QUORUM, Acks
 from stentor.core.below import NEVER, Below
-from stentor.core.peers import Adopt, Complaint, Down, JoinerReady, Link, Linked, ReplicaReport, Up
+from stentor.core.complaints import Complaints
+from stentor.core.confirmations import Confirmations
 from stentor.core.place import Place
-from stentor.core.records import ChainRecord, EpochTable, Member, common_end
+from stentor.core.records import ChainRecord, EpochTable, Member, common_part
 from stentor.errors import InternalError, SequenceError
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from stentor.core.dedupe import Dedupe, Resend
     from stentor.core.replica import ReplicaEffect as Effect
     from stentor.core.replica import ReplicaEvent as Event
-    from stentor.errors import StentorError
 
 _ASK_AGAIN_US = 500_000
 _SHOWN = ("epoch", "linked", "active", "end", "durable", "committed", "failed")
@@ -80,14 +81,16 @@ class Replica:
         self._adopting: r.Configure | None = None  # wedged: waits for its epoch to be on disk
         self._attempt = 0
         self._asked_at_us = 0
-        self._cutting: Linked | None = None
+        self._cutting: m.Linked | None = None
         self._asked: r.Received | None = None  # a Link that could not be answered yet
         self._above = NEVER  # the predecessor's durable_k, heard in this epoch (C5)
         self._quorum_wanted = 0  # up to here somebody waits for a majority, as the predecessor says
         self.below = Below()
-        self._told_up: Up | None = None
+        self._told_up: m.Up | None = None
         self._acks = Acks()
-        self._syncing = False
+        self.syncing = False
+        self.complaints = Complaints(self)
+        self.confirmations = Confirmations(self)
 
     # --- who is where ---------------------------------------------------------------------------
 
@@ -106,6 +109,11 @@ class Replica:
         """Whether the commit point was renewed in this epoch: what was acknowledged before is below it (C24)."""
         heard = (self.place.is_head or self._above >= 0) and (self.place.is_tail or bool(self.below.durable))
         return self.linked and self._adopting is None and self.place.position is not None and heard
+
+    @property
+    def wedged(self) -> bool:
+        """Whether a newer epoch is on its way to the disk (C4)."""
+        return self._adopting is not None
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -137,7 +145,9 @@ class Replica:
             case r.PeerConnected():
                 return self._peer_connected(event.broker, now_us)
             case r.Tick():
-                return self._tick(now_us)
+                return self._tick(event, now_us)
+            case r.AskEnd(ticket):
+                return self.confirmations.ask(ticket, now_us)
             case r.Started():
                 self.start = max(self.start, event.start)
                 return self._progress()
@@ -148,7 +158,7 @@ class Replica:
     # --- publishing -----------------------------------------------------------------------------
 
     def _publish(self, event: r.Publish, now_us: int) -> Effect:
-        unready = self._unready(event.ack)
+        unready = refusals.unready(self, event.ack)
         if unready is not None:
             return r.Refuse(event.ticket, unready)
         try:
@@ -159,23 +169,8 @@ class Replica:
             return self._answer_resend(event, resend)
         return r.Append(self.end, self.epoch, now_us)
 
-    def _unready(self, ack: int) -> StentorError | None:
-        """Why a publish cannot be taken now; None when it can."""
-        if self.failed:
-            return refusals.failed(self.failed)
-        record = self.record
-        if record is None or not self.place.is_head or self._adopting is not None:
-            return refusals.not_head(next(iter(self.place.brokers), ""), self.epoch, self.revision)
-        if not self.active:
-            return refusals.not_active()
-        if self._short(record):
-            return refusals.too_short(record)
-        if ack == QUORUM and len(record.chain) < record.quorum:
-            return refusals.no_quorum(record)
-        return None
-
-    def _short(self, record: ChainRecord) -> bool:
-        """C8: too few members to commit anything."""
+    def too_short(self, record: ChainRecord) -> bool:
+        """C8: whether there are too few members to commit anything."""
         return record.is_short
 
     def _answer_resend(self, event: r.Publish, resend: Resend) -> Effect:
@@ -206,9 +201,9 @@ class Replica:
         return self._sync()
 
     def _sync(self) -> list[Effect]:
-        if self._syncing:
+        if self.syncing:
             return []
-        self._syncing = True
+        self.syncing = True
         return [r.Sync()]
 
     # --- replication, downwards -----------------------------------------------------------------
@@ -239,13 +234,14 @@ class Replica:
         return self._progress() + self._sync()  # batches say how far those above are, as Down does
 
     def _durable(self, end: int) -> list[Effect]:
-        self._syncing = False
+        self.syncing = False
+        self.complaints.synced()
         if self.failed or self._cutting is not None:
             return []
         self.durable = max(self.durable, min(end, self.end))
         effects = self._progress()
         if self.end > self.durable:
-            self._syncing = True
+            self.syncing = True
             effects.append(r.Sync())
         return effects
 
@@ -258,7 +254,7 @@ class Replica:
         successor = self.place.successor
         if successor is not None and self.below.fed is not None and (durable, self.start) != self.below.told:
             self.below.told = (durable, self.start)
-            effects.append(r.Send(successor.broker, Down(self.epoch, durable, self.start)))
+            effects.append(r.Send(successor.broker, m.Down(self.epoch, durable, self.start)))
         self._commit(self._commit_point(durable), effects)
         if durable >= 0 and self.place.is_tail and self.record is not None and self.record.joining is not None:
             self._consider_joint(effects)  # once all that was acknowledged in earlier epochs is known to be (C24)
@@ -274,7 +270,7 @@ class Replica:
     def _commit_point(self, durable: int) -> int:
         """What every member has on disk, as far as this one knows: from those above it and those below it (C5)."""
         assert self.record is not None
-        if self.place.joins or self._short(self.record):
+        if self.place.joins or self.too_short(self.record):
             return self.committed
         if self.place.is_tail:
             return min(durable, self._own_durable())
@@ -295,7 +291,7 @@ class Replica:
         if predecessor is None or not (self.place.joins or self.place.is_tail or self.below.durable):
             return
         durable, told = [self._own_durable(), *self.below.durable], self._told_up
-        up = Up(self.epoch, durable, self.committed, self.below.waits_for_joiner)
+        up = m.Up(self.epoch, durable, self.committed, self.below.waits_for_joiner)
         if up.is_news(told, self.place.to_quorum, self._quorum_wanted):
             self._told_up = up
             effects.append(r.Send(predecessor.broker, up))
@@ -308,29 +304,41 @@ class Replica:
 
     def _received(self, event: r.Received, now_us: int) -> list[Effect]:
         match event.message:
-            case Adopt(record, revision):
-                if revision == self.revision and self._is_from_predecessor(event.sender, record.epoch):
-                    return self._ask(now_us)  # known already: it says that it feeds us no more
-                return self._configure(r.Configure(record, revision), now_us)
-            case Link():
+            case m.Adopt():
+                return self._adopt(event.sender, event.message, now_us)
+            case m.Link():
                 return self._link(event, event.message, now_us)
-            case Linked():
+            case m.Linked():
                 return self._link_answered(event.sender, event.message, now_us)
-            case Down(epoch, durable, start):
-                if not self._is_from_predecessor(event.sender, epoch):
-                    return self._tell_replaced(event.sender, epoch)
-                self._above = max(self._above, durable)  # it is not said again: keep it while this log is being cut
-                effects = self._progress()
-                if start > self.start:
-                    effects.append(r.Retire(start))
-                return effects
-            case Up():
+            case m.Down():
+                return self._down(event.sender, event.message)
+            case m.Up():
                 return self._up(event.sender, event.message, now_us)
+            case m.Held(epoch, end):
+                if self._current(epoch) and self._is_successor(event.sender):
+                    self.below.holds(end, now_us)
+            case m.Confirm():
+                return self.confirmations.answer(event.sender, event.message)
+            case m.Confirmed():
+                return self.confirmations.confirmed(event.sender, event.message, now_us)
         return []
 
-    def _up(self, sender: str, up: Up, now_us: int) -> list[Effect]:
-        successor = self.place.successor
-        if not self._current(up.epoch) or successor is None or successor.broker != sender or self.below.fed is None:
+    def _adopt(self, sender: str, adopt: m.Adopt, now_us: int) -> list[Effect]:
+        if adopt.revision == self.revision and self._is_from_predecessor(sender, adopt.record.epoch):
+            return self._ask(now_us)  # known already: it says that it feeds us no more
+        return self._configure(r.Configure(adopt.record, adopt.revision), now_us)
+
+    def _down(self, sender: str, down: m.Down) -> list[Effect]:
+        if not self._is_from_predecessor(sender, down.epoch):
+            return self._tell_replaced(sender, down.epoch)
+        self._above = max(self._above, down.durable)  # it is not said again: keep it while this log is being cut
+        effects = self._progress()
+        if down.start > self.start:
+            effects.append(r.Retire(down.start))
+        return effects
+
+    def _up(self, sender: str, up: m.Up, now_us: int) -> list[Effect]:
+        if not self._current(up.epoch) or not self._is_successor(sender) or self.below.fed is None:
             return []
         self.below.heard(up, now_us, at_tail=self.place.is_tail)
         return self._progress()
@@ -351,6 +359,13 @@ class Replica:
         """C2: only messages of the adopted epoch count."""
         return epoch == self.epoch and self._adopting is None and self.record is not None and not self.failed
 
+    def is_in_epoch(self, epoch: int) -> bool:
+        """Whether this member has a place in this epoch, and has heard of no newer one (C30)."""
+        return self._current(epoch) and (self.place.position is not None or self.place.joins)
+
+    def _is_successor(self, broker: str) -> bool:
+        return self.place.successor is not None and self.place.successor.broker == broker
+
     def _is_from_predecessor(self, sender: str, epoch: int) -> bool:
         above = self.place.predecessor
         return self._current(epoch) and above is not None and above.broker == sender
@@ -359,7 +374,7 @@ class Replica:
         """C6: who speaks of an older epoch may hear neither the controller nor the store; it hears it from here."""
         if epoch >= self.epoch or self.record is None:
             return []
-        return [r.Send(sender, Adopt(self.record, self.revision))]
+        return [r.Send(sender, m.Adopt(self.record, self.revision))]
 
     def _configure(self, event: r.Configure, now_us: int) -> list[Effect]:
         """A record: wedge, and adopt it once its epoch is on disk (C2, C4)."""
@@ -369,14 +384,14 @@ class Replica:
         if self.record is not None and event.record.epoch == self.record.epoch and self._adopting is None:
             return self._joining_changed(event, now_us)
         self._adopting = event
-        return [r.StoreEpoch(event.record.epoch)]
+        return [r.StoreEpoch(event.record.epoch), *self.confirmations.give_up()]
 
     def _epoch_stored(self, epoch: int, now_us: int) -> list[Effect]:
         if self._adopting is None or self._adopting.record.epoch != epoch:
             return []
         event, self._adopting = self._adopting, None
         self.revision, self.epoch = event.revision, event.record.epoch
-        self._find_place(event.record)
+        self.place.find(event.record, self.me)
         self._forget_epoch(now_us)
         effects = self._unfeed()
         if not self.place.is_head:
@@ -390,15 +405,12 @@ class Replica:
             return []
         return self._become_linked(now_us) if self.place.is_head else self._ask(now_us)
 
-    def _find_place(self, record: ChainRecord) -> None:
-        """C3: a restarted broker has a place only once a record names its new incarnation."""
-        self.place.find(record, self.me)
-
     def _forget_epoch(self, now_us: int) -> None:
         """C5: what was heard in an older epoch says nothing about this one."""
         self.linked = False
         self._above = NEVER
         self._told_up = None
+        self.complaints.forget()
         self.below.forget(now_us)
 
     def _joining_changed(self, event: r.Configure, now_us: int) -> list[Effect]:
@@ -406,7 +418,7 @@ class Replica:
         assert self.record is not None
         before = self.record.joining
         self.revision = event.revision
-        self._find_place(event.record)
+        self.place.find(event.record, self.me)
         if self.below.joint:
             return []  # joint mode ends with the epoch, not before
         if self.place.joins and self.place.position is None:
@@ -438,10 +450,10 @@ class Replica:
         self.linked = self.linked and self.place.is_head
         self._attempt += 1
         self._asked_at_us = now_us
-        link = Link(self.epoch, self._attempt, self.me, self.start, self.end, self.table.entries())
+        link = m.Link(self.epoch, self._attempt, self.me, self.start, self.end, self.table.entries())
         return [r.Send(predecessor.broker, link)]
 
-    def _link(self, event: r.Received, link: Link, now_us: int) -> list[Effect]:
+    def _link(self, event: r.Received, link: m.Link, now_us: int) -> list[Effect]:
         """A successor asks. Answer once this log is reconciled itself, so that it is cut no more (C9)."""
         if link.epoch < self.epoch:
             return self._tell_replaced(event.sender, link.epoch)
@@ -462,17 +474,14 @@ class Replica:
         effects.extend(self._progress())
         return effects
 
-    def _reconcile(self, link: Link) -> Linked:
+    def _reconcile(self, link: m.Link) -> m.Linked:
         """Where the successor's log must be cut: where it stops being ours (C9)."""
-        cut = common_end(self.table.entries(), self.end, link.table, link.end)
-        if self.start <= link.start <= self.end:
-            cut = max(cut, link.start)  # what retention has let go there was committed: this log has it too
-        if cut >= max(self.start, link.start):
-            return Linked(self.epoch, link.attempt, cut)
-        # Nothing that is left is known to be the same: it begins where this log begins.
-        return Linked(self.epoch, link.attempt, self.start, reset=True)
+        ours, theirs = (self.table.entries(), self.start, self.end), (link.table, link.start, link.end)
+        cut = common_part(*ours, *theirs)
+        # Where nothing that is left is known to be the same, it begins where this log begins.
+        return m.Linked(self.epoch, link.attempt, self.start if cut is None else cut, reset=cut is None)
 
-    def _link_answered(self, sender: str, linked: Linked, now_us: int) -> list[Effect]:
+    def _link_answered(self, sender: str, linked: m.Linked, now_us: int) -> list[Effect]:
         if not self._is_from_predecessor(sender, linked.epoch) or linked.attempt != self._attempt or self.linked:
             return []
         if self._cutting is not None:
@@ -486,7 +495,7 @@ class Replica:
         self._cutting = linked
         return [r.Truncate(linked.cut, linked.reset, linked.snapshot)]
 
-    def _loses_committed(self, linked: Linked) -> bool:
+    def _loses_committed(self, linked: m.Linked) -> bool:
         """Only a joiner whose offsets retention has let go meanwhile may begin anew above its end."""
         begins_above = linked.reset and self.place.joins and linked.cut >= self.end
         return linked.cut < self.committed and not begins_above
@@ -496,7 +505,8 @@ class Replica:
         linked, self._cutting = self._cutting, None
         assert linked is not None
         self.end = self.durable = end
-        self._syncing = False  # one that was under way was waited for, and says nothing any more
+        self.syncing = False  # one that was under way was waited for, and says nothing any more
+        self.complaints.synced()
         if linked.reset:
             self.start = end
             self.table.clear()
@@ -511,7 +521,7 @@ class Replica:
         effects: list[Effect] = []
         successor = self.place.successor
         if successor is not None and self._asked is None and self.record is not None:
-            effects.append(r.Send(successor.broker, Adopt(self.record, self.revision)))
+            effects.append(r.Send(successor.broker, m.Adopt(self.record, self.revision)))
         self._told_up = None
         effects.extend(self._answer_asked(now_us))
         effects.extend(self._progress())
@@ -521,7 +531,7 @@ class Replica:
         asked, self._asked = self._asked, None
         if asked is None:
             return []
-        assert isinstance(asked.message, Link)
+        assert isinstance(asked.message, m.Link)
         return self._link(asked, asked.message, now_us)
 
     def _peer_connected(self, broker: str, now_us: int) -> list[Effect]:
@@ -533,7 +543,7 @@ class Replica:
                 effects.extend(self._unfeed())
                 self.below.since_us = now_us
             if self.linked and self.record is not None:
-                effects.append(r.Send(broker, Adopt(self.record, self.revision)))
+                effects.append(r.Send(broker, m.Adopt(self.record, self.revision)))
         if predecessor is not None and predecessor.broker == broker and self._adopting is None:
             effects += self._ask(now_us)
         return effects
@@ -545,32 +555,22 @@ class Replica:
         self.below.consider_joint(self.end, self.durable)
         if not self.below.told_ready and self.below.joiner_is_ready and self.place.successor is not None:
             self.below.told_ready = True  # ticks say it again
-            effects.append(r.Report(JoinerReady(self.epoch, self.place.successor)))
+            effects.append(r.Report(m.JoinerReady(self.epoch, self.place.successor)))
 
     # --- time -----------------------------------------------------------------------------------
 
-    def _tick(self, now_us: int) -> list[Effect]:
+    def _tick(self, tick: r.Tick, now_us: int) -> list[Effect]:
         effects: list[Effect] = []
+        self.complaints.excuse(now_us)
         if self.failed or self.record is None or self._adopting is not None:
             return effects
         if not self.linked and self._cutting is None and now_us - self._asked_at_us >= _ASK_AGAIN_US:
             effects.extend(self._ask(now_us))
         if self.place.is_tail and self.linked and self.record.joining is not None and self.below.joiner_is_ready:
-            effects.append(r.Report(JoinerReady(self.epoch, self.record.joining)))
-        effects.extend(self._complain(now_us))
+            effects.append(r.Report(m.JoinerReady(self.epoch, self.record.joining)))
+        effects.extend(self.complaints.tick(tick, now_us))
+        effects.extend(self.confirmations.tick(now_us))
         return effects
-
-    def _complain(self, now_us: int) -> list[Effect]:
-        """C14, C15: a successor that cannot be linked, or stands still while there is something to do."""
-        successor = self.place.successor
-        blameless = self.below.fed is not None and self.below.waits_for_joiner and not self.place.is_tail
-        if successor is None or not self.linked or blameless:
-            return []
-        if self.below.fed is not None and self.below.reached(at_tail=self.place.is_tail) >= self.durable_here():
-            self.below.since_us = now_us
-            return []
-        why = self.below.complaint(now_us)
-        return [r.Report(Complaint(self.epoch, successor, f"{successor.broker} {why}"))] if why else []
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -578,12 +578,13 @@ class Replica:
         self.failed = reason
         self.damaged = True
         error = refusals.unknown(reason)
-        return [*(r.Refuse(ticket, error) for ticket in self._acks.give_up()), *self._unfeed()]
+        refused = (r.Refuse(ticket, error) for ticket in self._acks.give_up())
+        return [*refused, *self._unfeed(), *self.confirmations.give_up()]
 
     # --- what others see ------------------------------------------------------------------------
 
-    def report(self) -> ReplicaReport:
-        return ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed, self.halted)
+    def report(self) -> m.ReplicaReport:
+        return m.ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed, self.halted)
 
     def statistics(self) -> dict[str, int | str | bool]:
         position = -1 if self.place.position is None else self.place.position

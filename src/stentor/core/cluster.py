@@ -65,6 +65,7 @@ class ClusterMember:
         self._taking_over = False
         self.cautious = False  # the store was restored: nothing changes before all brokers have reported (C27)
         self.takeovers = 0
+        self.resignations = 0
 
     @property
     def controller_broker(self) -> str:
@@ -76,6 +77,7 @@ class ClusterMember:
 
     def tick(self, now_us: int) -> list[ClusterEffect]:
         self.membership.tick(now_us)
+        self._consider_resigning(now_us)
         effects: list[ClusterEffect] = [Beat(self.membership.heartbeat(now_us))]
         effects.extend(self._consider_takeover(now_us))
         if now_us - self._reported_us >= _REPORT_US:
@@ -123,6 +125,13 @@ class ClusterMember:
         self._taking_over = True
         return [TakeOver(self.membership.controller_revision)]
 
+    def _consider_resigning(self, now_us: int) -> None:
+        """C29: a controller that cannot reach the store leaves the office to one that can."""
+        if self.controller is not None and self.membership.should_resign(now_us):
+            self.membership.resigned = True
+            self.controller = None
+            self.resignations += 1
+
     def took_over(self, key: ControllerKey, revision: int) -> list[ClusterEffect]:
         """The swap is through."""
         self._taking_over = False
@@ -135,7 +144,7 @@ class ClusterMember:
 
     def controller_is(self, key: ControllerKey | None, revision: int) -> list[ClusterEffect]:
         """The store says who the controller is."""
-        if revision <= self.membership.controller_revision and key is not None:
+        if revision <= self.membership.controller_revision and key is not None and not self.membership.hinted:
             return []
         self.membership.controller_is(key, revision)
         if not self.membership.is_controller:
@@ -174,6 +183,9 @@ class ClusterMember:
                 if broker not in dead
             }
         )
+        controller.heard_disks(*membership.writers(now_us))
+        controller.heard_somewhere = membership.heard_by_any(now_us)
+        controller.heard_suspicions(membership.suspicions(now_us))
         return list(controller.plan(now_us))
 
     def proposed(self, propose: Propose, revision: int | None, now_us: int) -> list[ClusterEffect]:

@@ -6,7 +6,8 @@ should be:
 
     members that are dead            leave, if someone who answers stays (C10, C12)
     a member that was restarted      is named anew in its place, if its log is whole (C3, C13)
-    a member its predecessor reports leaves (C14, C15), if enough stay (C8)
+    a member that is reported leaves (C14, C15), if enough stay (C8) whose disks take writes (C31)
+    a member whose disk takes no writes leaves, under the same conditions
     too few members                  a joiner is named (C11), and becomes the tail when it is ready
     too many, or on a draining broker    leave, once their replacement is in
     heads piled up on one broker     a member that is better placed becomes the head
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _replace = msgspec.structs.replace
+_HELD_OFF_US: Final = int(limits.JOINER_HELD_OFF_S * 1_000_000)
+_HELD_OFF_US_MAX: Final = int(limits.JOINER_HELD_OFF_S_MAX * 1_000_000)
 _COMPLAINT_US: Final = 1_500_000
 """Complaints are said with every tick while they hold; an older one is over."""
 
@@ -72,6 +75,13 @@ class Propose(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
 
 
+class _HeldOff(msgspec.Struct, frozen=True):
+    """A broker that is not tried again as a joiner of a partition for a while."""
+
+    until_us: int
+    delay_us: int
+
+
 class Held(msgspec.Struct, frozen=True):
     """A record as the store has it."""
 
@@ -93,12 +103,18 @@ class Controller:
         self._reports: dict[tuple[Key, str], ReplicaReport] = {}
         self._reported: dict[str, int] = {}  # which life of a broker has said what it holds
         self._ready: dict[Key, JoinerReady] = {}
-        self._complaints: dict[Key, tuple[Complaint, int]] = {}  # and when it was heard last
+        self._complaints: dict[Key, dict[Member, tuple[Complaint, int]]] = {}  # and when each was heard last
+        self.able: frozenset[str] = frozenset()  # brokers that said lately that their disks take writes (C31)
+        self.unable: frozenset[str] = frozenset()  # those that said that theirs do not
+        self.heard_somewhere: set[str] = set()  # brokers that this one hears, or another one that it hears
+        self.suspicions: Mapping[str, frozenset[str]] = {}  # whom each broker does not hear
+        self._held_off: dict[tuple[Key, str], _HeldOff] = {}  # brokers that failed as joiners
         self._now_us = 0
         self.awaited = False  # whether nothing may change before everyone has said what it holds (C27)
         self._under_way: dict[Key, int] = {}  # key -> proposal
         self._tally = Tally()  # of all records as they will be once what is under way is through
         self._stale: set[Key] = set()  # to be looked at
+        self._later: set[Key] = set()  # to be looked at with every tick: somebody is held off
         self._settled = True
         self._moves = 0
         self.behind: set[Key] = set()  # partitions of which the store knows an older epoch than their members
@@ -157,13 +173,27 @@ class Controller:
             self.alive = dict(alive)
             self._look_at_everything()
 
+    def heard_suspicions(self, suspicions: Mapping[str, frozenset[str]]) -> None:
+        """Whom each broker does not hear: nobody is filled by one that does not reach it."""
+        if suspicions != self.suspicions:
+            self.suspicions = suspicions
+            self._look_at_everything()
+
+    def heard_disks(self, able: frozenset[str], unable: frozenset[str]) -> None:
+        """Whose disk takes writes, and whose does not, by their own words (C31)."""
+        if (able, unable) != (self.able, self.unable):
+            self.able, self.unable = able, unable
+            self._look_at_everything()
+
     def heard_member(self, key: Key, message: PartitionMessage) -> None:
         """A member reports."""
         match message:
             case JoinerReady():
                 self._ready[key] = message
             case Complaint():
-                self._complaints[key] = message, self._now_us
+                others = self._complaints.get(key, {}).items()
+                kept = {member: said for member, said in others if said[0].epoch == message.epoch}
+                self._complaints[key] = {**kept, message.member: (message, self._now_us)}
             case _:
                 return
         self._stale.add(key)
@@ -198,6 +228,8 @@ class Controller:
     def plan(self, now_us: int) -> list[Propose]:
         """The next changes, in transactions of bounded size."""
         self._now_us = now_us
+        self._stale |= self._later
+        self._later.clear()
         if not self._stale or self.unheard:
             return []
         settled = not self._tally.unsettled
@@ -265,7 +297,7 @@ class Controller:
             return self._revive(key, record)
         if not any(self.alive.get(member.broker) == member.incarnation for member in survivors):
             return None  # nobody leaves while no survivor has said what it holds (C8)
-        survivors = self._without_reported(key, record, survivors)
+        survivors = self._without_reported(key, record, self._without_unable(record, survivors))
         if survivors != record.chain:
             return self._shrunk(record, survivors)
         return (
@@ -329,14 +361,26 @@ class Controller:
         whole = report.member.same_log(member) and not report.damaged and not report.failed
         return report.member if whole and report.end >= record.committed else None
 
+    def _without_unable(self, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
+        """C31: members whose disks take no writes leave, if enough stay that can; when all disks are full, nobody."""
+        rest = tuple(member for member in survivors if member.broker not in self.unable)
+        return rest if self._may_go_on(record, rest, self.able) else survivors
+
+    def _may_go_on(self, record: ChainRecord, rest: tuple[Member, ...], able: frozenset[str]) -> bool:
+        """Whether these are enough to commit (C8), and said lately that they can write (C31)."""
+        enough = len(rest) >= max(1, record.min_replicas)
+        return enough and self.may_remove and all(member.broker in able for member in rest)
+
     def _without_reported(self, key: Key, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
-        """C14, C15: the member that its predecessor complains about leaves, if enough stay (C8)."""
+        """C14, C15: the member that is complained about leaves, if enough stay (C8)."""
         complaint = self._complaint(key, record)
         if complaint is None:
             return survivors
         rest = tuple(member for member in survivors if member != complaint.member)
-        enough = len(rest) >= max(1, record.min_replicas)
-        return rest if enough or (rest and self._has_other(rest, complaint.member)) else survivors
+        replaceable = bool(rest) and self.may_remove and self._has_other(rest, complaint.member)
+        # Who complains may be cut off from this broker, and heard by way of another one.
+        able = self.able if complaint.by in self.unable else self.able | {complaint.by}
+        return rest if replaceable or self._may_go_on(record, rest, able) else survivors
 
     def _has_other(self, rest: tuple[Member, ...], reported: Member) -> bool:
         """Whether another broker could take the place of one that is reported: meanwhile nothing is committed (C8)."""
@@ -372,7 +416,11 @@ class Controller:
     def _with_joiner(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
         joining = record.joining
         if joining is not None:
-            if self.alive.get(joining.broker) != joining.incarnation or self._is_reported(key, record, joining):
+            gone = self.alive.get(joining.broker) != joining.incarnation or joining.broker in self.unable
+            reported = self._is_reported(key, record, joining)
+            if reported:
+                self._hold_off(key, joining.broker)
+            if gone or reported:
                 # Joint mode may be on: only a new epoch ends it (C11).
                 return _replace(record, epoch=record.epoch + 1, joining=None)
             ready = self._ready.get(key)
@@ -387,16 +435,34 @@ class Controller:
         eligible = record.eligible if len(chain) < record.min_replicas else ()
         return _replace(record, epoch=record.epoch + 1, chain=chain, joining=None, eligible=eligible)
 
+    def _hold_off(self, key: Key, broker: str) -> None:
+        """It held up the chain, or might have, and is not tried again at once."""
+        before = self._held_off.get((key, broker))
+        delay_us = _HELD_OFF_US if before is None else min(2 * before.delay_us, _HELD_OFF_US_MAX)
+        self._held_off[key, broker] = _HeldOff(self._now_us + delay_us, delay_us)
+
+    def _is_held_off(self, key: Key, broker: str) -> bool:
+        held_off = self._held_off.get((key, broker))
+        return held_off is not None and self._now_us < held_off.until_us
+
     def _is_reported(self, key: Key, record: ChainRecord, member: Member) -> bool:
-        complaint = self._complaint(key, record)
-        return complaint is not None and complaint.member == member
+        return any(complaint.member == member for complaint in self._complaints_now(key, record))
 
     def _complaint(self, key: Key, record: ChainRecord) -> Complaint | None:
-        """What is complained about now: of this epoch, and not long ago."""
-        complaint, heard_us = self._complaints.get(key, (None, 0))
-        if complaint is None or complaint.epoch != record.epoch or self._now_us - heard_us > _COMPLAINT_US:
-            return None
-        return complaint
+        """What is complained about now: the last of the chain, since those before it may only wait for it."""
+        places = {member: place for place, member in enumerate(record.chain)}
+        found = [complaint for complaint in self._complaints_now(key, record) if complaint.member in places]
+        return max(found, key=lambda complaint: places[complaint.member], default=None)
+
+    def _complaints_now(self, key: Key, record: ChainRecord) -> list[Complaint]:
+        """Of this epoch, not long ago, and about brokers that somebody hears: all others are judged as silent (C15)."""
+        return [
+            complaint
+            for complaint, heard_us in self._complaints.get(key, {}).values()
+            if complaint.epoch == record.epoch
+            and self._now_us - heard_us <= _COMPLAINT_US
+            and complaint.member.broker in self.heard_somewhere
+        ]
 
     def _wanted_joiner(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> Member | None:
         """Who should become the next tail: a replacement, or one more."""
@@ -404,18 +470,21 @@ class Controller:
         if len(settled) >= plan.factor:
             return None
         members = {member.broker for member in record.chain}
+        unheard = self.suspicions.get(record.chain[-1].broker, frozenset())  # by the tail, which would feed it
         candidates = [
             Candidate(broker.id, broker.zone)
             for broker in self.brokers.values()
-            if self._is_candidate(broker) and broker.id not in members
+            if self._is_candidate(broker) and broker.id not in members and broker.id not in unheard
         ]
-        complaint, _ = self._complaints.get(key, (None, 0))
-        if complaint is not None and len(candidates) > 1:
-            candidates = [c for c in candidates if c.broker != complaint.member.broker] or candidates
-        if not candidates:
+        ready = [candidate for candidate in candidates if not self._is_held_off(key, candidate.broker)]
+        if len(ready) < len(candidates):
+            self._later.add(key)
+        if not ready:
             return None
-        holders = [c for c in candidates if self._usable_log(key, c.broker) is not None]
-        broker = next_member([m.broker for m in record.chain], holders or candidates, load)
+        blamed = {member.broker for member in self._complaints.get(key, {})}
+        ready = [candidate for candidate in ready if candidate.broker not in blamed] or ready
+        holders = [candidate for candidate in ready if self._usable_log(key, candidate.broker) is not None]
+        broker = next_member([m.broker for m in record.chain], holders or ready, load)
         load.replicas[broker] += 1
         log_id = self._usable_log(key, broker) or self._new_id()
         return Member(broker, log_id, self.alive[broker])
@@ -423,7 +492,8 @@ class Controller:
     def _is_candidate(self, broker: BrokerRecord) -> bool:
         """Alive, staying, and known to hold what it holds: else a good copy might be begun anew."""
         incarnation = self.alive.get(broker.id)
-        return incarnation is not None and self._reported.get(broker.id) == incarnation and not broker.draining
+        known = incarnation is not None and self._reported.get(broker.id) == incarnation
+        return known and not broker.draining and broker.id not in self.unable
 
     def _usable_log(self, key: Key, broker: str) -> int | None:
         report = self._reports.get((key, broker))

@@ -6,6 +6,10 @@ each broker has the same few facts:
     refused   the connection broke and a new one was refused: no process is there. Dead now.
     silent    nothing heard for PEER_SILENCE_S. Dead when a second observer says so too.
 
+Heartbeats also say whether their sender reaches the coordination store (C29) and whether its disk takes writes
+(C31). A controller that does not reach the store while another broker does can change nothing: it resigns, which
+counts as not being heard.
+
 The controller's key has no lease. It is taken by compare-and-swap by a broker once a majority of the
 registered brokers, itself included, does not hear the controller; candidates wait by rank, so that usually only one
 tries. Timeouts decide when to act, never what is true: a wrong guess costs an election, not a message.
@@ -29,6 +33,9 @@ _CONTROLLER_SILENCE_US = int(limits.CONTROLLER_SILENCE_S * 1_000_000)
 _STAGGER_US = int(limits.ELECTION_STAGGER_S * 1_000_000)
 _RENEWAL_US = int(limits.LEASE_S / 2 * 1_000_000)  # whoever is there has renewed its liveness key by then
 _REMOVALS_US = int(limits.REMOVALS_S * 1_000_000)
+_RESIGN_US = int(limits.RESIGN_S * 1_000_000)
+_STEADY_US = int(3 * limits.PEER_HEARTBEAT_S * 1_000_000)  # said in several heartbeats, not in one
+_UNABLE_US = int(limits.UNABLE_S * 1_000_000)
 _LAG_US = int(limits.PEER_HEARTBEAT_S * 3 * 1_000_000)
 
 
@@ -42,6 +49,11 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_de
     hears_controller: bool = True
     load: int = 0  # connections; for whoever chooses between brokers
     hears_majority: bool = True
+    reaches_store: bool = True
+    writes: bool = True  # its disk takes writes (C31)
+    resigned: bool = False  # it is the controller by `controller_revision`, and gives that up (C29)
+    controller: str = ""  # who the controller is, for a receiver that does not reach the store
+    controller_incarnation: int = 0
 
 
 class ControllerKey(msgspec.Struct, frozen=True):
@@ -58,6 +70,15 @@ class _Peer(msgspec.Struct):
     opinion: Heartbeat | None = None
     opinion_us: int = 0
     deaf_since_us: int | None = None  # since when it says that it does not hear us
+    store_since_us: int | None = None  # since when it says that it reaches the store
+    unable_since_us: int | None = None  # since when it says that its disk takes no writes
+
+
+def _since(before_us: int | None, now_us: int, holds: bool) -> int | None:
+    """Since when something holds; None while it does not."""
+    if not holds:
+        return None
+    return now_us if before_us is None else before_us
 
 
 class Membership:
@@ -77,6 +98,10 @@ class Membership:
         self._given_up: dict[str, int] = {}  # brokers that were silent for too long -> since when they count as dead
         self.lags = 0  # how often this broker's own loop stood still
         self.load = 0
+        self._unable_since_us: int | None = None  # since when this broker's own disk takes no writes (C31)
+        self.resigned = False
+        self.hinted = False  # the controller is known from a peer alone (C28)
+        self._store_lost_us: int | None = None  # since when this broker has not reached the store
 
     # --- what is heard --------------------------------------------------------------------------
 
@@ -99,11 +124,19 @@ class Membership:
         news = self._view(peer, now_us) != "heard" or peer.incarnation != heartbeat.incarnation
         peer.incarnation, peer.heard_us, peer.refused = heartbeat.incarnation, now_us, False
         peer.opinion, peer.opinion_us = heartbeat, now_us
-        if self.me not in heartbeat.suspects:
-            peer.deaf_since_us = None
-        elif peer.deaf_since_us is None:
-            peer.deaf_since_us = now_us
+        peer.deaf_since_us = _since(peer.deaf_since_us, now_us, self.me in heartbeat.suspects)
+        peer.store_since_us = _since(peer.store_since_us, now_us, heartbeat.reaches_store)
+        peer.unable_since_us = _since(peer.unable_since_us, now_us, not heartbeat.writes)
+        self._take_hint(heartbeat)
         return news
+
+    def _take_hint(self, heartbeat: Heartbeat) -> None:
+        """Who does not reach the store believes a peer about the controller, until the store says (C28, C29)."""
+        newer = heartbeat.controller_revision > self.controller_revision
+        if newer and not self.reaches_store and heartbeat.controller not in ("", self.me):
+            key = ControllerKey(heartbeat.controller, heartbeat.controller_incarnation)
+            self.controller_is(key, heartbeat.controller_revision)
+            self.hinted = True
 
     def refused(self, broker: str) -> bool:
         """The connection is gone and a new one was refused; whether that is news."""
@@ -159,18 +192,87 @@ class Membership:
         suspects: dict[str, str] = {
             broker: view for broker, peer in self._peers.items() if (view := self._view(peer, now_us)) != "heard"
         }
-        hears = self.hears_controller(now_us)
-        majority = self.hears_majority(now_us)
-        return Heartbeat(self.me, self.incarnation, suspects, self.controller_revision, hears, self.load, majority)
+        controller = self.controller
+        return Heartbeat(
+            self.me,
+            self.incarnation,
+            suspects,
+            self.controller_revision,
+            self.hears_controller(now_us),
+            self.load,
+            self.hears_majority(now_us),
+            reaches_store=self.reaches_store,
+            writes=self.writes,
+            resigned=self.resigned,
+            controller="" if controller is None else controller.broker,
+            controller_incarnation=0 if controller is None else controller.incarnation,
+        )
+
+    # --- the store and the disk (C29, C31) ------------------------------------------------------
+
+    @property
+    def reaches_store(self) -> bool:
+        return self._store_lost_us is None
+
+    def store_answers(self, answers: bool, now_us: int) -> None:
+        """Whether the coordination store answered this broker just now."""
+        self._store_lost_us = _since(self._store_lost_us, now_us, not answers)
+
+    def should_resign(self, now_us: int) -> bool:
+        """C29: the controller cannot change anything, and somebody else could."""
+        lost_us = self._store_lost_us
+        if not self.is_controller or lost_us is None or now_us - lost_us < _RESIGN_US:
+            return False
+        return any(
+            peer.store_since_us is not None
+            and now_us - peer.store_since_us >= _STEADY_US
+            and self._view(peer, now_us) == "heard"
+            for peer in self._peers.values()
+        )
+
+    @property
+    def writes(self) -> bool:
+        return self._unable_since_us is None
+
+    def disk_writes(self, writes: bool, now_us: int) -> None:
+        """Whether this broker's own disk takes writes."""
+        self._unable_since_us = _since(self._unable_since_us, now_us, not writes)
+
+    def writers(self, now_us: int) -> tuple[frozenset[str], frozenset[str]]:
+        """Who says that its disk takes writes, and who has said for a while that it does not.
+
+        For a while, because disks may fill up together: then it is soon nobody who can take over (C31).
+        """
+        since = {self.me: self._unable_since_us}
+        for name, peer in self._peers.items():
+            if peer.opinion is not None and self._view(peer, now_us) == "heard":
+                since[name] = peer.unable_since_us
+        able = frozenset(name for name, at in since.items() if at is None)
+        return able, frozenset(name for name, at in since.items() if at is not None and now_us - at >= _UNABLE_US)
+
+    def suspicions(self, now_us: int) -> dict[str, frozenset[str]]:
+        """Whom each broker does not hear, by its own word."""
+        found = {self.me: frozenset(name for name in self._peers if self.view(name, now_us) != "heard")}
+        for name, peer in self._peers.items():
+            if peer.opinion is not None and peer.opinion.suspects and self._view(peer, now_us) == "heard":
+                found[name] = frozenset(peer.opinion.suspects)
+        return found
 
     # --- judgements -----------------------------------------------------------------------------
 
     def hears_majority(self, now_us: int) -> bool:
         """Of all registered brokers but those whose liveness key is gone too: they cannot be on another side."""
-        return self._is_majority(self._heard(now_us), now_us)
+        return self._is_majority(self.hearing(now_us), now_us)
 
-    def _heard(self, now_us: int) -> set[str]:
+    def hearing(self, now_us: int) -> set[str]:
+        """Whom this broker hears, itself included."""
         return {broker for broker in self.registered if self.view(broker, now_us) == "heard"}
+
+    def heard_by_any(self, now_us: int) -> set[str]:
+        """Who is heard by this broker, or by another one that it hears."""
+        heard = self.hearing(now_us)
+        opinions = [self._peers[name].opinion for name in heard if name != self.me]
+        return heard | {b for b in self.registered if any(o is not None and b not in o.suspects for o in opinions)}
 
     def _is_majority(self, heard: set[str], now_us: int) -> bool:
         gone = self._expired if now_us - self._lapsed_us > _RENEWAL_US else set()
@@ -179,7 +281,7 @@ class Membership:
     def is_confirmed(self, now_us: int) -> bool:
         """C6: someone who could replace us would have told us."""
         deaf = {name for name, peer in self._peers.items() if self._is_deaf(peer, now_us)}
-        if self._is_majority(self._heard(now_us) - deaf, now_us):
+        if self._is_majority(self.hearing(now_us) - deaf, now_us):
             return True
         return not self.is_controller and self.hears_controller(now_us) and self._controller_confirms(now_us)
 
@@ -231,27 +333,33 @@ class Membership:
     # --- election -------------------------------------------------------------------------------
 
     def controller_is(self, key: ControllerKey | None, revision: int) -> None:
-        if revision > self.controller_revision or key is None:
+        if revision > self.controller_revision or key is None or self.hinted:
             self.controller, self.controller_revision = key, revision
             self._deaf_since_us = None
+            self.resigned = self.hinted = False
 
     @property
     def is_controller(self) -> bool:
-        return self.controller == ControllerKey(self.me, self.incarnation)
+        return self.controller == ControllerKey(self.me, self.incarnation) and not self.resigned
 
     def hears_controller(self, now_us: int) -> bool:
         controller = self.controller
         if controller is None:
             return False
         if controller.broker == self.me:
-            return controller.incarnation == self.incarnation
+            return self.is_controller
         peer = self._peers.get(controller.broker)
         return (
             peer is not None
             and not peer.refused
             and peer.incarnation <= controller.incarnation
             and now_us - peer.heard_us <= _CONTROLLER_SILENCE_US
+            and not self._has_resigned(peer)
         )
+
+    def _has_resigned(self, peer: _Peer) -> bool:
+        opinion = peer.opinion
+        return opinion is not None and opinion.resigned and opinion.controller_revision == self.controller_revision
 
     def way_to_controller(self, now_us: int) -> str:
         """Whom to tell what the controller should know: itself, or someone it hears where it does not hear us (C15)."""
@@ -259,7 +367,7 @@ class Membership:
         peer = self._peers.get(controller)
         if peer is None or (self._view(peer, now_us) == "heard" and peer.deaf_since_us is None):
             return controller
-        between = sorted(self._heard(now_us) - {self.me, controller})
+        between = sorted(self.hearing(now_us) - {self.me, controller})
         return next((broker for broker in between if self._passes_on(self._peers[broker])), controller)
 
     def _passes_on(self, peer: _Peer) -> bool:
@@ -271,13 +379,18 @@ class Membership:
 
     def should_take_over(self, now_us: int) -> bool:
         """C16: a majority does not hear the controller, and nobody ranked before us has acted."""
-        if self.hears_controller(now_us) or not self._may_replace(now_us):
+        if not self.reaches_store or self.hears_controller(now_us) or not self._may_replace(now_us):
             self._deaf_since_us = None
             return False
         if self._deaf_since_us is None:
             self._deaf_since_us = now_us
-        candidates = sorted(self._heard(now_us))
+        candidates = sorted(broker for broker in self.hearing(now_us) if self._is_electable(broker))
         return now_us - self._deaf_since_us >= candidates.index(self.me) * _STAGGER_US
+
+    def _is_electable(self, broker: str) -> bool:
+        """C29: who does not reach the store is no candidate."""
+        peer = self._peers.get(broker)
+        return peer is None or peer.opinion is None or peer.opinion.reaches_store
 
     def _may_replace(self, now_us: int) -> bool:
         if self.controller is None or self.controller.broker == self.me:
@@ -290,7 +403,7 @@ class Membership:
             and peer.opinion.controller_revision <= self.controller_revision
             and now_us - peer.opinion_us <= _SILENCE_US
             for name, peer in self._peers.items()
-            if name != self.controller.broker
+            if name != self.controller.broker or self._has_resigned(peer)
         )
         return 2 * deaf > len(self.registered)
 
@@ -303,4 +416,6 @@ class Membership:
             "controller": self.controller.broker if self.controller is not None else "",
             "peers": {broker: self._view(peer, now_us) for broker, peer in self._peers.items()},
             "lags": self.lags,
+            "reaches_store": self.reaches_store,
+            "writes": self.writes,
         }

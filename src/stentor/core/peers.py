@@ -6,6 +6,9 @@
     P ── data ───► S        batches, each run with the epoch before it (broker: frames, simulator: Data)
     P ── Down ───► S        members 1..k are on disk up to here
     S ── Up ─────► P        how far everyone from here to the tail is, and what is committed
+    S ── Held ───► P        how far I am, whatever those after me do; said now and then
+    member ── Confirm ──► member   is this still your epoch? For somebody who reads up to the end
+    member ◄─ Confirmed ─ member   yes
     member ──────► controller   JoinerReady, Complaint, ReplicaReport
 
 Every message carries the epoch (C2). Messages may be lost, late or doubled: what matters is said
@@ -79,6 +82,32 @@ class Up(_Message, frozen=True):
         return before < quorum_wanted and before < min(self.durable[:to_quorum])
 
 
+class Held(_Message, frozen=True):
+    """What the sender itself has on disk: `Up` says only what matters for commits, and nobody is to be blamed for
+    those after it (C14).
+    """
+
+    epoch: int
+    end: int
+
+
+class Confirm(_Message, frozen=True):
+    """A member asks whether its epoch is still that of the receiver: a reader wants to know the end (C30)."""
+
+    epoch: int
+    nonce: int
+
+
+class Confirmed(_Message, frozen=True):
+    """The sender has adopted no newer epoch, as of after the question was asked (C30)."""
+
+    epoch: int
+    nonce: int
+    committed: int  # as far as the sender knows
+    sure: bool = False  # the sender is the head, and everything that was ever acknowledged is below `committed`
+    joiner: str = ""  # the broker for which the sender, the tail, waits in joint mode: it must be asked too
+
+
 class JoinerReady(_Message, frozen=True):
     """The joiner holds everything committed, and nothing is committed without it (C11)."""
 
@@ -92,6 +121,7 @@ class Complaint(_Message, frozen=True):
     epoch: int
     member: Member
     why: str
+    by: str = ""  # the broker that says so
 
 
 class ReplicaReport(_Message, frozen=True):
@@ -106,4 +136,6 @@ class ReplicaReport(_Message, frozen=True):
     halted: bool = False  # it refused to lose what is committed (C9): nothing changes without an operator
 
 
-PartitionMessage = Adopt | Link | Linked | Down | Up | JoinerReady | Complaint | ReplicaReport
+PartitionMessage = (
+    Adopt | Link | Linked | Down | Up | Held | Confirm | Confirmed | JoinerReady | Complaint | ReplicaReport
+)

@@ -128,6 +128,21 @@ def common_end(ours: Sequence[tuple[int, int]], our_end: int, theirs: Sequence[t
     return -1
 
 
+def common_part(
+    ours: Sequence[tuple[int, int]],
+    our_start: int,
+    our_end: int,
+    theirs: Sequence[tuple[int, int]],
+    their_start: int,
+    their_end: int,
+) -> int | None:
+    """Where the other log must be cut to be a part of ours; None when nothing of what is left is known to be."""
+    cut = common_end(ours, our_end, theirs, their_end)
+    if our_start <= their_start <= our_end:
+        cut = max(cut, their_start)  # what retention has let go there was committed: our log has it too
+    return cut if cut >= max(our_start, their_start) else None
+
+
 def _ends(table: Sequence[tuple[int, int]], end: int) -> dict[int, int]:
     following = [*(first for _, first in table[1:]), end]
     return {epoch: last for (epoch, _), last in zip(table, following, strict=False)}

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stentor.core.acks import QUORUM
 from stentor.errors import NotHead, NotReady, UnknownOutcome
 
 if TYPE_CHECKING:
+    from stentor.core.chain import Replica
     from stentor.core.records import ChainRecord
     from stentor.errors import StentorError
+
+
+def unready(replica: Replica, ack: int) -> StentorError | None:
+    """Why a replica cannot take a publish now; None when it can."""
+    if replica.failed:
+        return failed(replica.failed)
+    record = replica.record
+    if record is None or not replica.place.is_head or replica.wedged:
+        return not_head(next(iter(replica.place.brokers), ""), replica.epoch, replica.revision)
+    if not replica.active:
+        return not_active()
+    if replica.too_short(record):
+        return too_short(record)
+    if ack == QUORUM and len(record.chain) < record.quorum:
+        return no_quorum(record)
+    return None
 
 
 def failed(why: str) -> StentorError:

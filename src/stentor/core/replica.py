@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from stentor.core.records import Batch
     from stentor.errors import StentorError
+
+Certainty = Literal["sure", "if_newest", "unknown"]
+"""`if_newest`: certain if the coordination store has no newer record of the partition, of which nobody could say."""
 
 # --- events -------------------------------------------------------------------------------------
 
@@ -103,8 +106,16 @@ class PeerConnected(msgspec.Struct, frozen=True, gc=False):
     broker: str
 
 
-class Tick(msgspec.Struct, frozen=True, gc=False):
+class Tick(msgspec.Struct, frozen=True):
     """Some time passed."""
+
+    unheard: frozenset[str] = frozenset()  # brokers that this one does not hear at the moment
+
+
+class AskEnd(msgspec.Struct, frozen=True, gc=False):
+    """A reader wants to know where the committed messages end; End answers (C30)."""
+
+    ticket: int
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):
@@ -127,6 +138,7 @@ ReplicaEvent = (
     | Cut
     | PeerConnected
     | Tick
+    | AskEnd
     | Started
 )
 
@@ -223,6 +235,14 @@ class Retire(msgspec.Struct, frozen=True, gc=False):
     start: int
 
 
+class End(msgspec.Struct, frozen=True, gc=False):
+    """Where the committed messages end, as far as the chain could say (C30)."""
+
+    ticket: int
+    end: int
+    certainty: Certainty
+
+
 ReplicaEffect = (
     Append
     | Sync
@@ -238,4 +258,5 @@ ReplicaEffect = (
     | Truncate
     | Halt
     | Retire
+    | End
 )

@@ -32,6 +32,8 @@ class Cluster:
 
     def alive(self, names, **incarnations):
         self.controller.heard_alive({name: incarnations.get(name, 1) for name in names})
+        self.controller.heard_disks(frozenset(names), frozenset())
+        self.controller.heard_somewhere = set(names)
 
     def report(self, name, *, incarnation=1, end=100, committed=0, holds=True, **more):
         told = ReplicaReport(member(name, incarnation), 5, end, committed, **more)
@@ -156,6 +158,59 @@ def test_a_reported_member_leaves_below_the_minimum_if_another_can_take_its_plac
     assert cluster.chain == "a"
     assert [m.broker for m in record.eligible] == ["b"], "nothing is committed without it meanwhile"
     assert record.joining.broker == "c"
+
+
+def test_nobody_leaves_for_a_complaint_while_those_that_stay_do_not_say_that_they_can_write():
+    cluster = Cluster()
+    cluster.controller.heard_disks(frozenset("ab"), frozenset())
+    cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still", "a"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "abc", "c has not said so"
+    cluster.controller.heard_disks(frozenset("abc"), frozenset())
+    cluster.settle(steps=1)
+    assert cluster.chain == "ac"
+
+
+@pytest.mark.parametrize(("full", "left"), [("a", "bc"), ("c", "ab"), ("bc", "abc"), ("abc", "abc")])
+def test_members_on_full_disks_leave_if_enough_stay_that_can_write(full, left):
+    cluster = Cluster()
+    cluster.controller.heard_disks(frozenset("abc") - set(full), frozenset(full))
+    cluster.settle()
+    assert (cluster.chain, cluster.record.joining) == (left, None), "and who is full does not come back at once"
+
+
+def test_of_several_complaints_the_one_about_the_last_of_the_chain_counts():
+    cluster = Cluster("abcd", factor=4, minimum=3)
+    cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still", "a"))
+    cluster.controller.heard_member(KEY, Complaint(5, member("c"), "c stands still", "b"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "abd"
+
+
+def test_a_complaint_about_a_broker_that_nobody_hears_is_left_to_those_who_judge_silence():
+    cluster = Cluster()
+    cluster.controller.heard_somewhere = set("ac")
+    cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b is not heard", "a"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "abc"
+
+
+def test_a_joiner_that_was_complained_about_is_not_tried_again_at_once():
+    cluster = Cluster(chain="ab")
+    joining = cluster.settle().joining
+    epoch = cluster.record.epoch
+    cluster.controller.heard_member(KEY, Complaint(epoch, joining, "c stands still", "b"))
+    cluster.settle()
+    assert (cluster.record.joining, cluster.record.epoch) == (None, epoch + 1), "joint mode may be on"
+    assert not cluster.controller.plan(4_900_000)
+    (propose,) = cluster.controller.plan(5_100_000)
+    assert propose.changes[0].record.joining.broker == joining.broker
+
+
+def test_nobody_is_filled_by_a_tail_that_does_not_hear_it():
+    cluster = Cluster("abcd", chain="ab")
+    cluster.controller.heard_suspicions({"b": frozenset("c")})
+    assert cluster.settle().joining.broker == "d"
 
 
 def test_a_drained_broker_is_replaced_before_it_leaves():
