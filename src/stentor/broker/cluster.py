@@ -13,6 +13,7 @@ import asyncio
 import logging
 import secrets
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,15 +22,18 @@ from stentor import limits
 from stentor._version import __version__
 from stentor.broker.active import ActiveBroker
 from stentor.broker.catalogue import CONTROLLER, News, Topic, broker_key, chain_key, encode
+from stentor.broker.disk_health import DiskHealth
 from stentor.broker.peers import Peers
 from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
+from stentor.broker.store_contact import StoreContact
 from stentor.broker.topics import deleted_error
 from stentor.core import cluster as effects
 from stentor.core.cluster import ClusterMember
-from stentor.core.controller import BrokerRecord, Held, Propose
+from stentor.core.controller import BrokerRecord, Propose
+from stentor.core.controller import Held as HeldRecord
 from stentor.core.membership import ControllerKey, Heartbeat
-from stentor.core.peers import Adopt, Complaint, JoinerReady
+from stentor.core.peers import Adopt, Complaint, Confirm, Confirmed, Held, JoinerReady
 from stentor.core.replica import Offered, Received
 from stentor.errors import CoordinationUnavailable, NotReady, StentorError
 from stentor.ports import Changed
@@ -69,11 +73,11 @@ class Cluster:
         self._restarted_us: dict[str, int] = {}
         self.unheard: frozenset[str] = frozenset()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._lease = 0
         self.routes = Routes(broker)
         self.restored = Restored()
         self._active = ActiveBroker(broker, self)
         self._views: dict[str, str] = {}
+        self._disk: DiskHealth | None = None
         self._closed = False
 
     def _now_us(self) -> int:
@@ -115,7 +119,11 @@ class Cluster:
         broker.catalogue.replace(found.entries, found.revision, news)
         self._take_news(news)
         if not broker.replicas.single:
-            self.spawn(self._keep_alive())
+            self._disk = DiskHealth(Path(broker.config.data_directory), broker.config.disk_reserve_bytes)
+            self._disk.start()
+            contact = StoreContact(broker.store, broker.broker_id, broker.incarnation)
+            self.spawn(contact.keep_alive())
+            self.spawn(contact.ask(self._store_answers))
         self._tick()
 
     async def register(self) -> None:
@@ -141,19 +149,13 @@ class Cluster:
             if (await broker.store.swap(expect={key: revision}, put={key: encode(record)})).succeeded:
                 return
 
-    async def _keep_alive(self) -> None:
-        """The liveness key: a slow second observer, for when too few brokers are left to be one (E1)."""
-        store, key = self._broker.store, f"live/{self._broker.broker_id}"
-        while True:
-            try:
-                if not self._lease:
-                    self._lease = await store.lease(limits.LEASE_S)
-                    await store.swap(expect={}, put={key: str(self._broker.incarnation).encode()}, lease=self._lease)
-                await store.keep_alive(self._lease)
-            except StentorError as error:
-                logger.debug("the liveness key: %s", error)
-                self._lease = 0
-            await asyncio.sleep(limits.LEASE_S / 3)
+    def _store_answers(self, answers: bool) -> None:
+        self.machine.membership.store_answers(answers, self._now_us())
+
+    def disk_is_full(self) -> None:
+        """An append found no room: the others should know soon (C31)."""
+        if self._disk is not None:
+            self._disk.found_full()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Work that ends with this broker, and is told when it fails."""
@@ -175,6 +177,8 @@ class Cluster:
             return
         now_us = self._now_us()
         self.machine.membership.load = len(self._broker.sessions)
+        if self._disk is not None:
+            self.machine.membership.disk_writes(self._disk.tick(), now_us)
         if self.peers.names or not self._is_settled():
             self._do(self.machine.tick(now_us))
             self._watch_views(now_us)
@@ -291,7 +295,7 @@ class Cluster:
                 case peer.ForPartition(topic_id, partition, about):
                     self._heard_about((topic_id, partition), sender, about)
                 case peer.Pushed(records, complete):
-                    self._heard_records({(t, p): Held(record, revision) for t, p, record, revision in records})
+                    self._heard_records({(t, p): HeldRecord(record, revision) for t, p, record, revision in records})
                     self._fresh = self._fresh or complete
                 case peer.Reports(broker, incarnation, reports):
                     found = {(topic_id, partition): report for topic_id, partition, report in reports}
@@ -304,7 +308,7 @@ class Cluster:
             self._note_member(key, message)
             return
         if isinstance(message, Adopt):
-            self._heard_records({key: Held(message.record, message.revision)})
+            self._heard_records({key: HeldRecord(message.record, message.revision)})
         if (partition := self._broker.replicas.partitions.get(key)) is not None:
             partition.step(Received(sender, message))
 
@@ -317,7 +321,10 @@ class Cluster:
             partition.offered(offered, body[peer.REPLICATE.size :], session)
 
     def tell(self, to: str, key: Key, message: PartitionMessage) -> None:
-        self.peers.tell(to, key, message)
+        if not isinstance(message, Held | Confirm | Confirmed) or self.peers.knows(to, "confirm"):
+            self.peers.tell(to, key, message)
+        elif isinstance(message, Confirm):  # an older broker: it is believed to be where it was, as it used to be
+            self._loop.call_soon(self._heard_about, key, to, Confirmed(message.epoch, message.nonce, 0, sure=True))
 
     def report(self, key: Key, message: PartitionMessage) -> None:
         """Tell the controller something about a partition."""
@@ -432,7 +439,7 @@ class Cluster:
             logger.info("%x/%d: epoch %d, chain %s%s", *change.key, change.record.epoch, names, joining)
         self._do(self.machine.proposed(propose, revision, self._now_us()))
 
-    def push(self, records: dict[Key, Held], *, complete: bool = False) -> None:
+    def push(self, records: dict[Key, HeldRecord], *, complete: bool = False) -> None:
         """Everyone hears of new records at once; the watch is for who missed it."""
         if records:
             rows = [(*key, held.record, held.revision) for key, held in records.items()]
@@ -481,7 +488,7 @@ class Cluster:
             for name in self._broker.catalogue.brokers:
                 self.machine.membership.liveness(name, alive=name in live)
 
-    def _heard_records(self, records: dict[Key, Held]) -> None:
+    def _heard_records(self, records: dict[Key, HeldRecord]) -> None:
         news = News()
         for key, held in records.items():
             self._broker.catalogue.put_chain(key, held, news)
@@ -529,12 +536,12 @@ class Cluster:
 
     # --- topics changed here --------------------------------------------------------------------
 
-    async def topic_made(self, topic: Topic, held: dict[Key, Held]) -> None:
+    async def topic_made(self, topic: Topic, held: dict[Key, HeldRecord]) -> None:
         """This broker made a topic: everyone hears of it now."""
         self.topic_changed(topic, held)
         await self._broker.wait_until_active(topic)
 
-    def topic_changed(self, topic: Topic, held: dict[Key, Held] | None = None) -> None:
+    def topic_changed(self, topic: Topic, held: dict[Key, HeldRecord] | None = None) -> None:
         """This broker changed a topic, or made it with these chains."""
         news = News()
         self._broker.catalogue.put_topic(topic, news)
@@ -564,6 +571,8 @@ class Cluster:
 
     async def close(self) -> None:
         self._closed = True
+        if self._disk is not None:
+            self._disk.close()
         self.peers.close()
         for task in list(self._tasks):
             task.cancel()
@@ -576,6 +585,7 @@ class Cluster:
             **self.member.membership.statistics(self._now_us()),
             "confirmed": self.confirmed,
             "takeovers": self.member.takeovers,
+            "resignations": self.member.resignations,
             "store_restored": self.restored.noticed,
         }
         if self.member.controller is not None:

@@ -8,6 +8,7 @@ Everything here runs in the broker's loop except `log.sync`, `log.read` and `log
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from stentor.core.chain import Replica
     from stentor.core.peers import PartitionMessage
     from stentor.core.records import Key
-    from stentor.core.replica import ReplicaEffect, ReplicaEvent
+    from stentor.core.replica import Certainty, ReplicaEffect, ReplicaEvent
     from stentor.ports import Clock
     from stentor.storage.log import PartitionLog
     from stentor.wire.header import BatchHeader
@@ -61,6 +62,7 @@ class ChainWork(Protocol):
     def retire(self, partition: Partition, start: int) -> None: ...
     def unheard(self) -> frozenset[str]: ...
     def copy_failed(self) -> None: ...
+    def disk_is_full(self) -> None: ...
 
 
 def _unconfirmed(successor: str) -> NotReady:
@@ -107,6 +109,7 @@ class Partition:
         self._publisher: Session | None = None  # whose batch is being taken right now
         self._tickets = 0
         self._requests: dict[int, Request] = {}
+        self._ends: dict[int, asyncio.Future[r.End]] = {}  # readers that want to know where the messages end
         self._unsynced_bytes = 0
         self._held: set[Session] = set()  # publishers told to wait for the disk
         self._stopped: Callable[[], None] | None = None
@@ -181,6 +184,7 @@ class Partition:
         try:
             self._append(view, effect)
         except StentorError as error:
+            self._no_room(error)
             self._perform([r.Refuse(self._tickets, self._explained(error))])
             return
         self.messages_in += header.count
@@ -194,6 +198,10 @@ class Partition:
         if self.feed is not None:
             self.feed.wake()
         self._hold_if_far_ahead(request.session, len(view))
+
+    def _no_room(self, error: StentorError) -> None:
+        if isinstance(error, DiskFull) and self._chain is not None:
+            self._chain.disk_is_full()
 
     def _explained(self, error: StentorError) -> StentorError:
         """A full disk that holds what retention may not delete yet: say so, or nobody would look there."""
@@ -243,6 +251,7 @@ class Partition:
             self.log.append(chunk, headers)
         except StentorError as error:
             logger.warning("partition %s cannot take batches: %s", self.name, error)
+            self._no_room(error)
             self.step(r.NotTaken())
             return
         self.tail.add(headers[0].base_offset, headers[-1].end_offset, chunk)
@@ -336,6 +345,33 @@ class Partition:
             if not self._sync_under_way and not self.replica.failed:
                 self._start_sync()  # flush=interval: the timer may be an hour away
 
+    # --- the end, for readers (C30) -------------------------------------------------------------
+
+    @property
+    def asked_for_end(self) -> bool:
+        """Whether a reader waits to be told where the messages end."""
+        return bool(self._ends)
+
+    async def find_end(self, timeout_s: float) -> tuple[int, Certainty]:
+        """Where the committed messages end, and how certain that is."""
+        self._tickets += 1
+        ticket, found = self._tickets, self.loop.create_future()
+        self._ends[ticket] = found
+        self.step(r.AskEnd(ticket))
+        try:
+            async with asyncio.timeout(timeout_s):
+                end: r.End = await found
+        except TimeoutError:
+            return self.committed, "unknown"
+        finally:
+            self._ends.pop(ticket, None)
+        return end.end, end.certainty
+
+    def _end_found(self, end: r.End) -> None:
+        found = self._ends.get(end.ticket)
+        if found is not None and not found.done():
+            found.set_result(end)
+
     # --- effects --------------------------------------------------------------------------------
 
     def _perform(self, effects: list[ReplicaEffect]) -> None:
@@ -355,6 +391,8 @@ class Partition:
                 case r.Refuse():
                     request = self._requests.pop(effect.ticket)
                     request.session.fail(request.correlation, effect.error, "publish", self.name)
+                case r.End():
+                    self._end_found(effect)
                 case _:
                     self._perform_chain(effect)
         for session in answered:

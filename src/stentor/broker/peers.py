@@ -48,6 +48,7 @@ class PeerLink:
         self.purpose = purpose
         self.feeds: set[Feed] = set()
         self.greeted = False
+        self.features: frozenset[str] = frozenset()  # what the other one knows beyond the version
         self.on_greeted: Callable[[PeerLink], None] = lambda _: None
         self.on_refused: Callable[[PeerLink], None] = lambda _: None
         self.turn = broker.turn
@@ -136,7 +137,7 @@ class PeerLink:
             version_max=frames.PROTOCOL_VERSION,
             name=f"broker {self._broker.broker_id}",
             library=f"stentor {__version__}",
-            features=list(frames.FEATURES),
+            features=[*frames.FEATURES, *frames.PEER_FEATURES],
             broker=self._broker.broker_id,
             cluster_id=self._broker.cluster_id,
             purpose=self.purpose,
@@ -171,6 +172,7 @@ class PeerLink:
                 logger.warning("%s is broker %s, not %s", self.address, welcome.broker.id, self.name)
                 self.restart()
                 return
+            self.features = frozenset(welcome.features)
             self.greeted = True
             self.on_greeted(self)
         elif kind == Kind.ERROR:
@@ -249,6 +251,11 @@ class Peers:
         if links is not None:
             purpose = peer.DATA if isinstance(message, peer.DOWNWARDS) else peer.CONTROL
             links[purpose].send(peer.ForPartition(key[0], key[1], message))
+
+    def knows(self, to: str, feature: str) -> bool:
+        """Whether another broker understands certain messages; older ones do not."""
+        links = self._links.get(to)
+        return links is not None and feature in links[peer.CONTROL].features
 
     def data_link(self, to: str) -> PeerLink | None:
         links = self._links.get(to)

@@ -286,10 +286,11 @@ class Replicas:
                 partition.end_streams_for_now()
 
     def tick(self) -> None:
+        tick = Tick(self._broker.cluster.unheard)
         for partition in list(self.partitions.values()):
             replica = partition.replica
-            if not replica.linked or replica.place.successor is not None:
-                partition.step(Tick())
+            if not replica.linked or replica.place.successor is not None or replica.syncing or partition.asked_for_end:
+                partition.step(tick)
 
     def forget_superseded(self) -> None:
         """Copies that full chains no longer name go, a while after they were last needed."""
@@ -344,6 +345,9 @@ class Replicas:
 
     def unheard(self) -> frozenset[str]:
         return self._broker.cluster.unheard
+
+    def disk_is_full(self) -> None:
+        self._broker.cluster.disk_is_full()
 
     def copy_failed(self) -> None:
         """The controller should know soon."""
@@ -423,7 +427,7 @@ class Replicas:
 
         def retired(found: Any, error: StentorError | None) -> None:
             if error is None and self._holds(partition):
-                partition.replica.start = max(partition.replica.start, found)
+                partition.step(Started(found))  # those after this member hear of it, also while nothing is published
 
         work = partial(partition.log.retire_below, start, committed=partition.committed)
         self._broker.reads.submit(work, retired)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor import limits
+from stentor.broker.read_end import find_end
 from stentor.broker.waiting import without_store
 from stentor.core.names import check_pattern, matches
 from stentor.errors import InvalidArgument, ProtocolError, StentorError, TopicExists, TopicNotFound
@@ -121,7 +122,10 @@ async def _find_offset(broker: Broker, _: Session, request: messages.FindOffset)
     partition = broker.partition(request.topic_id, request.partition)
     broker.check_serves(partition)
     partition.check_seen(request.seen, request.seen_epoch)
-    start, committed = partition.log.start, partition.committed
+    committed, sure = partition.committed, True
+    if request.at != "earliest":
+        committed, sure = await find_end(broker, partition, stale=request.stale)
+    start = partition.log.start
     if request.at is not None:
         offset = start if request.at == "earliest" else committed
     elif request.last is not None:
@@ -130,7 +134,8 @@ async def _find_offset(broker: Broker, _: Session, request: messages.FindOffset)
         offset = await _read(partition, partial(_offset_at, partition, request.timestamp_us, committed))
     else:
         raise InvalidArgument("A position is missing.", hint="Name 'earliest', 'latest', a time or a number.")
-    return messages.OffsetFound(offset=offset, start=start, committed=committed, epoch=partition.replica.epoch)
+    epoch = partition.replica.epoch
+    return messages.OffsetFound(offset=offset, start=start, committed=committed, epoch=epoch, sure=sure)
 
 
 async def _read(partition: Partition, work: Callable[[], Any]) -> Any:

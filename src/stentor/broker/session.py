@@ -288,7 +288,8 @@ class Session:
         if hello.target not in ("", self.broker.broker_id):
             self._relay = Relay(self, self.broker.address_of(hello.target), hello)
             return
-        features: list[str] = [feature for feature in frames.FEATURES if feature in hello.features]
+        known = (*frames.FEATURES, *(frames.PEER_FEATURES if hello.broker else ()))
+        features: list[str] = [feature for feature in known if feature in hello.features]
         welcome = messages.Welcome(version=version, broker=self.broker.info(self.listener), features=features)
         self._answers.append(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))
         if hello.broker:

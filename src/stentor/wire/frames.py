@@ -27,6 +27,10 @@ FEATURES: Final = ("rows", "arrow", "lz4", "zstd")
 """What this side knows beyond the version: body encodings and compressions. A connection uses what both know."""
 
 
+PEER_FEATURES: Final = ("confirm",)
+"""The same between brokers: messages that an older one does not know. `confirm`: Held, Confirm and Confirmed."""
+
+
 class Kind(enum.IntEnum):
     """What a frame is. Kinds below 16 are about the connection, the others about data."""
 

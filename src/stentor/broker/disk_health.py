@@ -1,0 +1,99 @@
+"""Whether this broker's disk takes writes (C31): a small synced write, now and then, and the room that is left.
+
+A broker of a cluster says with every heartbeat whether it can write. It finds out in a thread of its own, because a
+disk that hangs does not answer. How long an answer is outstanding is counted in ticks of the loop, not in time: a
+process that was paused must not blame its disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+from stentor import limits
+
+logger = logging.getLogger(__name__)
+
+PROBE_FILE: Final = ".disk-probe"
+_STALL_TICKS: Final = int(limits.REPLICA_STALL_S / limits.PEER_HEARTBEAT_S)
+_FULL_TICKS: Final = int(2 * limits.DISK_PROBE_S / limits.PEER_HEARTBEAT_S) + 1
+_ROOM_AGAIN: Final = 1.25  # of the reserve: room that comes and goes must not make members come and go
+
+
+class DiskHealth:
+    """What is known of the disk under one data directory."""
+
+    def __init__(self, directory: Path, reserve_bytes: int) -> None:
+        self._path = directory / PROBE_FILE
+        self._reserve_bytes = reserve_bytes
+        self._probes = 0  # finished ones
+        self._seen_probes = 0
+        self._waiting_ticks = 0  # for how long the same probe has been under way
+        self._full = False
+        self._full_ticks = 0  # an append found no room, whatever the probe says
+        self._failure = ""
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._told = ""
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="stentor-disk-probe", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """A thread that hangs in the disk is left behind."""
+        self._closing.set()
+
+    # --- in the loop ----------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Called with every heartbeat: whether writes are taken."""
+        finished = self._probes != self._seen_probes
+        self._waiting_ticks = 0 if finished else self._waiting_ticks + 1
+        self._seen_probes = self._probes
+        self._full_ticks = max(0, self._full_ticks - 1)
+        why = self.why_not()
+        if why != self._told:
+            logger.log(logging.ERROR if why else logging.INFO, "%s", why or "the disk takes writes again")
+            self._told = why
+        return not why
+
+    def found_full(self) -> None:
+        """An append was refused for lack of room."""
+        self._full_ticks = _FULL_TICKS
+
+    def why_not(self) -> str:
+        """Why the disk takes no writes, in a sentence; empty while it does."""
+        if self._full or self._full_ticks:
+            return f"The disk of {self._path.parent} is full: less than {self._reserve_bytes} bytes are free."
+        if self._failure:
+            return f"The disk of {self._path.parent} takes no writes: {self._failure}."
+        if self._waiting_ticks > _STALL_TICKS:
+            return f"The disk of {self._path.parent} has not finished a small write for {limits.REPLICA_STALL_S:g} s."
+        return ""
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._probe()
+            except OSError as error:
+                self._failure = str(error)
+            self._probes += 1
+            self._closing.wait(limits.DISK_PROBE_S)
+
+    def _probe(self) -> None:
+        found = os.statvfs(self._path.parent)
+        free = found.f_bavail * found.f_frsize
+        self._full = free < self._reserve_bytes * (_ROOM_AGAIN if self._full else 1.0)
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(file, self._probes.to_bytes(8, "little"), 0)
+            os.fdatasync(file)
+        finally:
+            os.close(file)
+        self._failure = ""
