@@ -211,7 +211,8 @@ def _partition_info(broker: Broker, key: Key) -> messages.PartitionInfo:
     partition = broker.replicas.partitions.get(key)
     info = messages.PartitionInfo(partition=key[1]) if partition is None else partition.info()
     held = broker.catalogue.chains.get(key)
-    if not info.chain and held is not None and held.record.epoch >= info.epoch:  # elsewhere, or made a moment ago
+    if held is not None and (held.record.epoch > info.epoch or (not info.chain and held.record.epoch == info.epoch)):
+        # It is elsewhere, was made a moment ago, or this copy has not followed yet: its disk may hang.
         chain = [member.broker for member in held.record.chain]
         info = msgspec.structs.replace(info, epoch=held.record.epoch, chain=chain)
     return msgspec.structs.replace(info, recorded=broker.recorded.end(key))

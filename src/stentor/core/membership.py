@@ -101,7 +101,8 @@ class Membership:
         self._unable_since_us: int | None = None  # since when this broker's own disk takes no writes (C31)
         self.resigned = False
         self.hinted = False  # the controller is known from a peer alone (C28)
-        self._store_lost_us: int | None = None  # since when this broker has not reached the store
+        self.reaches_store = True
+        self._store_us = now_us  # when the store last answered this broker
 
     # --- what is heard --------------------------------------------------------------------------
 
@@ -210,18 +211,15 @@ class Membership:
 
     # --- the store and the disk (C29, C31) ------------------------------------------------------
 
-    @property
-    def reaches_store(self) -> bool:
-        return self._store_lost_us is None
-
     def store_answers(self, answers: bool, now_us: int) -> None:
         """Whether the coordination store answered this broker just now."""
-        self._store_lost_us = _since(self._store_lost_us, now_us, not answers)
+        self.reaches_store = answers
+        if answers:
+            self._store_us = now_us
 
     def should_resign(self, now_us: int) -> bool:
         """C29: the controller cannot change anything, and somebody else could."""
-        lost_us = self._store_lost_us
-        if not self.is_controller or lost_us is None or now_us - lost_us < _RESIGN_US:
+        if not self.is_controller or self.reaches_store or now_us - self._store_us < _RESIGN_US:
             return False
         return any(
             peer.store_since_us is not None

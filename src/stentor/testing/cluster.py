@@ -8,7 +8,9 @@ with cluster(brokers=3) as c, c.client() as client:
     client.publish("orders", "still here")
 
 With `network=True` (as root) every broker has a network namespace of its own, and links between brokers, clients and
-etcd can be cut: `cut`, `isolate`, `partition`, `ring`, `heal`.
+etcd can be cut or made slow: `cut`, `isolate`, `partition`, `ring`, `slow`, `heal`. With `disk_bytes=…` (as root) every
+broker has a small disk of its own that can be filled: `fill_disk`, `free_disk`. `hang_disk` and `release_disk` need
+`strace`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from stentor.client.sync_client import Client
 from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument
 from stentor.http.balancer import Backend
+from stentor.testing.disks import Disk, HangingSyncs
 from stentor.testing.etcd import LocalEtcd
 from stentor.testing.haproxy import LocalHaproxy
 from stentor.testing.network import CLIENTS, ETCD, Network
@@ -129,6 +132,7 @@ class LocalCluster:
         zones: Sequence[str] = (),
         port: int = 0,
         settings: dict[str, Any] | None = None,
+        disk_bytes: int = 0,
     ) -> None:
         self._temporary = data is None
         self.directory = Path(tempfile.mkdtemp(prefix="stentor-cluster-") if data is None else data)
@@ -140,6 +144,9 @@ class LocalCluster:
         self._settings = {"metrics_interval_s": 0, **(settings or {})}
         self._network = Network() if network else None
         self.brokers: dict[str, BrokerProcess] = {}
+        self._disk_bytes = disk_bytes  # of each broker's own disk; 0: all share that of the machine
+        self._disks: dict[str, Disk] = {}
+        self._hanging: dict[str, HangingSyncs] = {}
         self.balancers = [LocalHaproxy(f"haproxy-{index}", self.directory) for index in range(haproxy)]
 
     # --- life -----------------------------------------------------------------------------------
@@ -190,6 +197,9 @@ class LocalCluster:
         if self._network is not None:
             self._network.add(name)
             prefix, host = self._network.prefix(name), self._network.address(name)
+        if self._disk_bytes:
+            self._disks[name] = Disk(self.directory / name, self._disk_bytes)
+            self._disks[name].mount()
         process = BrokerProcess(name, self.directory / name, arguments, prefix, host)
         if self._port:
             process.port, process.http_port = self._port + 2 * index, self._port + 2 * index + 1
@@ -220,6 +230,8 @@ class LocalCluster:
 
     def cleanup(self) -> None:
         """Stop everything and remove what is temporary."""
+        for name in list(self._hanging):
+            self.release_disk(name)
         for balancer in self.balancers:
             balancer.kill()
         for broker in self.brokers.values():
@@ -229,6 +241,8 @@ class LocalCluster:
         self.etcd.cleanup()
         if self._network is not None:
             self._network.remove()
+        for disk in self._disks.values():
+            disk.remove()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -323,6 +337,10 @@ class LocalCluster:
         """Whatever was broken: cuts are healed, who is paused goes on, who is dead runs again."""
         if self._network is not None:
             self._network.heal()
+        for name in self.brokers:
+            self.release_disk(name)
+            if name in self._disks:
+                self.free_disk(name)
         for index in range(len(self.etcd.endpoints)):
             self.etcd.resume(index)
         self.etcd.start()
@@ -332,6 +350,24 @@ class LocalCluster:
             else:
                 self.restart(broker.name)
         self.restart_haproxy()
+
+    def fill_disk(self, name: str) -> None:
+        """Leave no byte free on a broker's own disk."""
+        self._disks[name].fill()
+
+    def free_disk(self, name: str) -> None:
+        """Make room again."""
+        self._disks[name].free()
+
+    def hang_disk(self, name: str) -> None:
+        """From now on no sync of a broker comes to an end."""
+        if name not in self._hanging:
+            self._hanging[name] = HangingSyncs(self.brokers[name].pid)
+
+    def release_disk(self, name: str) -> None:
+        """They go on."""
+        if (hanging := self._hanging.pop(name, None)) is not None:
+            hanging.release()
 
     def kill_haproxy(self, index: int = 0) -> None:
         """End a load balancer at once, with all connections through it."""
@@ -374,8 +410,12 @@ class LocalCluster:
         """Each broker reaches only its two neighbours; clients and etcd reach all."""
         self.network.ring()
 
+    def slow(self, name: str, bits_per_s: int) -> None:
+        """Let everything that a broker sends through at this rate only."""
+        self.network.slow(name, bits_per_s)
+
     def heal(self) -> None:
-        """End all cuts."""
+        """End all cuts, and make slow links fast again."""
         self.network.heal()
 
 

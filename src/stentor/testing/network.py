@@ -91,6 +91,7 @@ class Network:
         self._number = -1
         self._hosts: dict[str, int] = {CLIENTS: _CLIENTS_HOST, ETCD: _ETCD_HOST}
         self._cuts: set[Packets] = set()
+        self._slow: set[str] = set()
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -226,10 +227,19 @@ class Network:
             if j - i not in {1, len(names) - 1}:
                 self.cut(a, b)
 
+    def slow(self, name: str, bits_per_s: int) -> None:
+        """Let what a broker sends through at this rate; what is too much waits, and is dropped after a while."""
+        queue = ["root", "tbf", "rate", f"{bits_per_s}bit", "burst", "8kb", "latency", "2s"]
+        _run("tc", "-n", self.namespace(name), "qdisc", "replace", "dev", "eth0", *queue)
+        self._slow.add(name)
+
     def heal(self) -> None:
-        """Everyone reaches everyone again."""
+        """Everyone reaches everyone again, as fast as ever."""
         for name in self.brokers:
             self._filter(name, "-F")
+        for name in self._slow:
+            _try("tc", "-n", self.namespace(name), "qdisc", "delete", "dev", "eth0", "root")
+        self._slow.clear()
         self._cuts.clear()
 
     def __repr__(self) -> str:
