@@ -60,6 +60,7 @@ class Broker(MemberSide):
         self.disk.incarnation += 1
         self.replicas, self.feeds, self.waiting, self.cuts, self.taken, self.asking = {}, {}, {}, {}, set(), {}
         self.known = {}  # key -> the newest revision heard of
+        self.confirmed = {}  # key -> the newest record that the store itself has told
         self.seen = {}  # the store's key -> the newest revision heard of
         self.brokers, self.topics, self.tickets = {}, {}, 0
         self.cluster = ClusterMember(self.name, self.disk.incarnation, self.clock(), self.world.new_id)
@@ -211,6 +212,9 @@ class Broker(MemberSide):
             self.step(key, r.EpochStored(epoch))
 
     def do_truncate(self, key, replica, effect):
+        self.when_confirmed(key, self.truncate_soon, key, replica, effect)
+
+    def truncate_soon(self, key, replica, effect):
         """A sync that is under way is waited for, and says nothing any more, as in a broker."""
         if self.disk.logs[key].syncs:
             self.cuts[key] = replica, effect
@@ -297,7 +301,12 @@ class Broker(MemberSide):
         return sum(batch.end_offset <= replica.committed for batch in log.batches[: log.synced])
 
     def do_retire(self, key, replica, effect):
+        self.when_confirmed(key, self.retire, key, replica, effect)
+
+    def retire(self, key, replica, effect):
         """Segments go as a whole: a few batches below may stay."""
+        if self.replicas.get(key) is not replica:
+            return
         log = self.disk.logs[key]
         count = sum(batch.end_offset <= effect.start for batch in log.batches[: log.synced])
         count = max(0, count - self.world.between(0, 2))

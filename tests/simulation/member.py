@@ -32,8 +32,57 @@ class MemberSide:
 
     def hear_partition(self, key, sender, message):
         if isinstance(message, Adopt):
-            self.know(key, Held(message.record, message.revision))
+            held = Held(message.record, message.revision)
+            if not self.believes(key, held):
+                return
+            self.know(key, held)
         self.step(key, r.Received(sender, message))
+
+    # --- what was only heard (C28) --------------------------------------------------------------
+
+    def believes(self, key, held):
+        """Whether a peer's record may be followed at once; else the store is asked."""
+        replica = self.replicas.get(key)
+        if replica is None or self.keeps(replica, held.record):
+            return True
+        if held.revision > replica.revision:
+            self.step(key, r.Doubted(held.revision))
+            self.store.read(self.name, self.guard(self.looked_up))
+        return False
+
+    def keeps(self, replica, record):
+        if replica.me in record.members:
+            return True
+        has_part = replica.place.position is not None or replica.place.joins
+        return not has_part and all(member.broker != self.name for member in record.members)
+
+    def looked_up(self, entries):
+        self.take_entries(entries)
+        for key, replica in list(self.replicas.items()):
+            held = self.confirmed.get(key)
+            if replica.doubted and held is not None and held.revision == replica.revision:
+                self.step(key, r.Trusted())
+
+    def when_confirmed(self, key, work, *arguments):
+        """What cannot be undone waits for the store's word on this member's predecessor."""
+        replica = self.replicas.get(key)
+        if replica is None:
+            return
+        if self.is_confirmed(key, replica):
+            work(*arguments)
+        else:
+            self.store.read(self.name, self.guard(lambda entries: self.asked_store(entries, key, work, *arguments)))
+
+    def asked_store(self, entries, key, work, *arguments):
+        self.take_entries(entries)
+        if self.up:
+            self.when_confirmed(key, work, *arguments)
+
+    def is_confirmed(self, key, replica):
+        held = self.confirmed.get(key)
+        if held is None:
+            return False
+        return held.revision >= replica.revision or held.record.before(replica.me) == replica.place.predecessor
 
     def hear_offered(self, key, offered, run):
         self.take(key, offered, run)
@@ -57,7 +106,8 @@ class MemberSide:
 
     def hear_push(self, records):
         for key, held in records:
-            self.know(key, held)
+            if self.believes(key, held):
+                self.know(key, held)
 
     def know(self, key, held):
         if held.revision > self.known.get(key, 0):  # an older record must not take a newer log away
@@ -81,6 +131,8 @@ class MemberSide:
         self.to_all("heartbeat", effect.heartbeat)
 
     def push(self, effect):
+        for key, held in effect.records:
+            self.confirm(key, held)
         self.tell(self.name, "push", effect.records)
         self.to_all("push", effect.records)
 
@@ -152,7 +204,12 @@ class MemberSide:
         if self.cluster.controller is not None:
             self.cluster.controller.topic(key[1], value)
 
+    def confirm(self, key, held):
+        if key not in self.confirmed or self.confirmed[key].revision < held.revision:
+            self.confirmed[key] = held
+
     def entry_chain(self, key, value, revision):
+        self.confirm(key[1], Held(value, revision))
         self.cluster.heard_record(key[1], Held(value, revision))
         self.know(key[1], Held(value, revision))
 

@@ -66,6 +66,11 @@ def chain_key(key: Key) -> str:
     return f"chains/{key[0]:016x}/{key[1]}"
 
 
+def chains_prefix(topic_id: int) -> str:
+    """Below it, the records of all chains of a topic."""
+    return f"chains/{topic_id:016x}/"
+
+
 def broker_key(broker: str) -> str:
     """Where a broker's registration is."""
     return f"brokers/{broker}"
@@ -124,6 +129,7 @@ class Catalogue:
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
         self.chains: dict[Key, Held] = {}
+        self.confirmed: dict[Key, Held] = {}  # the same, as far as the store itself has said so (C28)
         self.brokers: dict[str, BrokerRecord] = {}
         self.recorded: dict[Key, tuple[int, int]] = {}  # end and revision
         self.deleted: set[int] = set()
@@ -139,7 +145,7 @@ class Catalogue:
         if kind == "topics":
             self.put_topic(Topic(_topics.decode(entry.value), entry.revision), news)
         elif kind == "chains":
-            self.put_chain(_key(rest), Held(_chains.decode(entry.value), entry.revision), news)
+            self.put_chain(_key(rest), Held(_chains.decode(entry.value), entry.revision), news, confirmed=True)
         elif kind == "brokers":
             record = _brokers.decode(entry.value)
             if self.brokers.get(record.id) != record:
@@ -165,13 +171,29 @@ class Catalogue:
         news.topics[topic.record.id] = topic
         self.changes += 1
 
-    def put_chain(self, key: Key, held: Held, news: News) -> None:
-        """A chain's record; only a newer one is news."""
+    def put_chain(self, key: Key, held: Held, news: News, *, confirmed: bool) -> None:
+        """A chain's record; only a newer one is news. `confirmed`: the store has it, no peer only says so (C28)."""
+        if confirmed and (key not in self.confirmed or self.confirmed[key].revision < held.revision):
+            self.confirmed[key] = held
         known = self.chains.get(key)
         if known is None or known.revision < held.revision:
             self.chains[key] = held
             news.chains[key] = held
             self.changes += 1
+
+    def unconfirmed(self, key: Key) -> Held | None:
+        """A record that only a peer has told so far."""
+        held, confirmed = self.chains.get(key), self.confirmed.get(key)
+        return held if held is not None and (confirmed is None or confirmed.revision < held.revision) else None
+
+    def drop_rumour(self, key: Key, news: News) -> None:
+        """The store does not have what a peer has told: go back to what it has."""
+        held = self.confirmed.get(key)
+        self.changes += 1
+        if held is None:
+            del self.chains[key]
+        else:
+            self.chains[key] = news.chains[key] = held
 
     def put_recorded(self, key: Key, end: int, revision: int) -> None:
         """How far a partition has been recorded; only a newer word counts."""
@@ -189,6 +211,7 @@ class Catalogue:
             held = self.chains.get(chain)
             if held is not None and held.revision <= revision and not self._vanished(chain[0]):
                 del self.chains[chain]
+                self.confirmed.pop(chain, None)
                 news.chains[chain] = None
         elif kind == "brokers" and self.brokers.pop(rest, None) is not None:
             news.brokers = True

@@ -23,6 +23,7 @@ from stentor._version import __version__
 from stentor.broker.active import ActiveBroker
 from stentor.broker.catalogue import CONTROLLER, News, Topic, broker_key, chain_key, encode
 from stentor.broker.disk_health import DiskHealth
+from stentor.broker.hearsay import Hearsay
 from stentor.broker.peers import Peers
 from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
@@ -75,6 +76,7 @@ class Cluster:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.routes = Routes(broker)
         self.restored = Restored()
+        self.hearsay = Hearsay(broker, self)
         self._active = ActiveBroker(broker, self)
         self._views: dict[str, str] = {}
         self._disk: DiskHealth | None = None
@@ -117,7 +119,7 @@ class Cluster:
         found = await broker.store.range("")
         news = News(brokers=True, chains=dict(broker.catalogue.chains))
         broker.catalogue.replace(found.entries, found.revision, news)
-        self._take_news(news)
+        self.take_news(news)
         if not broker.replicas.single:
             self._disk = DiskHealth(Path(broker.config.data_directory), broker.config.disk_reserve_bytes)
             self._disk.start()
@@ -179,7 +181,7 @@ class Cluster:
         self.machine.membership.load = len(self._broker.sessions)
         if self._disk is not None:
             self.machine.membership.disk_writes(self._disk.tick(), now_us)
-        if self.peers.names or not self._is_settled():
+        if self.peers.names or self.machine.controller is None:  # alone, one has nothing to do as one's own controller
             self._do(self.machine.tick(now_us))
             self._watch_views(now_us)
             self._active.choose()
@@ -187,12 +189,9 @@ class Cluster:
         if now_us - self._pinged_us > limits.HEARTBEAT_S * 1_000_000:
             self._pinged_us = now_us
             self.peers.ping()
+            self.hearsay.check_rumours()
         self._broker.replicas.tick()
         self._loop.call_later(limits.PEER_HEARTBEAT_S, self._tick)
-
-    def _is_settled(self) -> bool:
-        """A broker on its own has nothing to do once it is its own controller."""
-        return self.machine.controller is not None
 
     def _watch_views(self, now_us: int) -> None:
         membership = self.machine.membership
@@ -245,7 +244,6 @@ class Cluster:
 
     @property
     def active(self) -> str:
-        """The one broker that serves active-passive topics."""
         return self._broker.catalogue.active
 
     @property
@@ -295,7 +293,8 @@ class Cluster:
                 case peer.ForPartition(topic_id, partition, about):
                     self._heard_about((topic_id, partition), sender, about)
                 case peer.Pushed(records, complete):
-                    self._heard_records({(t, p): HeldRecord(record, revision) for t, p, record, revision in records})
+                    said = {(t, p): HeldRecord(record, revision) for t, p, record, revision in records}
+                    self._heard_records(self.hearsay.believed(said), confirmed=False)
                     self._fresh = self._fresh or complete
                 case peer.Reports(broker, incarnation, reports):
                     found = {(topic_id, partition): report for topic_id, partition, report in reports}
@@ -308,7 +307,10 @@ class Cluster:
             self._note_member(key, message)
             return
         if isinstance(message, Adopt):
-            self._heard_records({key: HeldRecord(message.record, message.revision)})
+            believed = self.hearsay.believed({key: HeldRecord(message.record, message.revision)})
+            self._heard_records(believed, confirmed=False)
+            if not believed:
+                return
         if (partition := self._broker.replicas.partitions.get(key)) is not None:
             partition.step(Received(sender, message))
 
@@ -444,7 +446,7 @@ class Cluster:
         if records:
             rows = [(*key, held.record, held.revision) for key, held in records.items()]
             self.peers.send_all(peer.Pushed(rows, complete))
-            self._heard_records(records)
+            self._heard_records(records, confirmed=True)
 
     # --- the store ------------------------------------------------------------------------------
 
@@ -463,7 +465,8 @@ class Cluster:
             else:
                 self._broker.catalogue.replace(event.entries, event.revision, news)
                 self._note_all_liveness([entry.key for entry in event.entries])
-            self._take_news(news)
+            self.take_news(news)
+            self.hearsay.settle()
 
     def _note_liveness(self, key: str, *, alive: bool) -> None:
         kind, _, name = key.partition("/")
@@ -478,7 +481,8 @@ class Cluster:
             return
         news = News()
         self._broker.catalogue.replace(found.entries, found.revision, news)
-        self._take_news(news)
+        self.take_news(news)
+        self.hearsay.settle()
         self._note_all_liveness([entry.key for entry in found.entries])
 
     def _note_all_liveness(self, keys: list[str]) -> None:
@@ -488,13 +492,13 @@ class Cluster:
             for name in self._broker.catalogue.brokers:
                 self.machine.membership.liveness(name, alive=name in live)
 
-    def _heard_records(self, records: dict[Key, HeldRecord]) -> None:
+    def _heard_records(self, records: dict[Key, HeldRecord], *, confirmed: bool) -> None:
         news = News()
         for key, held in records.items():
-            self._broker.catalogue.put_chain(key, held, news)
-        self._take_news(news)
+            self._broker.catalogue.put_chain(key, held, news, confirmed=confirmed)
+        self.take_news(news)
 
-    def _take_news(self, news: News) -> None:
+    def take_news(self, news: News) -> None:
         """What the store says goes to whom it concerns."""
         broker = self._broker
         self.restored.tell_vanished(news.vanished)
@@ -503,7 +507,7 @@ class Cluster:
         if news.brokers:
             self._take_brokers()
         if news.active and self.machine.controller is not None:
-            self.machine.controller.set_active(self.active)
+            self.machine.controller.set_active(broker.catalogue.active)
         for topic_id, topic in news.topics.items():
             self._take_topic(topic_id, topic)
         for key, held in news.chains.items():
@@ -546,8 +550,8 @@ class Cluster:
         news = News()
         self._broker.catalogue.put_topic(topic, news)
         for key, one in (held or {}).items():
-            self._broker.catalogue.put_chain(key, one, news)
-        self._take_news(news)
+            self._broker.catalogue.put_chain(key, one, news, confirmed=True)
+        self.take_news(news)
         self.peers.send_all(peer.TopicsChanged(topic.revision))
 
     async def topic_deleted(self, topic: Topic) -> None:
@@ -561,7 +565,7 @@ class Cluster:
             news.chains[key] = None
         if self.machine.controller is not None:
             self.machine.controller.topic(topic.record.id, None)
-        self._take_news(news)
+        self.take_news(news)
         self.routes.announce()
         for key in topic.keys:
             await self._broker.replicas.drop(key, deleted_error(topic.record.name))

@@ -62,6 +62,7 @@ class ChainWork(Protocol):
     def retire(self, partition: Partition, start: int) -> None: ...
     def unheard(self) -> frozenset[str]: ...
     def copy_failed(self) -> None: ...
+    def when_confirmed(self, partition: Partition, work: Callable[[], None]) -> None: ...
     def disk_is_full(self) -> None: ...
 
 
@@ -304,6 +305,10 @@ class Partition:
 
     def _truncate(self, effect: r.Truncate) -> None:
         """Once no sync runs: cut the log and derive everything again, in a disk thread."""
+        assert self._chain is not None
+        self._chain.when_confirmed(self, partial(self._truncate_now, effect))
+
+    def _truncate_now(self, effect: r.Truncate) -> None:
         self._truncating = effect
         if not self._sync_under_way:
             self._cut_log()

@@ -25,7 +25,7 @@ from stentor.storage.model import LogSettings
 from stentor.storage.recovery import ForeignSegment
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
 
     from stentor.broker.broker import Broker
     from stentor.broker.catalogue import Topic
@@ -235,9 +235,7 @@ class Replicas:
     def _named(self, held: Held) -> Member | None:
         """This broker's member in the record, if it is of this life."""
         me, life = self._broker.broker_id, self._journal.incarnation
-        record = held.record
-        members: tuple[Member, ...] = record.chain if record.joining is None else (*record.chain, record.joining)
-        return next((m for m in members if m.broker == me and m.incarnation == life), None)
+        return next((m for m in held.record.members if m.broker == me and m.incarnation == life), None)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._broker.loop.create_task(work)
@@ -301,13 +299,24 @@ class Replicas:
             if record is None or held is None or not self._is_superseded(held, partition):
                 self._superseded_since.pop(key, None)
             elif now - self._superseded_since.setdefault(key, now) > limits.SUPERSEDED_S:
-                logger.info("%s: this copy is not needed any more and is removed", partition.name)
                 del self._superseded_since[key]
-                self._spawn(self.drop(key, StentorError("This copy was removed.")))
+                self._spawn(self._drop_superseded(key, partition))
+
+    async def _drop_superseded(self, key: Key, partition: Partition) -> None:
+        """C28: the store is asked once more before a copy is removed."""
+        try:
+            await self._broker.cluster.look_again()
+        except StentorError as error:
+            logger.warning("%s: whether this copy is still needed could not be asked: %s", partition.name, error)
+            return
+        held = self._broker.catalogue.confirmed.get(key)
+        if held is not None and self._is_superseded(held, partition) and self._holds(partition):
+            logger.warning("%s: this copy is not needed any more and is removed", partition.name)
+            await self.drop(key, StentorError("This copy was removed."))
 
     def _is_superseded(self, held: Held, partition: Partition) -> bool:
         record = held.record
-        members = (*record.chain, *record.eligible, *((record.joining,) if record.joining is not None else ()))
+        members = (*record.members, *record.eligible)
         named = any(member.broker == self._broker.broker_id for member in members)
         return not named and len(record.chain) >= record.factor and partition.replica.place.position is None
 
@@ -422,8 +431,15 @@ class Replicas:
         dedupe.restore(effect.snapshot)
         return fresh
 
+    def when_confirmed(self, partition: Partition, work: Callable[[], None]) -> None:
+        """C28: what cannot be undone waits for the store's word on this member's predecessor."""
+        self._broker.cluster.hearsay.when_confirmed(partition, work)
+
     def retire(self, partition: Partition, start: int) -> None:
         """The head let go of what is below; so does this member (C23)."""
+        self.when_confirmed(partition, partial(self._retire, partition, start))
+
+    def _retire(self, partition: Partition, start: int) -> None:
 
         def retired(found: Any, error: StentorError | None) -> None:
             if error is None and self._holds(partition):

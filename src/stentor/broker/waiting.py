@@ -56,7 +56,7 @@ class Remembered(msgspec.Struct, frozen=True, array_like=True):
         for record, revision in self.topics:
             found.put_topic(Topic(record, revision), news)
         for topic_id, partition, chain, revision in self.chains:
-            found.put_chain((topic_id, partition), Held(chain, revision), news)
+            found.put_chain((topic_id, partition), Held(chain, revision), news, confirmed=False)
         found.brokers = {broker.id: broker for broker in self.brokers}
         return found
 

@@ -78,6 +78,7 @@ class Replica:
         self.damaged = damaged
         self.table = EpochTable(table)
         self.linked = False  # reconciled with the predecessor in this epoch, or the head
+        self.doubted = False  # a peer says that a newer chain does without this member (C28)
         self._adopting: r.Configure | None = None  # wedged: waits for its epoch to be on disk
         self._attempt = 0
         self._asked_at_us = 0
@@ -108,12 +109,12 @@ class Replica:
     def serves(self) -> bool:
         """Whether the commit point was renewed in this epoch: what was acknowledged before is below it (C24)."""
         heard = (self.place.is_head or self._above >= 0) and (self.place.is_tail or bool(self.below.durable))
-        return self.linked and self._adopting is None and self.place.position is not None and heard
+        return self.linked and not self.wedged and self.place.position is not None and heard
 
     @property
     def wedged(self) -> bool:
-        """Whether a newer epoch is on its way to the disk (C4)."""
-        return self._adopting is not None
+        """Whether there is, or seems to be, a newer epoch that is not adopted yet (C4, C28)."""
+        return self._adopting is not None or self.doubted
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -138,6 +139,11 @@ class Replica:
                 return self._received(event, now_us)
             case r.Configure():
                 return self._configure(event, now_us)
+            case r.Doubted():
+                return self._doubt(event.revision)
+            case r.Trusted():
+                self.doubted = False
+                return []
             case r.EpochStored():
                 return self._epoch_stored(event.epoch, now_us)
             case r.Cut():
@@ -216,14 +222,9 @@ class Replica:
         self._quorum_wanted = max(self._quorum_wanted, event.quorum)
         if not self.linked or event.attempt != self._attempt or event.base < self.end:
             return []  # for an older link, or said twice
-        if event.base > self.end or not self._continues(event.previous):
+        if event.base > self.end or not self.table.continues(self.end, event.previous):
             return self._ask(now_us)
         return [r.Take()]
-
-    def _continues(self, previous: int) -> bool:
-        """C9: the batch before is of the same epoch in both logs; 0 when retention has let it go in one of them."""
-        known = self.table.epoch_before(self.end)
-        return previous == known or not previous or not known
 
     def _taken(self, event: r.Taken) -> list[Effect]:
         for batch in event.batches:
@@ -239,11 +240,7 @@ class Replica:
         if self.failed or self._cutting is not None:
             return []
         self.durable = max(self.durable, min(end, self.end))
-        effects = self._progress()
-        if self.end > self.durable:
-            self.syncing = True
-            effects.append(r.Sync())
-        return effects
+        return self._progress() + (self._sync() if self.end > self.durable else [])
 
     def _progress(self) -> list[Effect]:
         """Something is further: pass it down, commit at the tail, pass it up, answer."""
@@ -255,7 +252,9 @@ class Replica:
         if successor is not None and self.below.fed is not None and (durable, self.start) != self.below.told:
             self.below.told = (durable, self.start)
             effects.append(r.Send(successor.broker, m.Down(self.epoch, durable, self.start)))
-        self._commit(self._commit_point(durable), effects)
+        if (end := self._commit_point(durable)) > self.committed:
+            self.committed = end
+            effects.append(r.Committed(end))
         if durable >= 0 and self.place.is_tail and self.record is not None and self.record.joining is not None:
             self._consider_joint(effects)  # once all that was acknowledged in earlier epochs is known to be (C24)
         self._pass_up(effects)
@@ -279,11 +278,6 @@ class Replica:
     def _own_durable(self) -> int:
         """What this member answers for; in joint mode the tail answers for the joiner too (C11)."""
         return min(self.durable, self.below.joiner) if self.below.joint else self.durable
-
-    def _commit(self, end: int, effects: list[Effect]) -> None:
-        if end > self.committed:
-            self.committed = end
-            effects.append(r.Committed(end))
 
     def _pass_up(self, effects: list[Effect]) -> None:
         """How far this member and all below it are; at once, so that the head knows as early as can be."""
@@ -361,7 +355,7 @@ class Replica:
 
     def is_in_epoch(self, epoch: int) -> bool:
         """Whether this member has a place in this epoch, and has heard of no newer one (C30)."""
-        return self._current(epoch) and (self.place.position is not None or self.place.joins)
+        return self._current(epoch) and not self.doubted and (self.place.position is not None or self.place.joins)
 
     def _is_successor(self, broker: str) -> bool:
         return self.place.successor is not None and self.place.successor.broker == broker
@@ -386,11 +380,17 @@ class Replica:
         self._adopting = event
         return [r.StoreEpoch(event.record.epoch), *self.confirmations.give_up()]
 
+    def _doubt(self, revision: int) -> list[Effect]:
+        if revision <= self.revision or self.doubted:
+            return []
+        self.doubted = True
+        return [*self._depose(), *self.confirmations.give_up()]
+
     def _epoch_stored(self, epoch: int, now_us: int) -> list[Effect]:
         if self._adopting is None or self._adopting.record.epoch != epoch:
             return []
         event, self._adopting = self._adopting, None
-        self.revision, self.epoch = event.revision, event.record.epoch
+        self.revision, self.epoch, self.doubted = event.revision, event.record.epoch, False
         self.place.find(event.record, self.me)
         self._forget_epoch(now_us)
         effects = self._unfeed()

@@ -52,6 +52,18 @@ class ChainRecord(msgspec.Struct, frozen=True):
         return self.factor // 2 + 1
 
     @property
+    def members(self) -> tuple[Member, ...]:
+        """The chain, and the joiner behind it."""
+        return self.chain if self.joining is None else (*self.chain, self.joining)
+
+    def before(self, member: Member) -> Member | None:
+        """Who feeds a member or the joiner; None for the head, and for who has no place."""
+        if member == self.joining:
+            return self.chain[-1]
+        place = self.chain.index(member) if member in self.chain else 0
+        return self.chain[place - 1] if place else None
+
+    @property
     def is_short(self) -> bool:
         """Whether too few members are left for anything to be committed (C8)."""
         return len(self.chain) < self.min_replicas
@@ -106,6 +118,11 @@ class EpochTable:
         """The epoch of the batch that ends at this offset; 0 at the beginning of everything."""
         place = bisect_right(self._firsts, offset - 1)
         return self._epochs[place - 1] if place else 0
+
+    def continues(self, end: int, previous: int) -> bool:
+        """C9: the batch before is of the same epoch in both logs; 0 when retention has let it go in one of them."""
+        known = self.epoch_before(end)
+        return previous == known or not previous or not known
 
     def entries(self) -> list[tuple[int, int]]:
         return list(zip(self._epochs, self._firsts, strict=True))

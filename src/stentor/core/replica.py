@@ -59,6 +59,18 @@ class Configure(msgspec.Struct, frozen=True):
     revision: int
 
 
+class Doubted(msgspec.Struct, frozen=True, gc=False):
+    """A peer says that a newer chain does without this member. Until the store says whether that is so, it takes
+    nothing and serves nobody (C6, C28).
+    """
+
+    revision: int
+
+
+class Trusted(msgspec.Struct, frozen=True, gc=False):
+    """The store's record is the one that this member has adopted: what peers said otherwise is wrong (C28)."""
+
+
 class EpochStored(msgspec.Struct, frozen=True, gc=False):
     """The epoch of a StoreEpoch effect is on disk."""
 
@@ -130,6 +142,8 @@ ReplicaEvent = (
     | Durable
     | Fail
     | Configure
+    | Doubted
+    | Trusted
     | EpochStored
     | Received
     | Offered

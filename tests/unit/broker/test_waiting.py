@@ -19,7 +19,7 @@ CHAIN = ChainRecord(3, (Member("b0", 1, 1), Member("b1", 2, 5)), proposal=1, fac
 def broker():
     catalogue = Catalogue()
     catalogue.put_topic(Topic(TopicRecord("orders", 7, TopicSettings(), 0), 4), News())
-    catalogue.put_chain(KEY, Held(CHAIN, 9), News())
+    catalogue.put_chain(KEY, Held(CHAIN, 9), News(), confirmed=True)
     catalogue.brokers["b0"] = BrokerRecord("b0", 1, address="10.0.0.1:7440")
     return SimpleNamespace(cluster_id="c", catalogue=catalogue)
 
@@ -47,7 +47,7 @@ def test_only_news_is_written(waiting, broker, tmp_path):
     waiting.note()
     waiting.store()
     assert not (tmp_path / "catalogue").exists()
-    broker.catalogue.put_chain(KEY, Held(CHAIN, 10), News())
+    broker.catalogue.put_chain(KEY, Held(CHAIN, 10), News(), confirmed=True)
     waiting.note()
     waiting.store()
     assert waiting._load().catalogue().chains[KEY].revision == 10
