@@ -15,8 +15,6 @@ import secrets
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.active import ActiveBroker
@@ -24,7 +22,9 @@ from stentor.broker.catalogue import CONTROLLER, News, Topic, broker_key, chain_
 from stentor.broker.peers import Peers
 from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
+from stentor.broker.senders import Senders, passed_on
 from stentor.broker.topics import deleted_error
+from stentor.broker.trust import LEVEL_KNOWN
 from stentor.core import cluster as effects
 from stentor.core.cluster import ClusterMember
 from stentor.core.controller import BrokerRecord, Held, Propose
@@ -72,6 +72,7 @@ class Cluster:
         self._lease = 0
         self.routes = Routes(broker)
         self.restored = Restored()
+        self.senders = Senders(broker)
         self._active = ActiveBroker(broker, self)
         self._views: dict[str, str] = {}
         self._closed = False
@@ -88,7 +89,8 @@ class Cluster:
             found = await store.get(_IDENTITY)
             if found is not None:
                 return found.value.decode()
-            await store.swap(expect={_IDENTITY: 0}, put={_IDENTITY: uuid.uuid4().hex.encode()})
+            founding = self._broker.trust.founding()
+            await store.swap(expect={_IDENTITY: 0}, put={_IDENTITY: uuid.uuid4().hex.encode(), **founding})
 
     async def learn(self) -> int:
         """Read everything; returns the revision from which to watch."""
@@ -136,6 +138,7 @@ class Cluster:
                 draining=draining,
                 version=__version__,
                 addresses=broker.listeners.addresses,
+                level=LEVEL_KNOWN,
             )
             revision = 0 if held is None else held.revision
             if (await broker.store.swap(expect={key: revision}, put={key: encode(record)})).succeeded:
@@ -281,13 +284,14 @@ class Cluster:
     def heard(self, sender: str, body: memoryview) -> None:
         """Control messages of another broker."""
         for message in peer.decode(body):
+            if not self.senders.may_say(sender, message):
+                continue
             now_us = self._now_us()
             match message:
                 case Heartbeat():
                     self._do(self.machine.heard(message, now_us))
                 case peer.ForPartition(pass_on=True) | peer.Reports(pass_on=True) if self.machine.controller is None:
-                    # Once, and no further: two brokers may each take the other one for the controller.
-                    self.peers.send(self.machine.controller_broker, msgspec.structs.replace(message, pass_on=False))
+                    self.peers.send(self.machine.controller_broker, passed_on(message, sender))
                 case peer.ForPartition(topic_id, partition, about):
                     self._heard_about((topic_id, partition), sender, about)
                 case peer.Pushed(records, complete):
@@ -495,6 +499,8 @@ class Cluster:
             self._do(self.machine.controller_is(*news.controller))
         if news.brokers:
             self._take_brokers()
+        if news.brokers or news.identity:
+            broker.trust.take()
         if news.active and self.machine.controller is not None:
             self.machine.controller.set_active(self.active)
         for topic_id, topic in news.topics.items():
@@ -577,6 +583,7 @@ class Cluster:
             "confirmed": self.confirmed,
             "takeovers": self.member.takeovers,
             "store_restored": self.restored.noticed,
+            "feature_level": self._broker.trust.level,
         }
         if self.member.controller is not None:
             found["chains"] = self.member.controller.statistics()
