@@ -147,6 +147,9 @@ class Trust:
         if found != self._taken:
             self._taken = found
             self._change(*found)
+        mine = broker.catalogue.brokers.get(broker.broker_id)
+        if mine is not None and mine.level < LEVEL_KNOWN and not broker.cluster.restored.noticed:
+            broker.cluster.spawn(broker.cluster.register())  # an older version changed the record, and left that out
         if self.level < LEVEL_KNOWN and not self._raising and self._all_know():
             self._raising = True
             broker.cluster.spawn(self._raise_level())

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from stentor.broker.config import BrokerConfig
     from stentor.wire.messages import BrokerState
 
-app = options.make_app(
-    invoke_without_command=True, help="List, drain and forget the brokers of a cluster, and rotate their secret."
-)
+app = options.make_app(invoke_without_command=True, help="List, drain and forget the brokers of a cluster.")
 
 Name = Annotated[str, typer.Argument(metavar="ID", help="The broker, as `stentor broker list` names it.")]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
+import socket
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -274,3 +275,34 @@ def test_rubbish_in_the_store_changes_nothing_for_running_brokers(store, wait_un
         store.put(identity__secret=b"rubbish")
         wait_until(lambda: "is not one" in caplog.text, "it is said")
         assert local.inner.trust.secrets == secrets
+
+
+# --- the other side -----------------------------------------------------------------------------
+
+
+def test_a_listener_at_a_brokers_address_that_proves_nothing_is_told_nothing(store, wait_until):
+    """As if its address had been given to another machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        fake = msgspec.structs.replace(OLD, id="fake", address=f"127.0.0.1:{server.getsockname()[1]}", level=1)
+        with started(store) as local:
+            store.put(brokers__fake=encode(fake))
+            connection, _ = server.accept()
+            connection.settimeout(10)
+            length = frames.HEADER.unpack(connection.recv(frames.HEADER_BYTES, socket.MSG_WAITALL))[0]
+            connection.recv(length, socket.MSG_WAITALL)
+            info = msgspec.structs.replace(local.inner.info(), id="fake")
+            welcome = messages.Welcome(version=1, broker=info, nonce=b"n" * 32, proofs=[b"p" * 32])
+            connection.sendall(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+            assert not local.inner.cluster.peers.is_connected("fake")
+            connection.close()
+
+
+def test_a_broker_whose_record_lost_its_level_registers_again(store, wait_until):
+    """A broker of the version before that drains it writes the record without the level."""
+    with started(store) as local:
+        record = msgspec.structs.replace(local.inner.catalogue.brokers["b0"], level=0)
+        store.put(brokers__b0=encode(record))
+        wait_until(lambda: decode_broker(store.get(broker_key("b0"))).level == PEERS_PROVE, "it is registered again")
