@@ -45,7 +45,7 @@ class Arrival:
             )
         elif not trust.secrets:
             raise NotReady("This broker does not know its cluster's secret yet.", hint="Try again in a moment.")
-        elif trust.must_prove:
+        elif trust.must_prove(hello.broker):
             raise refused(f"Broker {hello.broker} does not prove who it is.")
 
     @property
@@ -63,9 +63,8 @@ class Arrival:
 
     def proven_by(self, body: memoryview) -> bytes:
         """The secret that a PROVE frame was made with."""
-        assert self._claim is not None
-        proof = messages.decode(body, messages.Prove).proof
-        secret = proving_secret(self._broker.trust.secrets, "dialler", self._claim, [proof])
+        claim, proof = self._claim, messages.decode(body, messages.Prove).proof
+        secret = None if claim is None else proving_secret(self._broker.trust.secrets, "dialler", claim, [proof])
         if secret is None:
             raise refused(f"Broker {self.name} does not prove who it is.")
         return secret
@@ -107,7 +106,7 @@ class Dialling:
         """Check the acceptor's proofs; the body of PROVE, or None for a broker of an older version that needs none."""
         trust, name = self._broker.trust, self._claim.acceptor
         if len(welcome.nonce) != NONCE_BYTES:
-            if trust.must_prove:
+            if trust.must_prove(name):
                 raise refused(f"Broker {name} does not prove who it is.")
             trust.tell_unproven(name)
             return None
@@ -154,4 +153,4 @@ def listener_of(broker: Broker, hello: messages.Hello, own: str) -> str:
     claim = Claim(broker.cluster_id, _RELAY, hello.relay, broker.broker_id, hello.nonce, listener=hello.listener)
     trust = broker.trust
     proven = proving_secret(trust.secrets, "relay", claim, [hello.proof]) is not None
-    return hello.listener if proven or not (trust.must_prove or broker.replicas.single) else own
+    return hello.listener if proven or not (trust.all_prove or broker.replicas.single) else own

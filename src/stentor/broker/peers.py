@@ -147,9 +147,9 @@ class PeerLink:
         if self.greeted:
             self._abort()
 
-    def check(self, accepts: Callable[[bytes], bool]) -> None:
+    def check(self, accepts: Callable[[str, bytes], bool]) -> None:
         """The cluster's secret or feature level changed: dial again if this was not proven by what counts now."""
-        if self.greeted and self._dialling is not None and not accepts(self._dialling.proven_by):
+        if self.greeted and self._dialling is not None and not accepts(self.name, self._dialling.proven_by):
             self._abort()
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class PeerLink:
     def connected(self, connection: Connection) -> None: ...
 
     def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:  # noqa: ARG002
-        if kind == Kind.WELCOME:
+        if kind == Kind.WELCOME and not self.greeted:
             self._welcomed(messages.decode(body, messages.Welcome))
         elif kind == Kind.ERROR:
             failure: messages.Failure = messages.decode(body, messages.Failure)
@@ -282,7 +282,7 @@ class Peers:
         for link in self._links.get(name, {}).values():
             link.restart()
 
-    def check(self, accepts: Callable[[bytes], bool]) -> None:
+    def check(self, accepts: Callable[[str, bytes], bool]) -> None:
         for links in self._links.values():
             for link in links.values():
                 link.check(accepts)

@@ -61,7 +61,7 @@ class Senders:
                 _check(about.member.broker == sender, sender, about.member.broker)
             return True
         _check(not (origin and message.pass_on), sender, origin)
-        if message.pass_on or not self._broker.trust.must_prove:  # older versions do not name the origin
+        if message.pass_on or not self._broker.trust.all_prove:  # older versions do not name the origin
             return True
         held = self._broker.catalogue.chains.get(key)
         members = () if held is None else (*held.record.chain, *((held.record.joining,) if held.record.joining else ()))
@@ -99,7 +99,7 @@ class Senders:
             answered = False
         finally:
             self._looking = False
-        if name and not answered and broker.trust.must_prove:
+        if name and not answered and broker.trust.all_prove:
             self._believed[name] = incarnation
 
 

@@ -309,8 +309,8 @@ class Session:
             welcome = arrival.challenge(welcome)
         self._answers.append(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))
         if arrival is not None and not arrival.proves:
-            self.broker.trust.tell_unproven(arrival.name)
             self._arrived(arrival)
+            self.broker.trust.tell_unproven(arrival.name)
 
     def _welcomed(self) -> None:
         self.greeted = True

@@ -64,12 +64,18 @@ class Trust:
         return () if self._secret is None else (*self._secret.valid, *self._restored)
 
     @property
-    def must_prove(self) -> bool:
+    def all_prove(self) -> bool:
+        """Whether every broker must prove who it is."""
         return self.level >= PEERS_PROVE
 
-    def accepts(self, proven_by: bytes) -> bool:
+    def must_prove(self, name: str) -> bool:
+        """Whether this one must: it says in the store that it can, or all must."""
+        record = self._broker.catalogue.brokers.get(name)
+        return self.all_prove or (record is not None and record.level >= PEERS_PROVE)
+
+    def accepts(self, name: str, proven_by: bytes) -> bool:
         """Whether a connection that was proven by this secret (empty: by none) still counts."""
-        return proven_by in self.secrets or (not proven_by and not self.must_prove)
+        return proven_by in self.secrets or (not proven_by and not self.must_prove(name))
 
     def tell_unproven(self, name: str) -> None:
         """A broker of an older version is taken at its word; said once each."""
@@ -147,10 +153,12 @@ class Trust:
         if found != self._taken:
             self._taken = found
             self._change(*found)
+        if not self.all_prove:
+            self._check_connections()  # a broker that was upgraded proves itself from now on
         mine = broker.catalogue.brokers.get(broker.broker_id)
         if mine is not None and mine.level < LEVEL_KNOWN and not broker.cluster.restored.noticed:
             broker.cluster.spawn(broker.cluster.register())  # an older version changed the record, and left that out
-        if self.level < LEVEL_KNOWN and not self._raising and self._all_know():
+        if self._level_due() > _number(identity.get("level", b"")) and not self._raising:
             self._raising = True
             broker.cluster.spawn(self._raise_level())
 
@@ -174,26 +182,29 @@ class Trust:
     def _check_connections(self) -> None:
         """Who came in by what no longer counts comes in again."""
         for session in list(self._broker.sessions):
-            if session.peer and not self.accepts(session.proven_by):
+            if session.peer and not self.accepts(session.peer, session.proven_by):
                 session.refused(refused(f"Broker {session.peer} must prove again who it is."))
         self._broker.cluster.peers.check(self.accepts)
 
-    def _all_know(self) -> bool:
+    def _level_due(self) -> int:
+        """What the store's level should be: what every registered broker knows, and never less than it was."""
         brokers = self._broker.catalogue.brokers
-        return bool(brokers) and all(record.level >= LEVEL_KNOWN for record in brokers.values())
+        all_know = bool(brokers) and all(record.level >= LEVEL_KNOWN for record in brokers.values())
+        return LEVEL_KNOWN if all_know else self.level
 
     async def _raise_level(self) -> None:
-        """C27: every registered broker knows it. Whoever notices does it; the swap lets one of them."""
+        """C27: whoever notices that it is due does it; the swap lets one of them."""
         store = self._broker.store
         try:
-            while self._all_know() and not self._broker.cluster.restored.noticed:
+            while not self._broker.cluster.restored.noticed:
                 try:
-                    found = await store.get(LEVEL_KEY)
-                    if found is not None and _number(found.value) >= LEVEL_KNOWN:
-                        self._change(None, found.value)
+                    found, due = await store.get(LEVEL_KEY), self._level_due()
+                    held = 0 if found is None else _number(found.value)
+                    if held >= due:
+                        self._change(None, str(held).encode())
                         return
                     expect = {LEVEL_KEY: 0 if found is None else found.revision}
-                    await store.swap(expect=expect, put={LEVEL_KEY: str(LEVEL_KNOWN).encode()})
+                    await store.swap(expect=expect, put={LEVEL_KEY: str(due).encode()})
                 except StentorError as error:
                     logger.info("the cluster's feature level could not be raised yet: %s", error)
                     await asyncio.sleep(limits.PEER_LOOK_S)

@@ -20,7 +20,9 @@ def make_broker(name, *secrets, must_prove=True, single=False, known=("b1", "b2"
     return SimpleNamespace(
         broker_id=name,
         cluster_id="c",
-        trust=SimpleNamespace(secrets=secrets, must_prove=must_prove, tell_unproven=told.append),
+        trust=SimpleNamespace(
+            secrets=secrets, all_prove=must_prove, must_prove=lambda _: must_prove, tell_unproven=told.append
+        ),
         replicas=SimpleNamespace(single=single),
         catalogue=SimpleNamespace(brokers=dict.fromkeys(known)),
         cluster=SimpleNamespace(senders=SimpleNamespace(look=lambda: looks.append(1))),

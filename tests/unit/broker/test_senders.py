@@ -47,7 +47,7 @@ def broker():
         catalogue=SimpleNamespace(
             brokers={name: BrokerRecord(name, 5) for name in names}, chains={KEY: Held(CHAIN, 9)}
         ),
-        trust=SimpleNamespace(must_prove=True),
+        trust=SimpleNamespace(all_prove=True),
         cluster=Cluster(),
         clock=SimpleNamespace(monotonic=lambda: now[0]),
         now=now,
@@ -96,7 +96,7 @@ def test_without_the_store_the_word_of_a_proven_broker_will_do(senders, broker):
 
 
 def test_without_the_store_the_word_of_an_unproven_broker_is_worth_nothing(senders, broker):
-    broker.trust.must_prove = False
+    broker.trust.all_prove = False
     assert not senders.may_say("b1", Heartbeat("b1", 6))
     broker.now[0] += limits.PEER_LOOK_S
     assert not senders.may_say("b1", Heartbeat("b1", 6))
@@ -138,5 +138,5 @@ def test_who_is_no_member_of_a_chain_cannot_complain(senders):
 
 
 def test_an_older_version_passes_on_without_an_origin(senders, broker):
-    broker.trust.must_prove = False
+    broker.trust.all_prove = False
     assert senders.may_say("b3", complaint())

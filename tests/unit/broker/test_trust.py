@@ -96,7 +96,7 @@ def greeting(local: LocalBroker, name: str = "old") -> bytes:
 
 def test_a_new_cluster_has_a_secret_and_the_newest_level_at_once(store, tmp_path):
     with started(store, tmp_path / "b0") as local:
-        assert local.inner.trust.must_prove
+        assert local.inner.trust.all_prove
         assert local.inner.trust.secrets == store.secret.valid
         assert store.get(LEVEL_KEY) == b"1"
         assert (tmp_path / "b0" / SECRET_FILE).stat().st_mode & 0o777 == 0o600
@@ -128,7 +128,7 @@ def test_brokers_of_the_version_before_are_taken_at_their_word_until_the_last_is
     store.put(identity__cluster=b"c", brokers__old=encode(OLD))
     with started(store) as local:
         trust = local.inner.trust
-        assert not trust.must_prove
+        assert not trust.all_prove
         old = raw(local.url)
         old.send_bytes(greeting(local) + frames.frame(Kind.PEER, 0, peer.encode([Heartbeat("old", 1)])))
         assert old.receive()[0] == Kind.WELCOME
@@ -138,7 +138,7 @@ def test_brokers_of_the_version_before_are_taken_at_their_word_until_the_last_is
         stranger.send_bytes(greeting(local, "stranger"))
         assert stranger.refusal().code == "not_ready"
         store.put(brokers__old=encode(msgspec.structs.replace(OLD, level=PEERS_PROVE)))
-        wait_until(lambda: trust.must_prove, "the level rises")
+        wait_until(lambda: trust.all_prove, "the level rises")
         assert store.get(LEVEL_KEY) == b"1"
         assert old.refusal().code == "peer_refused"
         again = raw(local.url)
@@ -146,7 +146,24 @@ def test_brokers_of_the_version_before_are_taken_at_their_word_until_the_last_is
         assert again.refusal().code == "peer_refused"
         store.put(brokers__old=encode(OLD))
         wait_until(lambda: not local.inner.catalogue.brokers["old"].level, "the old version is back")
-        assert trust.must_prove
+        assert trust.all_prove
+
+
+def test_who_says_in_the_store_that_it_can_prove_itself_must_whatever_the_level(store, raw, wait_until):
+    """Else, as long as one broker is of the version before, a client could pass for all the others."""
+    new = msgspec.structs.replace(OLD, id="new", level=PEERS_PROVE)
+    store.put(identity__cluster=b"c", brokers__old=encode(OLD), brokers__new=encode(new))
+    with started(store) as local:
+        pretender = raw(local.url)
+        pretender.send_bytes(greeting(local, "new"))
+        assert pretender.refusal().code == "peer_refused"
+        early = raw(local.url)
+        early.send_bytes(greeting(local))
+        assert early.receive()[0] == Kind.WELCOME
+        store.put(brokers__third=encode(msgspec.structs.replace(OLD, id="third")))
+        store.put(brokers__old=encode(msgspec.structs.replace(OLD, level=PEERS_PROVE)))
+        assert early.refusal().code == "peer_refused"
+        assert not local.inner.trust.all_prove
 
 
 def test_a_broker_registers_which_level_it_knows(store):
@@ -156,13 +173,14 @@ def test_a_broker_registers_which_level_it_knows(store):
         assert decode_broker(record).level == PEERS_PROVE
 
 
-def test_a_level_never_goes_down(store, tmp_path):
+def test_a_level_never_goes_down(store, tmp_path, wait_until):
     with started(store, tmp_path / "b0"):
         pass
     store.delete(LEVEL_KEY)
     store.put(brokers__old=encode(OLD))
     with started(store, tmp_path / "b0") as local:
-        assert local.inner.trust.must_prove
+        assert local.inner.trust.all_prove
+        wait_until(lambda: store.get(LEVEL_KEY) == b"1", "the store has it again")
 
 
 # --- rotation -----------------------------------------------------------------------------------
@@ -220,7 +238,7 @@ def test_the_file_is_what_a_broker_has_without_the_store(store, tmp_path):
     trust = Trust(None)  # type: ignore[arg-type]
     trust.open(tmp_path / "b0" / SECRET_FILE)
     assert trust.secrets == secrets
-    assert trust.must_prove
+    assert trust.all_prove
 
 
 def test_a_store_without_a_secret_gets_that_of_the_file(store, tmp_path):
