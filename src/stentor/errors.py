@@ -7,7 +7,8 @@
     ├── DeadlineExceeded         no answer in time (also a TimeoutError)
     ├── ConnectionFailed         no broker could be reached, or the link broke
     ├── ProtocolError            the other side said something the protocol forbids
-    │   └── VersionMismatch      no protocol version in common
+    │   ├── VersionMismatch      no protocol version in common
+    │   └── PeerRefused          somebody claims to be a broker of the cluster and does not prove it
     ├── PublishError             some messages were not acknowledged (.failed)
     │   ├── UnknownOutcome       sent, but whether it is in the log is not known
     │   └── SequenceError        the broker does not accept this producer sequence
@@ -107,6 +108,12 @@ class ProtocolError(StentorError):
 
 class VersionMismatch(ProtocolError):
     code = "version_mismatch"
+
+
+class PeerRefused(ProtocolError):
+    """Somebody claims to be a broker of this cluster, and is not, or does not prove it (S6)."""
+
+    code = "peer_refused"
 
 
 class PublishError(StentorError):

@@ -205,6 +205,14 @@ ELECTION_STAGGER_S: Final = 0.05
 PEER_DIAL_S: Final = 0.5
 """How long a broker waits for another to accept its connection, before it dials again."""
 
+PEER_LOOK_S: Final = 1.0
+"""How often a broker reads the store because somebody says what only the store can confirm: that it is registered, or
+was restarted.
+"""
+
+SECRET_ROTATION_S: Final = 60.0
+"""Between two rotations of a cluster's secret: by then every broker that reaches the store has heard of the first."""
+
 RECOVERY_EPOCHS: Final = 1_000_000
 """By so much an unclean recovery raises the epoch: above any that a store forgot when it was restored."""
 

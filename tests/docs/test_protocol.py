@@ -24,7 +24,7 @@ WAIT_S = 30
 
 REQUESTS = [kind.__name__ for kind in messages.Request.__args__]
 RESPONSES = [kind.__name__ for kind in messages.Response.__args__]
-BODIES = ["Hello", "Welcome", "Failure", "RouteChange", "OpenStream", "StreamEnded"]
+BODIES = ["Hello", "Welcome", "Prove", "Failure", "RouteChange", "OpenStream", "StreamEnded"]
 VALUES = [
     "BrokerInfo",
     "BrokerState",
@@ -129,6 +129,8 @@ def shown_default(field):
     if field.required:
         return "required"
     default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    if isinstance(default, bytes):
+        default = default.decode()
     return "none" if default is None else json.dumps(default)
 
 

@@ -29,6 +29,7 @@ from stentor.broker.requests import serve
 from stentor.broker.session import Session
 from stentor.broker.syncer import DiskThreads
 from stentor.broker.topics import Topics, delete_all, deleted_error
+from stentor.broker.trust import Trust
 from stentor.broker.turn import Turn
 from stentor.broker.waiting import Waiting, without_store
 from stentor.coordination import EmbeddedStore
@@ -42,7 +43,7 @@ from stentor.errors import (
     PartitionNotFound,
     StentorError,
 )
-from stentor.storage.directory import BROKER_FILE, CATALOGUE_FILE, COORDINATION_FILE, DataDirectory
+from stentor.storage.directory import BROKER_FILE, CATALOGUE_FILE, COORDINATION_FILE, SECRET_FILE, DataDirectory
 from stentor.storage.files import atomic_write
 from stentor.wire import messages
 
@@ -97,6 +98,7 @@ class Broker:
         self._no_sessions = asyncio.Event()
         self.lone = LonePublisher()
         self.catalogue = Catalogue()
+        self.trust = Trust(self)
         self.cluster = Cluster(self)
         self.topics = Topics(self)
         self.operators = Operators(self)
@@ -128,11 +130,13 @@ class Broker:
         self._every(limits.SWEEP_S, self._sweep)
         self.waiting = Waiting(self, path / CATALOGUE_FILE)
         if not self.replicas.single:
+            self.trust.open(path / SECRET_FILE)
             await self.waiting.until_store_answers()
         self.cluster_id = await self.cluster.identify()
         revision = await self.cluster.learn()
         if not self.replicas.single:
             self.cluster.restored.check_start(self._journal, revision, accept=self.config.accept_older_store)
+            await self.trust.learn()
         await self._recover()
         await self.listen()
         self._every(limits.CHECKPOINT_S, self._checkpoint)
@@ -158,7 +162,7 @@ class Broker:
 
     def _open_store(self, path: Path) -> CoordinationStore:
         if self.config.coordination:
-            return self._open_etcd()
+            return open_cluster_store(self.config)
         self.replicas.single = True
         file = path / COORDINATION_FILE
         saved = file.read_bytes() if file.exists() else None
@@ -169,19 +173,6 @@ class Broker:
                 object=str(file),
             )
         return EmbeddedStore(saved, partial(atomic_write, file))
-
-    def _open_etcd(self) -> CoordinationStore:
-        """The cluster's store."""
-        from stentor.coordination.etcd import TlsFiles, open_etcd
-
-        config = self.config
-        files = (config.coordination_ca_file, config.coordination_cert_file, config.coordination_key_file)
-        return open_etcd(
-            config.coordination,
-            tls=TlsFiles(*files) if any(files) else None,
-            user=config.coordination_user,
-            password=config.coordination_password(),
-        )
 
     async def _identity(self, path: Path) -> str:
         """Who this broker is: told by the config, or made once and kept."""
@@ -587,3 +578,16 @@ def _is_settled(partition: Partition) -> bool:
     """At work, or not going to be."""
     replica = partition.replica
     return replica.active or bool(replica.failed) or (replica.record is not None and not replica.place.is_head)
+
+
+def open_cluster_store(config: BrokerConfig) -> CoordinationStore:
+    """The coordination store of a cluster, as the settings name it."""
+    from stentor.coordination.etcd import TlsFiles, open_etcd
+
+    files = (config.coordination_ca_file, config.coordination_cert_file, config.coordination_key_file)
+    return open_etcd(
+        config.coordination,
+        tls=TlsFiles(*files) if any(files) else None,
+        user=config.coordination_user,
+        password=config.coordination_password(),
+    )

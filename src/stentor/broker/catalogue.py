@@ -2,8 +2,8 @@
 
 Keys: `topics/<name>` holds a TopicRecord, `chains/<topic id>/<partition>` a ChainRecord, `brokers/<id>` a
 BrokerRecord, `controller` a ControllerKey, `active` the broker that serves active-passive topics,
-`recorded/<topic id>/<partition>` how far a partition has been recorded, and `deleted/<topic id>` marks directories
-that may be removed.
+`recorded/<topic id>/<partition>` how far a partition has been recorded, `deleted/<topic id>` marks directories
+that may be removed, and `identity/…` holds the cluster's id, its secret and its feature level.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ class News(msgspec.Struct):
     brokers: bool = False
     controller: tuple[ControllerKey | None, int] | None = None
     active: bool = False
+    identity: bool = False
     vanished: list[str] = []  # topics that are not in the store any more, and that nobody deleted
 
 
@@ -135,6 +136,7 @@ class Catalogue:
         self.deleted: set[int] = set()
         self.active = ""  # active-passive: the one broker that serves (C26)
         self.active_revision = 0
+        self.identity: dict[str, bytes] = {}  # what the whole cluster has in common (broker.trust)
         self.changes = 0  # of topics, chains and brokers
 
     # --- changes --------------------------------------------------------------------------------
@@ -156,6 +158,9 @@ class Catalogue:
             self.put_recorded(_key(rest), _recorded.decode(entry.value).end, entry.revision)
         elif kind == "deleted":
             self.deleted.add(int(rest, 16))
+        elif kind == "identity":
+            self.identity[rest] = entry.value
+            news.identity = True
         elif kind == CONTROLLER:
             news.controller = (_controllers.decode(entry.value), entry.revision)
         elif kind == ACTIVE and entry.revision > self.active_revision:

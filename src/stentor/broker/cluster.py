@@ -16,24 +16,25 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.active import ActiveBroker
-from stentor.broker.catalogue import CONTROLLER, News, Topic, broker_key, chain_key, encode
+from stentor.broker.catalogue import News, Topic, broker_key, encode
+from stentor.broker.controlling import Controlling
 from stentor.broker.disk_health import DiskHealth
 from stentor.broker.hearsay import Hearsay
 from stentor.broker.peers import Peers
 from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
+from stentor.broker.senders import Senders, passed_on
 from stentor.broker.store_contact import StoreContact
 from stentor.broker.topics import deleted_error
+from stentor.broker.trust import LEVEL_KNOWN
 from stentor.core import cluster as effects
 from stentor.core.cluster import ClusterMember
 from stentor.core.controller import BrokerRecord, Propose
 from stentor.core.controller import Held as HeldRecord
-from stentor.core.membership import ControllerKey, Heartbeat
+from stentor.core.membership import Heartbeat
 from stentor.core.peers import Adopt, Complaint, Confirm, Confirmed, Held, JoinerReady
 from stentor.core.replica import Offered, Received
 from stentor.errors import CoordinationUnavailable, NotReady, StentorError
@@ -77,12 +78,14 @@ class Cluster:
         self.routes = Routes(broker)
         self.restored = Restored()
         self.hearsay = Hearsay(broker, self)
+        self.senders = Senders(broker)
         self._active = ActiveBroker(broker, self)
+        self._controlling = Controlling(broker, self)
         self._views: dict[str, str] = {}
         self._disk: DiskHealth | None = None
-        self._closed = False
+        self.closed = False
 
-    def _now_us(self) -> int:
+    def now_us(self) -> int:
         return int(self._broker.clock.monotonic() * 1_000_000)
 
     # --- start ----------------------------------------------------------------------------------
@@ -94,7 +97,8 @@ class Cluster:
             found = await store.get(_IDENTITY)
             if found is not None:
                 return found.value.decode()
-            await store.swap(expect={_IDENTITY: 0}, put={_IDENTITY: uuid.uuid4().hex.encode()})
+            founding = self._broker.trust.founding()
+            await store.swap(expect={_IDENTITY: 0}, put={_IDENTITY: uuid.uuid4().hex.encode(), **founding})
 
     async def learn(self) -> int:
         """Read everything; returns the revision from which to watch."""
@@ -111,7 +115,7 @@ class Cluster:
         """Register, listen to the store, and take part."""
         broker = self._broker
         self.member = ClusterMember(
-            broker.broker_id, broker.incarnation, self._now_us(), lambda: secrets.randbits(62) + 1
+            broker.broker_id, broker.incarnation, self.now_us(), lambda: secrets.randbits(62) + 1
         )
         self.member.cautious = self.restored.accepted
         await self.register()
@@ -146,13 +150,14 @@ class Cluster:
                 draining=draining,
                 version=__version__,
                 addresses=broker.listeners.addresses,
+                level=LEVEL_KNOWN,
             )
             revision = 0 if held is None else held.revision
             if (await broker.store.swap(expect={key: revision}, put={key: encode(record)})).succeeded:
                 return
 
     def _store_answers(self, answers: bool) -> None:
-        self.machine.membership.store_answers(answers, self._now_us())
+        self.machine.membership.store_answers(answers, self.now_us())
 
     def disk_is_full(self) -> None:
         """An append found no room: the others should know soon (C31)."""
@@ -167,7 +172,7 @@ class Cluster:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None or self._closed:
+        if task.cancelled() or (error := task.exception()) is None or self.closed:
             return
         traceback = None if isinstance(error, CoordinationUnavailable) else error  # that is no fault of ours
         logger.error("the cluster's work failed: %s", error, exc_info=traceback)
@@ -175,14 +180,14 @@ class Cluster:
     # --- time -----------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        if self._closed:
+        if self.closed:
             return
-        now_us = self._now_us()
+        now_us = self.now_us()
         self.machine.membership.load = len(self._broker.sessions)
         if self._disk is not None:
             self.machine.membership.disk_writes(self._disk.tick(), now_us)
         if self.peers.names or self.machine.controller is None:  # alone, one has nothing to do as one's own controller
-            self._do(self.machine.tick(now_us))
+            self.do(self.machine.tick(now_us))
             self._watch_views(now_us)
             self._active.choose()
             self.restored.tell_behind(self.machine.controller, self._broker.catalogue.by_id)
@@ -254,11 +259,11 @@ class Cluster:
 
     def view(self, name: str) -> str:
         """How this broker sees another one."""
-        return self.machine.membership.view(name, self._now_us())
+        return self.machine.membership.view(name, self.now_us())
 
     def alive(self) -> dict[str, int]:
         """Brokers that are there, with their incarnations."""
-        membership, now_us = self.machine.membership, self._now_us()
+        membership, now_us = self.machine.membership, self.now_us()
         return {
             record.id: membership.incarnation_of(record.id) or record.incarnation
             for record in self._broker.catalogue.brokers.values()
@@ -278,18 +283,19 @@ class Cluster:
         self._broker.replicas.peer_connected(name)
 
     def _peer_refused(self, name: str) -> None:
-        self._do(self.machine.refused(name, self._now_us()))
+        self.do(self.machine.refused(name, self.now_us()))
 
     def heard(self, sender: str, body: memoryview) -> None:
         """Control messages of another broker."""
         for message in peer.decode(body):
-            now_us = self._now_us()
+            if not self.senders.may_say(sender, message):
+                continue
+            now_us = self.now_us()
             match message:
                 case Heartbeat():
-                    self._do(self.machine.heard(message, now_us))
+                    self.do(self.machine.heard(message, now_us))
                 case peer.ForPartition(pass_on=True) | peer.Reports(pass_on=True) if self.machine.controller is None:
-                    # Once, and no further: two brokers may each take the other one for the controller.
-                    self.peers.send(self.machine.controller_broker, msgspec.structs.replace(message, pass_on=False))
+                    self.peers.send(self.machine.controller_broker, passed_on(message, sender))
                 case peer.ForPartition(topic_id, partition, about):
                     self._heard_about((topic_id, partition), sender, about)
                 case peer.Pushed(records, complete):
@@ -298,7 +304,7 @@ class Cluster:
                     self._fresh = self._fresh or complete
                 case peer.Reports(broker, incarnation, reports):
                     found = {(topic_id, partition): report for topic_id, partition, report in reports}
-                    self._do(self.machine.heard_reports(broker, incarnation, found, now_us))
+                    self.do(self.machine.heard_reports(broker, incarnation, found, now_us))
                 case peer.TopicsChanged():
                     self.spawn(self.look_again())
 
@@ -338,7 +344,7 @@ class Cluster:
 
     def _way_to_controller(self) -> tuple[str, bool]:
         """Whom to tell, and whether that one must pass it on."""
-        to = self.machine.membership.way_to_controller(self._now_us())
+        to = self.machine.membership.way_to_controller(self.now_us())
         return to, to != self.machine.controller_broker
 
     def _note_member(self, key: Key, message: PartitionMessage) -> None:
@@ -349,10 +355,10 @@ class Cluster:
 
     def _take_member_messages(self) -> None:
         gathered, self._member_messages = self._member_messages, []
-        if self.machine.controller is not None and not self._closed:
+        if self.machine.controller is not None and not self.closed:
             for key, message in gathered:
                 self.machine.controller.heard_member(key, message)
-            self._do(self.machine.plan(self._now_us()))
+            self.do(self.machine.plan(self.now_us()))
 
     def report_replicas(self) -> None:
         """Tell the controller everything this broker holds; what changes within a moment is one report."""
@@ -362,84 +368,35 @@ class Cluster:
 
     def _report_now(self) -> None:
         self._reporting = False
-        if self._closed:
+        if self.closed:
             return
         me, incarnation = self._broker.broker_id, self._broker.incarnation
         to, pass_on = self._way_to_controller()
         reports = self._broker.replicas.reports()
         if to == me:
             found = {(topic_id, partition): report for topic_id, partition, report in reports}
-            self._do(self.machine.heard_reports(me, incarnation, found, self._now_us()))
+            self.do(self.machine.heard_reports(me, incarnation, found, self.now_us()))
         elif to:
             self.peers.send(to, peer.Reports(me, incarnation, reports, pass_on))
 
     # --- effects --------------------------------------------------------------------------------
 
-    def _do(self, wanted: list[effects.ClusterEffect]) -> None:
+    def do(self, wanted: list[effects.ClusterEffect]) -> None:
+        """Perform what the cluster machine says."""
         for effect in wanted:
             match effect:
                 case effects.Beat(heartbeat):
                     self.peers.send_all(heartbeat)
                 case effects.TakeOver(revision):
-                    self.spawn(self._take_over(revision))
+                    self.spawn(self._controlling.take_over(revision))
                 case effects.LoadAll():
-                    self.spawn(self._load())
+                    self.spawn(self._controlling.load())
                 case effects.Push(records, complete):
                     self.push(dict(records), complete=complete)
                 case effects.ReportReplicas():
                     self.report_replicas()
                 case Propose():
-                    self.spawn(self._propose(effect))
-
-    async def _take_over(self, revision: int) -> None:
-        if self.restored.noticed:
-            return
-        key = ControllerKey(self._broker.broker_id, self._broker.incarnation)
-        swap = None
-        try:
-            swap = await self._broker.store.swap(expect={CONTROLLER: revision}, put={CONTROLLER: encode(key)})
-        except StentorError as error:
-            logger.info("the controller's key could not be taken: %s", error)
-        if swap is not None and swap.succeeded:
-            logger.info("broker %s is the controller", self._broker.broker_id)
-            self._do(self.machine.took_over(key, swap.revision))
-        else:
-            self.machine.takeover_failed(self._now_us())
-            await self.look_again()
-
-    async def _load(self) -> None:
-        """The controller rereads everything (C16)."""
-        while not self._closed:
-            try:
-                await self.look_again()
-                break
-            except CoordinationUnavailable:
-                await asyncio.sleep(limits.PEER_HEARTBEAT_S)
-        catalogue = self._broker.catalogue
-        plans = {topic.record.id: topic.plan for topic in catalogue.topics.values()}
-        if self.machine.controller is not None:
-            self.machine.controller.set_active(catalogue.active)
-        self._do(self.machine.loaded(catalogue.brokers, plans, catalogue.chains, self._now_us()))
-        self.report_replicas()
-
-    async def _propose(self, propose: Propose) -> None:
-        if self.restored.noticed:
-            return  # not even said to have failed: nothing more is to be proposed
-        expect = {chain_key(change.key): change.revision for change in propose.changes}
-        expect[CONTROLLER] = self.machine.membership.controller_revision
-        put = {chain_key(change.key): encode(change.record) for change in propose.changes}
-        revision = None
-        try:
-            swap = await self._broker.store.swap(expect=expect, put=put)
-            revision = swap.revision if swap.succeeded else None
-        except StentorError as error:
-            logger.warning("chains could not be changed: %s", error)
-            await asyncio.sleep(limits.PEER_HEARTBEAT_S)
-        for change in propose.changes if revision is not None else ():
-            names = "→".join(member.broker for member in change.record.chain)
-            joining = f", joining {change.record.joining.broker}" if change.record.joining is not None else ""
-            logger.info("%x/%d: epoch %d, chain %s%s", *change.key, change.record.epoch, names, joining)
-        self._do(self.machine.proposed(propose, revision, self._now_us()))
+                    self.spawn(self._controlling.propose(effect))
 
     def push(self, records: dict[Key, HeldRecord], *, complete: bool = False) -> None:
         """Everyone hears of new records at once; the watch is for who missed it."""
@@ -503,9 +460,11 @@ class Cluster:
         broker = self._broker
         self.restored.tell_vanished(news.vanished)
         if news.controller is not None:
-            self._do(self.machine.controller_is(*news.controller))
+            self.do(self.machine.controller_is(*news.controller))
         if news.brokers:
             self._take_brokers()
+        if news.brokers or news.identity:
+            broker.trust.take()
         if news.active and self.machine.controller is not None:
             self.machine.controller.set_active(broker.catalogue.active)
         for topic_id, topic in news.topics.items():
@@ -522,7 +481,7 @@ class Cluster:
         addresses = {b.id: b.address for b in broker.catalogue.brokers.values() if b.id != broker.broker_id}
         self.peers.set(addresses)
         self.routes.brokers_changed()
-        self._do(self.machine.registered(broker.catalogue.brokers, self._now_us()))
+        self.do(self.machine.registered(broker.catalogue.brokers, self.now_us()))
 
     def _take_topic(self, topic_id: int, topic: Topic | None) -> None:
         broker = self._broker
@@ -574,7 +533,7 @@ class Cluster:
     # --- the end --------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        self._closed = True
+        self.closed = True
         if self._disk is not None:
             self._disk.close()
         self.peers.close()
@@ -586,11 +545,12 @@ class Cluster:
         if self.member is None:
             return {}
         found: dict[str, Any] = {
-            **self.member.membership.statistics(self._now_us()),
+            **self.member.membership.statistics(self.now_us()),
             "confirmed": self.confirmed,
             "takeovers": self.member.takeovers,
             "resignations": self.member.resignations,
             "store_restored": self.restored.noticed,
+            "feature_level": self._broker.trust.level,
         }
         if self.member.controller is not None:
             found["chains"] = self.member.controller.statistics()

@@ -248,6 +248,7 @@ class Partition:
         if batch_header.verify_run(chunk, 0, len(chunk)) != len(chunk):
             raise ProtocolError("A broker sent batches that are not whole.")
         headers = [batch_header.unpack(chunk, place) for place, _, _, _ in batch_header.extents(chunk)]
+        self._check_run(headers, offered)
         try:
             self.log.append(chunk, headers)
         except StentorError as error:
@@ -265,6 +266,21 @@ class Partition:
         if self.feed is not None:
             self.feed.wake()
         self._hold_if_far_ahead(session, len(chunk))
+
+    def _check_run(self, headers: list[batch_header.BatchHeader], offered: r.Offered) -> None:
+        """Batches must be what their frame says: of this partition, one after the other, of no later epoch than it."""
+        end, epoch = offered.base, offered.previous
+        for header in headers:
+            if (
+                (header.topic_id, header.partition) != (self.topic_id, self.index)
+                or header.base_offset != end
+                or not header.span
+                or not epoch <= header.epoch <= offered.epoch
+            ):
+                raise ProtocolError(f"A broker sent a batch that does not continue {self.name} at {end}.")
+            end, epoch = header.end_offset, header.epoch
+        if end == offered.base or end > batch_header.OFFSET_MAX:
+            raise ProtocolError(f"A broker sent no batches that {self.name} could hold.")
 
     def _start_feed(self, effect: r.Feed) -> None:
         self._stop_feed()

@@ -13,8 +13,8 @@ import random
 from typing import TYPE_CHECKING
 
 from stentor import limits
-from stentor._version import __version__
-from stentor.errors import StentorError
+from stentor.broker.greeting import Dialling
+from stentor.errors import PeerRefused, StentorError
 from stentor.transport.connection import Connection
 from stentor.wire import frames, messages, peer
 from stentor.wire.frames import Kind
@@ -55,6 +55,8 @@ class PeerLink:
         self._broker = broker
         self._loop = broker.loop
         self._connection: Connection | None = None
+        self._dialling: Dialling | None = None
+        self._told = ""
         self._outbox: list[peer.PeerMessage] = []  # said after everything in `_buffers`
         self._buffers: list[bytes] = []
         self._buffered_bytes = 0
@@ -132,18 +134,9 @@ class PeerLink:
         host, _, port = self.address.rpartition(":")
         async with asyncio.timeout(limits.PEER_DIAL_S):
             await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
-        hello = messages.Hello(
-            version_min=frames.PROTOCOL_VERSION_MIN,
-            version_max=frames.PROTOCOL_VERSION,
-            name=f"broker {self._broker.broker_id}",
-            library=f"stentor {__version__}",
-            features=[*frames.FEATURES, *frames.PEER_FEATURES],
-            broker=self._broker.broker_id,
-            cluster_id=self._broker.cluster_id,
-            purpose=self.purpose,
-        )
+        self._dialling = Dialling(self._broker, self.name, self.purpose)
         self._connection = connection
-        connection.send(Kind.HELLO, 0, messages.encode(hello))
+        connection.send(Kind.HELLO, 0, self._dialling.hello())
 
     def ping(self) -> None:
         """A sign of life on a connection that carries nothing."""
@@ -152,8 +145,13 @@ class PeerLink:
 
     def restart(self) -> None:
         """The other side was silent: the connection may be dead without knowing it."""
-        if self._connection is not None and self.greeted:
-            self._connection.abort()
+        if self.greeted:
+            self._abort()
+
+    def check(self, accepts: Callable[[str, bytes], bool]) -> None:
+        """The cluster's secret or feature level changed: dial again if this was not proven by what counts now."""
+        if self.greeted and self._dialling is not None and not accepts(self.name, self._dialling.proven_by):
+            self._abort()
 
     def close(self) -> None:
         self._closed = True
@@ -166,18 +164,40 @@ class PeerLink:
     def connected(self, connection: Connection) -> None: ...
 
     def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:  # noqa: ARG002
-        if kind == Kind.WELCOME:
-            welcome: messages.Welcome = messages.decode(body, messages.Welcome)
-            if welcome.broker.id != self.name:
-                logger.warning("%s is broker %s, not %s", self.address, welcome.broker.id, self.name)
-                self.restart()
-                return
-            self.features = frozenset(welcome.features)
-            self.greeted = True
-            self.on_greeted(self)
+        if kind == Kind.WELCOME and not self.greeted:
+            self._welcomed(messages.decode(body, messages.Welcome))
         elif kind == Kind.ERROR:
             failure: messages.Failure = messages.decode(body, messages.Failure)
-            logger.warning("broker %s refused this broker: %s", self.name, failure.message)
+            self._tell(f"broker {self.name} refused this broker: {failure.message}")
+
+    def _welcomed(self, welcome: messages.Welcome) -> None:
+        """The other side proves who it is before it is told anything; then this side does, ahead of all else."""
+        if welcome.broker.id != self.name:
+            self._tell(f"{self.address} is broker {welcome.broker.id}, not {self.name}")
+            self._abort()
+            return
+        try:
+            answer = None if self._dialling is None else self._dialling.answer(welcome)
+        except PeerRefused as error:
+            self._tell(f"broker {self.name} at {self.address} is told nothing: {error.message}")
+            self._abort()
+            return
+        if answer is not None and self._connection is not None:
+            self._connection.send(Kind.PROVE, 0, answer)
+        self._told = ""
+        self.features = frozenset(welcome.features)
+        self.greeted = True
+        self.on_greeted(self)
+
+    def _tell(self, what: str) -> None:
+        """It is dialled many times a second: the same thing is said once."""
+        if what != self._told:
+            self._told = what
+            logger.warning("%s", what)
+
+    def _abort(self) -> None:
+        if self._connection is not None:
+            self._connection.abort()
 
     def read_finished(self) -> None: ...
 
@@ -268,6 +288,11 @@ class Peers:
     def restart(self, name: str) -> None:
         for link in self._links.get(name, {}).values():
             link.restart()
+
+    def check(self, accepts: Callable[[str, bytes], bool]) -> None:
+        for links in self._links.values():
+            for link in links.values():
+                link.check(accepts)
 
     def is_connected(self, name: str) -> bool:
         links = self._links.get(name)

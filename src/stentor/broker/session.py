@@ -2,6 +2,7 @@
 
 A session starts ungreeted: it takes one small HELLO within HANDSHAKE_S or is closed. From then on it
 serves publishes, streams and control requests. Answers gather during a read and leave in one write.
+Another broker is greeted only once it has proved who it is; until then nothing that it says counts.
 Whatever a client sends, the worst outcome is a typed refusal and a closed connection.
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
+from stentor.broker.greeting import Arrival, check_relayable, listener_of
 from stentor.broker.lone import SMALL_BYTES
 from stentor.broker.partition import Partition, Request
 from stentor.broker.relay import Relay
@@ -23,6 +26,7 @@ from stentor.errors import (
     InternalError,
     LimitExceeded,
     OffsetOutOfRange,
+    PeerRefused,
     ProtocolError,
     StentorError,
     VersionMismatch,
@@ -31,6 +35,7 @@ from stentor.transport.connection import Connection
 from stentor.wire import batch, frames, messages
 from stentor.wire.frames import Kind
 from stentor.wire.header import check_header
+from stentor.wire.peer import DATA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +68,9 @@ class Session:
         self.history_bytes = 0  # being read for this client
         self.watches_routes = False
         self.peer = ""  # the other broker, if it is one
+        self.proven_by = b""  # the secret by which it proved that; empty if an older version was taken at its word
+        self._purpose = ""  # what that broker connected for
+        self._arrival: Arrival | None = None  # a broker that has not proved itself yet
         self._relay: Relay | None = None  # the way to another broker, if this client wants that one
         self.publishing: dict[str, None] = {}
         self._answers: list[bytes] = []
@@ -271,6 +279,9 @@ class Session:
         self._flush_answers()
 
     def _greet(self, kind: int, body: memoryview) -> None:
+        if self._arrival is not None:
+            self._prove(self._arrival, kind, body)
+            return
         if kind != Kind.HELLO:
             raise ProtocolError("The first frame of a connection must be HELLO.")
         hello: messages.Hello = messages.decode(body, messages.Hello)
@@ -282,41 +293,75 @@ class Session:
                 hint="Upgrade the older of the two.",
             )
         self.name, self.library = hello.name, hello.library
-        self.greeted = True
-        self.connection.body_bytes_max = limits.FRAME_BODY_BYTES_MAX
-        self.listener = hello.listener or self.listener
         if hello.target not in ("", self.broker.broker_id):
+            check_relayable(hello)
+            self._welcomed()
             self._relay = Relay(self, self.broker.address_of(hello.target), hello)
             return
-        known = (*frames.FEATURES, *(frames.PEER_FEATURES if hello.broker else ()))
+        self.listener = listener_of(self.broker, hello, self.listener)
+        arrival = Arrival(self.broker, hello) if hello.broker else None
+        known = (*frames.FEATURES, *(frames.PEER_FEATURES if arrival is not None else ()))
         features: list[str] = [feature for feature in known if feature in hello.features]
         welcome = messages.Welcome(version=version, broker=self.broker.info(self.listener), features=features)
+        if arrival is None:
+            self._welcomed()
+        else:
+            self._arrival = arrival
+            welcome = arrival.challenge(welcome)
         self._answers.append(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))
-        if hello.broker:
-            self._greet_peer(hello)
+        if arrival is not None and not arrival.proves:
+            self._arrived(arrival)
+            self.broker.trust.tell_unproven(arrival.name)
 
-    def _greet_peer(self, hello: messages.Hello) -> None:
-        if hello.cluster_id != self.broker.cluster_id:
-            raise ProtocolError(
-                f"Broker {hello.broker} belongs to cluster {hello.cluster_id}, this one to {self.broker.cluster_id}.",
-                hint="Check the coordination address of both.",
-            )
-        self.peer = hello.broker
-        self.broker.cluster.peer_arrived(hello.broker)
+    def _welcomed(self) -> None:
+        self.greeted = True
+        self.connection.body_bytes_max = limits.FRAME_BODY_BYTES_MAX
+
+    def _prove(self, arrival: Arrival, kind: int, body: memoryview) -> None:
+        if kind != Kind.PROVE:
+            raise PeerRefused(f"Broker {arrival.name} must prove who it is before it says anything else.")
+        self.proven_by = arrival.proven_by(body)
+        self._arrived(arrival)
+
+    def _arrived(self, arrival: Arrival) -> None:
+        arrival.check_registered()
+        self._arrival, self.peer, self._purpose = None, arrival.name, arrival.purpose
+        self._welcomed()
+        self.broker.cluster.peer_arrived(arrival.name)
 
     def _heard(self, _: int, body: memoryview) -> None:
         self._check_peer()
-        if self.broker.cluster.member is not None:  # else it has not joined yet, and says nothing either
+        if self.broker.cluster.member is None:
+            return  # it has not joined yet, and says nothing either
+        try:
             self.broker.cluster.heard(self.peer, body)
+        except (StentorError, struct.error):
+            raise
+        except Exception as error:
+            raise self._puzzled(error) from error
 
     def _replicate(self, _: int, body: memoryview) -> None:
         self._check_peer()
+        if self._purpose != DATA:
+            raise ProtocolError("Batches go over a connection for data.")
         self._publishes += 1 if len(body) <= SMALL_BYTES else 2
-        self.broker.cluster.replicate(self.peer, body, self)
+        try:
+            self.broker.cluster.replicate(self.peer, body, self)
+        except (StentorError, struct.error):
+            raise
+        except Exception as error:
+            raise self._puzzled(error) from error
+
+    def _puzzled(self, error: Exception) -> StentorError:
+        """What another broker says may be nonsense that nobody thought of: that ends its connection, no more."""
+        logger.error("what broker %s said could not be done", self.peer, exc_info=error)
+        return InternalError(f"{type(error).__name__}: {error}")
 
     def _check_peer(self) -> None:
         if not self.peer:
             raise ProtocolError("Only brokers may say this.")
+        if self.peer not in self.broker.catalogue.brokers:
+            raise PeerRefused(f"Broker {self.peer} is not registered any more.")
 
     # --- publishing -----------------------------------------------------------------------------
 

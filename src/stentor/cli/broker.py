@@ -1,15 +1,19 @@
-"""`stentor broker`: the brokers of a cluster, seen, drained and forgotten."""
+"""`stentor broker`: the brokers of a cluster, seen, drained and forgotten; and their secret."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stentor.cli import options
 from stentor.cli.output import print_json, print_table
+from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from stentor.broker.config import BrokerConfig
     from stentor.wire.messages import BrokerState
 
 app = options.make_app(invoke_without_command=True, help="List, drain and forget the brokers of a cluster.")
@@ -100,3 +104,49 @@ def forget(
     with options.connect(url, timeout, "broker forget") as client:
         client.forget_broker(name)
     print(f"forgot {name}")
+
+
+@app.command("rotate-secret", context_settings=options.CONTEXT_SETTINGS)
+def rotate_secret(
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="A broker's TOML file.", show_default=False)
+    ] = None,
+    coordination: Annotated[
+        str | None,
+        typer.Option(
+            "--coordination", metavar="URL", help="The cluster's etcd, as a broker has it.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Give the brokers of a cluster a new secret.
+
+    With the secret, brokers prove to each other that they belong to the cluster. This command changes it in etcd, so it
+    needs what a broker needs to reach etcd: the broker's own TOML file or environment. Running brokers hear of it by
+    themselves, and no connection ends. The old secret stays valid until the next rotation: to drop one that leaked,
+    rotate twice, at least a minute apart.
+    """
+    import asyncio
+
+    from stentor.broker.config import load_config
+
+    settings = load_config({"coordination": coordination}, os.environ, config)
+    if not settings.coordination:
+        raise InvalidArgument(
+            "No coordination store is named.",
+            hint="Use --coordination etcd://host:2379, or --config with a broker's file.",
+        )
+    asyncio.run(_rotate(settings))
+    print("the brokers have a new secret; the one before it stays valid until the next rotation")
+
+
+async def _rotate(settings: BrokerConfig) -> None:
+    import time
+
+    from stentor.broker.broker import open_cluster_store
+    from stentor.broker.trust import rotate
+
+    store = open_cluster_store(settings)
+    try:
+        await rotate(store, time.time_ns() // 1000)
+    finally:
+        await store.close()

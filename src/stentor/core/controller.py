@@ -50,6 +50,7 @@ class BrokerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     draining: bool = False
     version: str = ""
     addresses: dict[str, str] = {}  # by the listener's name, of a broker that has several
+    level: int = 0  # the highest feature level of a cluster that it knows (C27)
 
 
 class TopicPlan(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@
       LOCK                                locked by the broker that uses it; holds its process id
       replicas                            the journal: incarnation, and a floor for each log
       catalogue                           what the coordination store of a cluster was last known to hold
+      secret                              the cluster's secret, as it was last known; for the broker's user alone
       partitions/
         {topic id:016x}-{partition}/      one log: segments, indexes, snapshots
         {topic id:016x}-{partition}.FAILED   that log had a failed sync
@@ -41,6 +42,7 @@ JOURNAL_FILE: Final = "replicas"
 COORDINATION_FILE: Final = "coordination"
 BROKER_FILE: Final = "broker"
 CATALOGUE_FILE: Final = "catalogue"
+SECRET_FILE: Final = "secret"  # noqa: S105 - a name
 PARTITIONS_FOLDER: Final = "partitions"
 ASIDE_FOLDER: Final = "aside"
 

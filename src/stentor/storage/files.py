@@ -60,6 +60,7 @@ class Kind(IntEnum):
     JOURNAL = 4
     FAILURE = 5
     CATALOGUE = 6
+    SECRET = 7
 
 
 class FileHandle:
@@ -67,12 +68,12 @@ class FileHandle:
 
     __slots__ = ("fd",)
 
-    def __init__(self, path: Path, *, write: bool = False, create: bool = False) -> None:
+    def __init__(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> None:
         self.fd = -1
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | os.O_EXCL
-        self.fd = os.open(path, flags, 0o644)
+        self.fd = os.open(path, flags, mode)
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -180,14 +181,14 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def atomic_write(path: Path, data: Buffer | Sequence[Buffer]) -> None:
+def atomic_write(path: Path, data: Buffer | Sequence[Buffer], *, mode: int = 0o644) -> None:
     """Replace the file at `path` by `data`: the old content or the new survives any crash (K4)."""
     buffers: Sequence[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
-        file = FileHandle(temporary, write=True, create=True)
+        file = FileHandle(temporary, write=True, create=True, mode=mode)
         write_at(file, buffers, 0)
         os.fsync(file.fd)
         temporary.replace(path)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
-from stentor.errors import DiskFull
+from stentor.errors import CorruptData, DiskFull
 from stentor.limits import KIB, MIB
 from stentor.storage.files import Buffer, storage_error, write_at
 from stentor.storage.segment import LOG_SUFFIX, Segment, create_segment, segment_path
@@ -153,12 +153,14 @@ class LogWriter:
 
 
 def _checked_end(headers: Sequence[BatchHeader], end: int, size: int) -> int:
-    """The end of the log after these batches; a caller that numbers them wrongly is our own bug."""
+    """The end of the log after these batches. Numbered wrongly, they are refused, and the log stays as it is."""
     for header in headers:
-        assert header.base_offset == end, f"batch at {header.base_offset}, expected {end}"
+        if header.base_offset != end:
+            raise CorruptData(f"A batch has offset {header.base_offset}; the log ends at {end}.", operation="append")
         end = header.base_offset + header.span
         size -= header.length
-    assert size == 0, f"the headers do not describe the chunk: {size} bytes differ"
+    if size:
+        raise CorruptData(f"The headers do not describe the chunk: {size} bytes differ.", operation="append")
     return end
 
 

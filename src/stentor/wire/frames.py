@@ -44,6 +44,7 @@ class Kind(enum.IntEnum):
     RESPONSE = 8  # broker: its answer (wire.messages.Response)
     ROUTES = 9  # broker: the route table changed
     PEER = 10  # broker to broker: control messages (wire.peer)
+    PROVE = 11  # broker to broker: the answer to a WELCOME with a nonce (security.proof)
 
     PUBLISH = 16  # client: one batch; flags hold the ack level
     PUBLISHED = 17  # broker: where it went
@@ -57,6 +58,7 @@ class Kind(enum.IntEnum):
 
 
 KINDS: Final = frozenset(int(kind) for kind in Kind)
+PEER_KINDS: Final = frozenset({int(Kind.PEER), int(Kind.PROVE), int(Kind.REPLICATE)})
 DATA_KINDS: Final = frozenset({int(Kind.PUBLISH), int(Kind.DELIVER), int(Kind.REPLICATE)})
 
 

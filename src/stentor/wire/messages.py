@@ -19,6 +19,7 @@ U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.TOPIC_NAME_CHARACTERS_MAX)]
 Label = Annotated[str, msgspec.Meta(max_length=limits.CLIENT_NAME_CHARACTERS_MAX)]
+Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
 Partitions = Annotated[int, msgspec.Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX)]
 
 
@@ -46,6 +47,9 @@ class Hello(Struct, frozen=True):
     cluster_id: Label = ""
     purpose: Label = ""  # "control" or "data"
     listener: Label = ""  # set by a broker that passes a client on: the listener the client came in by
+    relay: Label = ""  # that broker
+    nonce: Digest = b""  # set by brokers: the dialler's (security.proof)
+    proof: Digest = b""  # set by a broker that passes a client on: that `listener` is true
 
 
 class Welcome(Struct, frozen=True):
@@ -56,6 +60,14 @@ class Welcome(Struct, frozen=True):
     features: list[str] = []
     frame_body_bytes_max: U32 = limits.FRAME_BODY_BYTES_MAX
     silence_ms: U32 = int(limits.SILENCE_S * 1000)
+    nonce: Digest = b""  # for brokers: the acceptor's, to be answered with PROVE
+    proofs: Annotated[list[Digest], msgspec.Meta(max_length=8)] = []  # for brokers: the acceptor's, by each secret
+
+
+class Prove(Struct, frozen=True):
+    """The body of PROVE: a dialling broker answers a WELCOME with a nonce."""
+
+    proof: Digest
 
 
 class BrokerInfo(Struct, frozen=True):
@@ -430,7 +442,7 @@ _encoder = msgspec.msgpack.Encoder()
 # All made here, under the import lock: msgspec crashes when two threads look at a new type at once.
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind)
-    for kind in (Request, Response, Hello, Welcome, Failure, OpenStream, StreamEnded, RouteChange)
+    for kind in (Request, Response, Hello, Welcome, Prove, Failure, OpenStream, StreamEnded, RouteChange)
 }
 
 

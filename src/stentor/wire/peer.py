@@ -41,6 +41,7 @@ class ForPartition(_Message, frozen=True):
     partition: int
     message: PartitionMessage
     pass_on: bool = False  # to the controller, which does not hear the sender
+    origin: str = ""  # who said it, if the sender passes it on
 
 
 class Pushed(_Message, frozen=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stentor.errors import Closed, InternalError, InvalidArgument, LogFailed, OffsetOutOfRange
+from stentor.errors import Closed, CorruptData, InternalError, InvalidArgument, LogFailed, OffsetOutOfRange
 from stentor.storage import LogSettings
 from stentor.storage.model import SEGMENT_HEADER_BYTES
 
@@ -114,10 +114,10 @@ def test_a_chunk_larger_than_a_segment_gets_a_segment_of_its_own(logs, batches):
 def test_offsets_must_be_contiguous_and_headers_must_describe_the_chunk(logs, batches):
     log = logs.open()
     gap = batches.make(5)
-    with pytest.raises(AssertionError):
+    with pytest.raises(CorruptData):
         log.append(gap, batches.headers(gap))
     batch = batches.make(0)
-    with pytest.raises(AssertionError):
+    with pytest.raises(CorruptData):
         log.append(batch + b"x", batches.headers(batch))
     assert log.end == 0
     batches.append(log)
