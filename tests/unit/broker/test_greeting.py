@@ -7,10 +7,9 @@ import pytest
 
 from stentor.broker.greeting import Arrival, Dialling, listener_of, relayed
 from stentor.errors import NotReady, PeerRefused, ProtocolError
-from stentor.security.proof import new_secret
 from stentor.wire import messages
 
-OLDER, OLD, NEW = new_secret(), new_secret(), new_secret()
+OLDER, OLD, NEW = (bytes([number]) * 32 for number in (1, 2, 3))
 INFO = messages.BrokerInfo(id="b2", cluster_id="c", version="1", address="h:1")
 WELCOME = messages.Welcome(version=1, broker=INFO)
 
