@@ -81,6 +81,20 @@ PRODUCER_IN_FLIGHT_BATCHES_MAX: Final = 32
 PRODUCERS_PER_PARTITION_MAX: Final = 10_000
 """Dedupe state is bounded: the producer silent for longest is forgotten first."""
 
+PRODUCERS_PER_CONNECTION_MAX: Final = 1_000
+"""Lasting producers whose tokens one connection has shown: a few bytes each."""
+
+PRODUCER_SEARCH_BATCHES_MAX: Final = 200_000
+PRODUCER_SEARCH_BYTES_MAX: Final = 256 * MIB
+"""How many headers, and bytes read for them, a head looks at to find a batch that it no longer remembers (C32): some
+tenths of a second beside the loop. What is not found within them has an unknown outcome."""
+
+PRODUCER_SEARCHES_WAITING_MAX: Final = 1_000
+"""Batches per partition that wait for such a search: those of a few connections, which are not read from meanwhile."""
+
+PRODUCER_SEARCH_KEPT_S: Final = 60.0
+"""How long the result of a search is kept: whoever sends one old batch again sends others after it."""
+
 PRODUCER_BATCH_MESSAGES: Final = 2_000
 PRODUCER_BATCH_BYTES: Final = 256 * KIB
 """Where encoding and per-batch costs have flattened out; more only adds latency."""

@@ -16,6 +16,7 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.feed import Feed
+from stentor.broker.resends import Resends
 from stentor.broker.tail import TailCache
 from stentor.core import refusals
 from stentor.core import replica as r
@@ -107,6 +108,7 @@ class Partition:
         self._publisher: Session | None = None  # whose batch is being taken right now
         self._tickets = 0
         self._requests: dict[int, Request] = {}
+        self._resends = Resends(self)
         self._unsynced_bytes = 0
         self._held: set[Session] = set()  # publishers told to wait for the disk
         self._stopped: Callable[[], None] | None = None
@@ -355,10 +357,16 @@ class Partition:
                 case r.Refuse():
                     request = self._requests.pop(effect.ticket)
                     request.session.fail(request.correlation, effect.error, "publish", self.name)
+                case r.Find():
+                    self._resends.find(effect, self._requests[effect.publish.ticket].session)
                 case _:
                     self._perform_chain(effect)
         for session in answered:
             session.flush()
+
+    def perform_one(self, effect: ReplicaEffect) -> None:
+        """Do what was decided beside the machine."""
+        self._perform([effect])
 
     def _perform_chain(self, effect: ReplicaEffect) -> None:
         """What concerns other brokers, epochs and the shape of the log."""
@@ -530,6 +538,6 @@ class Partition:
             "tail_cache_bytes": self.tail.bytes,
             "chain": {"replicas": len(self.replica.place.brokers), "replicas_wanted": self._replicas_wanted()},
             "replica": self.replica.statistics(),
-            "dedupe": self.replica.dedupe.statistics(),
+            "dedupe": self.replica.dedupe.statistics() | {"searches": self._resends.searches},
             "log": msgspec.to_builtins(self.log.statistics()),
         }

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from stentor.errors import CorruptData, InvalidArgument
 from stentor.storage.damage import record_damage
+from stentor.storage.earlier import Search
 from stentor.storage.files import Buffer, FileHandle, storage_error, sync_directory
 from stentor.storage.model import (
     Identity,
@@ -216,6 +217,10 @@ class PartitionLog:
     def offset_for_time(self, timestamp_us: int, *, limit: int) -> int:
         """The base offset of the first batch with a message at or after the time; `limit` if none."""
         return self._reader.offset_for_time(timestamp_us, limit)
+
+    def search(self, producer_id: int, generation: int, before: int) -> Search:
+        """A search, not begun yet, for what a producer wrote under a generation below an offset (C32)."""
+        return Search(self._state, self._reader, producer_id, generation, before)
 
     def replay(self, restore: Restore, replay: Replay) -> None:
         """Derive state again from the newest snapshot and the headers after it, as `open` does."""
