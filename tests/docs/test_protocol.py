@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from stentor import errors
 from stentor.broker import requests
+from stentor.broker.session import Session
 from stentor.core.peers import PartitionMessage
 from stentor.testing import broker
 from stentor.wire import arrow_body, batch, frames, header, messages, peer, rows
@@ -145,7 +146,7 @@ def test_the_table_of_requests_names_each_with_its_answer():
     rows_found = {re.match(r"\[(\w+)\]", row[0])[1]: re.match(r"\[(\w+)\]", row[1])[1] for row in request_rows()}
     assert list(rows_found) == REQUESTS
     for name, answer in rows_found.items():
-        handler = requests._HANDLERS[getattr(messages, name)]
+        handler = requests._HANDLERS.get(getattr(messages, name), Session._use)  # the one that is answered at once
         assert handler.__annotations__["return"] == f"messages.{answer}"
 
 

@@ -17,12 +17,14 @@ from stentor.broker.lone import SMALL_BYTES
 from stentor.broker.partition import Partition, Request
 from stentor.broker.relay import Relay
 from stentor.broker.stream import Stream
+from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
 from stentor.errors import (
     Closed,
     InternalError,
     LimitExceeded,
     OffsetOutOfRange,
+    ProducerNotProven,
     ProtocolError,
     StentorError,
     VersionMismatch,
@@ -70,6 +72,7 @@ class Session:
         self._publishes = 0  # how many of them were publishes; a large batch counts twice
         self._deferred: list[Partition] = []  # partitions whose sync waits for the end of the read
         self._answers_scheduled = False
+        self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
         self._holds = 0
         self._discarding = False
@@ -322,6 +325,8 @@ class Session:
     def _publish(self, flags: int, correlation: int, body: memoryview) -> None:
         try:
             header = check_header(body)
+            if header.producer_id >= LASTING and header.producer_id not in self._producers:
+                raise _not_proven(header.producer_id)
             partition = self.broker.partition(header.topic_id, header.partition)
             batch.validate(body, header)
         except StentorError as error:
@@ -397,21 +402,31 @@ class Session:
     def _request(self, correlation: int, body: memoryview) -> None:
         if len(body) > limits.CONTROL_BODY_BYTES_MAX:
             raise LimitExceeded(f"A control message has {len(body)} bytes.")
-        if len(self._tasks) >= _REQUESTS_UNDER_WAY_MAX:
-            self.fail(
-                correlation,
-                LimitExceeded(f"{_REQUESTS_UNDER_WAY_MAX} requests are under way.", hint="Wait for their answers."),
-                "request",
-            )
-            return
         try:
             request = messages.decode(body, messages.Request)
+            if isinstance(request, messages.UseProducer):  # at once: publishes may follow in the same read
+                self._answers.append(frames.frame(Kind.RESPONSE, correlation, messages.encode(self._use(request))))
+                return
+            if len(self._tasks) >= _REQUESTS_UNDER_WAY_MAX:
+                raise LimitExceeded(
+                    f"{_REQUESTS_UNDER_WAY_MAX} requests are under way.", hint="Wait for their answers."
+                )
         except StentorError as error:
             self.fail(correlation, error, "request")
             return
         task = self.loop.create_task(self._serve(correlation, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _use(self, request: messages.UseProducer) -> messages.Done:
+        producer_id = lasting_id(request.token)
+        if len(self._producers) >= limits.PRODUCERS_PER_CONNECTION_MAX and producer_id not in self._producers:
+            raise LimitExceeded(
+                f"This connection sends for {len(self._producers)} lasting producers; that is the limit.",
+                hint="Open another client for more of them.",
+            )
+        self._producers.add(producer_id)
+        return messages.Done()
 
     async def _serve(self, correlation: int, request: Any) -> None:
         operation = type(request).__name__
@@ -447,6 +462,13 @@ class Session:
             bytes_in=self.connection.bytes_in,
             bytes_out=self.connection.bytes_out,
         )
+
+
+def _not_proven(producer_id: int) -> ProducerNotProven:
+    return ProducerNotProven(
+        f"This connection has not shown the token of producer {producer_id:x}, and may not send under its id.",
+        hint="Make the producer with the identity and the secret that it had before.",
+    )
 
 
 _HANDLERS: Final[dict[int, Callable[[Session, int, memoryview], None]]] = {

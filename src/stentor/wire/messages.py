@@ -378,6 +378,16 @@ class MarkRecorded(Tagged, frozen=True):
     ends: Annotated[dict[U32, U63], msgspec.Meta(max_length=limits.PARTITIONS_PER_TOPIC_MAX)]
 
 
+class UseProducer(Tagged, frozen=True):
+    """This connection sends under the lasting producer id that belongs to a secret token. Answer: Done."""
+
+    token: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+
+    def __repr__(self) -> str:
+        """Secrets are never logged (S4)."""
+        return "UseProducer()"
+
+
 Request = (
     CreateTopic
     | AlterTopic
@@ -394,6 +404,7 @@ Request = (
     | ForgetBroker
     | RecoverPartition
     | MarkRecorded
+    | UseProducer
 )
 QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics)
 """Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
