@@ -16,11 +16,15 @@ MIB: Final = 1024 * KIB
 FRAME_BODY_BYTES_MAX: Final = 16 * MIB
 """A frame is one batch plus little: larger ones would hold up everyone else on the connection."""
 
-CONTROL_BODY_BYTES_MAX: Final = 4 * MIB
-"""Control messages are small; the route table of a large cluster is the biggest of them."""
+CONTROL_BODY_BYTES_MAX: Final = 64 * KIB
+"""What a client asks for is small: the marks of a recorder for 1,024 partitions take 16 KiB. What brokers answer may be
+as large as a frame: the routes of a large cluster."""
 
-UNGREETED_BODY_BYTES_MAX: Final = 16 * KIB
-"""Before the handshake a stranger may cost us one small buffer, no more."""
+UNGREETED_BODY_BYTES_MAX: Final = 8 * KIB
+"""A greeting with the longest names. Before the handshake a stranger may cost us one small buffer, no more."""
+
+ERROR_DETAILS_MAX: Final = 16
+"""What an error says besides its text: a few numbers and names."""
 
 READ_BUFFER_BYTES: Final = 1 * MIB
 """The reused read buffer of a connection: big enough for full-speed batches to arrive whole."""

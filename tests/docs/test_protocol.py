@@ -130,7 +130,7 @@ def shown_default(field):
     if field.required:
         return "required"
     default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    return "none" if default is None else json.dumps(default)
+    return "none" if default is None else json.dumps(msgspec.to_builtins(default))
 
 
 def test_every_message_of_the_code_is_documented():
@@ -139,7 +139,8 @@ def test_every_message_of_the_code_is_documented():
         for name, kind in vars(messages).items()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == messages.__name__
     }
-    assert structs - {"Struct", "Tagged"} == {*REQUESTS, *RESPONSES, *BODIES, *VALUES}
+    some_settings = "TopicChanges"  # has no table of its own: it is some of the fields of TopicSettings
+    assert structs - {"Struct", "Tagged", some_settings} == {*REQUESTS, *RESPONSES, *BODIES, *VALUES}
 
 
 def test_the_table_of_requests_names_each_with_its_answer():

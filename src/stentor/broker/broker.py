@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from stentor.broker.partition import Partition
     from stentor.core.records import Key
     from stentor.ports import Clock, CoordinationStore
-    from stentor.wire.messages import TopicSettings
+    from stentor.wire.messages import TopicChanges, TopicSettings
 
 logger = logging.getLogger(__name__)
 
@@ -327,7 +327,7 @@ class Broker:
     async def create_topic(self, name: str, settings: TopicSettings) -> Topic:
         return await self.topics.create(name, settings)
 
-    async def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
+    async def alter_topic(self, name: str, changes: TopicChanges) -> Topic:
         return await self.topics.alter(name, changes)
 
     async def delete_topic(self, name: str) -> None:

@@ -207,6 +207,10 @@ class Session:
             handler = _HANDLERS.get(kind)
             if handler is None:
                 raise ProtocolError(f"A client may not send {Kind(kind).name} here.")
+            if len(body) > limits.CONTROL_BODY_BYTES_MAX and not self.peer:
+                raise LimitExceeded(
+                    f"A control message has {len(body)} bytes; the limit is {limits.CONTROL_BODY_BYTES_MAX}."
+                )
             handler(self, correlation, body)
 
     def _ping(self, correlation: int, _: memoryview) -> None:
@@ -400,8 +404,6 @@ class Session:
     # --- control requests -----------------------------------------------------------------------
 
     def _request(self, correlation: int, body: memoryview) -> None:
-        if len(body) > limits.CONTROL_BODY_BYTES_MAX:
-            raise LimitExceeded(f"A control message has {len(body)} bytes.")
         try:
             request = messages.decode(body, messages.Request)
             if isinstance(request, messages.UseProducer):  # at once: publishes may follow in the same read
