@@ -137,6 +137,9 @@ STREAMS_PER_CONNECTION_MAX: Final = 4_096
 
 CONNECTIONS_MAX: Final = 10_000
 
+STRANGER_LOG_LINES_PER_S: Final = 10
+"""Log lines about refused clients and malformed requests, per broker: a flood of them must not fill a disk."""
+
 LISTENERS_MAX: Final = 8
 """One per network that a broker is in; each multiplies the route changes that it encodes."""
 
@@ -283,6 +286,9 @@ ASIDE_CHECK_S: Final = 600.0
 
 RECORDED_STORE_S: Final = 1.0
 """How often recorded ends that moved are written to the coordination store; what a crash forgets is kept for longer."""
+
+METRICS_RETENTION_S: Final = 7 * 86_400
+"""How long the statistics that brokers publish are kept, whoever makes their topic: a week."""
 
 FLUSH_INTERVAL_MS: Final = 200
 """For topics that chose flush=interval: what a power cut may take."""
