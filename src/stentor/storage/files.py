@@ -50,6 +50,10 @@ BAD_BLOCK_BYTES: Final = 4096
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 
+PRIVATE_FILE: Final = 0o600
+PRIVATE_FOLDER: Final = 0o700
+"""What a broker stores is for the broker's user alone: messages, and who sends them."""
+
 
 class Kind(IntEnum):
     """What a sealed file is, so that one cannot be taken for another."""
@@ -72,7 +76,7 @@ class FileHandle:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | os.O_EXCL
-        self.fd = os.open(path, flags, 0o644)
+        self.fd = os.open(path, flags, PRIVATE_FILE)
 
     def __del__(self) -> None:
         if self.fd >= 0:

@@ -26,7 +26,7 @@ from pathlib import Path
 from stentor.errors import CorruptData, InvalidArgument
 from stentor.storage.damage import record_damage
 from stentor.storage.earlier import Search
-from stentor.storage.files import Buffer, FileHandle, storage_error, sync_directory
+from stentor.storage.files import PRIVATE_FOLDER, Buffer, FileHandle, storage_error, sync_directory
 from stentor.storage.model import (
     Identity,
     LogFloor,
@@ -80,7 +80,7 @@ class PartitionLog:
         a log opens for reading only.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(error, operation="create", path=directory) from error
         state = LogState(directory, Identity(topic_id, partition, log_id), settings)
