@@ -44,6 +44,7 @@ from stentor.errors import (
 )
 from stentor.storage.directory import BROKER_FILE, CATALOGUE_FILE, COORDINATION_FILE, DataDirectory
 from stentor.storage.files import atomic_write
+from stentor.transport.sparing import SparingLog
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Broker:
         self.turn = Turn(self.loop)
         self.sessions: set[Session] = set()
         self.refusals = 0
+        self.strangers = SparingLog(logger, self.clock.monotonic)
         self.route_version = 1
         self.http_address = ""  # told by whoever serves HTTP for this broker
         self.stopping = False
@@ -428,6 +430,7 @@ class Broker:
             if lagged:
                 session.excuse(now)
             session.sweep(now)
+        self.strangers.tick()
 
     def _note_books(self) -> None:
         self.replicas.note_floors()

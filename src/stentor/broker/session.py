@@ -19,6 +19,7 @@ from stentor.broker.relay import Relay
 from stentor.broker.stream import Stream
 from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
+from stentor.core.names import printable
 from stentor.errors import (
     Closed,
     InternalError,
@@ -99,7 +100,7 @@ class Session:
 
     def refused(self, error: StentorError) -> None:
         """The client broke the protocol: say so once, and close."""
-        logger.info("client %s (%s) refused: %s", self.name or "?", self.connection.address, error)
+        self.broker.strangers.info("client %s (%s) refused: %s", self.name or "?", self.connection.address, error)
         self.broker.refusals += 1
         self._flush_answers()
         self.connection.send(Kind.ERROR, 0, messages.encode(messages.failure(error, "connection")))
@@ -153,7 +154,8 @@ class Session:
         self._note_progress(now)
         if now - self._deaf_since > limits.SILENCE_S:
             # It takes nothing, so it would not hear why either.
-            logger.info("client %s (%s) has not read for %g s", self.name or "?", connection.address, limits.SILENCE_S)
+            told = (self.name or "?", connection.address, limits.SILENCE_S)
+            self.broker.strangers.info("client %s (%s) has not read for %g s", *told)
             self.broker.refusals += 1
             connection.abort()
         elif connection.closed:
@@ -288,7 +290,7 @@ class Session:
                 f" {frames.PROTOCOL_VERSION_MIN} to {frames.PROTOCOL_VERSION}.",
                 hint="Upgrade the older of the two.",
             )
-        self.name, self.library = hello.name, hello.library
+        self.name, self.library = _shown(hello.name), _shown(hello.library)
         self.greeted = True
         self.connection.body_bytes_max = limits.FRAME_BODY_BYTES_MAX
         self.listener = hello.listener or self.listener
@@ -464,6 +466,11 @@ class Session:
             bytes_in=self.connection.bytes_in,
             bytes_out=self.connection.bytes_out,
         )
+
+
+def _shown(name: str) -> str:
+    """A client's name as people see it, in logs and tables."""
+    return printable(name)[: limits.CLIENT_NAME_CHARACTERS_MAX]
 
 
 def _not_proven(producer_id: int) -> ProducerNotProven:

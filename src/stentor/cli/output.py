@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from stentor.cli.standard import writing_output
+from stentor.core.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,8 +39,8 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
 
 
 def table_lines(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> list[str]:
-    """The lines of a table: never wrapped or cut, so that grep and awk work on them."""
-    cells = [list(headings), *([str(cell) for cell in row] for row in rows)]
+    """The lines of a table: never wrapped or cut, so that grep and awk work on them; nothing in them moves a cursor."""
+    cells = [list(headings), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:
@@ -53,7 +54,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[object]], right
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values, one pair per line."""
-    pairs = [(name, str(value)) for name, value in facts]
+    pairs = [(name, printable(str(value))) for name, value in facts]
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
         print(f"{name.ljust(width)}{_GAP}{value}".rstrip())
