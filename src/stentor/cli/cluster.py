@@ -128,6 +128,8 @@ def up(
         "settings": {"http": http},
     }
     started = supervisor.start(data, settings, detach=detach)
+    if started.state.get("warning"):
+        complain(started.state["warning"])
     _announce(started.state, data, detach=detach)
     if not detach:
         _stay(started.process)
