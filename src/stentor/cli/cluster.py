@@ -128,14 +128,14 @@ def up(
         "settings": {"http": http},
     }
     started = supervisor.start(data, settings, detach=detach)
-    if started.state.get("warning"):
-        complain(started.state["warning"])
     _announce(started.state, data, detach=detach)
     if not detach:
         _stay(started.process)
 
 
 def _announce(state: dict[str, Any], data: Path, *, detach: bool) -> None:
+    if state.get("warning"):
+        complain(state["warning"])
     print(f"stentor cluster ready on {state['url']}")
     for kind in ("brokers", "etcd", "haproxy"):
         for each in state[kind]:
