@@ -31,9 +31,11 @@ class _Result(msgspec.Struct):
     """What a search found, and for which question."""
 
     log: PartitionLog
+    epoch: int  # a later one may have cut the log
     producer_id: int
     generation: int
     before: int
+    is_final: bool  # the generation was an old one already, and gets no more batches
     found: dict[int, Earlier]
 
 
@@ -62,7 +64,8 @@ class Resends:
         """Answer everyone whom the last result answers; begin a search for the first whom it does not."""
         while self._waiting:
             find, session, epoch = self._waiting[0]
-            if not self._is_answered_by(self._result, find):
+            is_current = epoch == self._partition.replica.epoch
+            if is_current and not self._is_answered_by(self._result, find):
                 self._search(find)
                 return
             self._waiting.popleft()
@@ -71,20 +74,22 @@ class Resends:
 
     def _is_answered_by(self, result: _Result | None, find: r.Find) -> bool:
         publish, partition = find.publish, self._partition
-        if result is None or result.log is not partition.log:
+        if result is None or result.log is not partition.log or result.epoch != partition.replica.epoch:
             return False
         if (result.producer_id, result.generation) != (publish.producer_id, publish.generation):
             return False
-        # An older generation gets no more batches. Of the present one, more may have been forgotten meanwhile.
-        is_final = find.error.detail["reason"] == "old_generation"
-        remembered = partition.replica.dedupe.remembered_from(publish.producer_id)
-        return is_final or publish.sequence in result.found or result.before >= remembered
+        if result.is_final or publish.sequence in result.found:
+            return True
+        # More may have been forgotten since, or the generation has become an old one.
+        return result.before >= partition.replica.dedupe.remembered_from(publish.producer_id)
 
     def _search(self, find: r.Find) -> None:
         partition, publish = self._partition, find.publish
         before = partition.replica.dedupe.remembered_from(publish.producer_id)
         search = partition.log.search(publish.producer_id, publish.generation, before)
-        result = _Result(partition.log, publish.producer_id, publish.generation, before, search.found)
+        is_final = find.error.detail["reason"] == "old_generation"
+        who = (publish.producer_id, publish.generation)
+        result = _Result(partition.log, partition.replica.epoch, *who, before, is_final, search.found)
         self._searching = True
         self.searches += 1
 
@@ -113,11 +118,12 @@ class Resends:
 
     def _conclude(self, find: r.Find, epoch: int) -> None:
         publish, partition = find.publish, self._partition
-        assert self._result is not None
-        known = self._result.found.get(publish.sequence)
         if partition.replica.epoch != epoch:
             self._refuse(find, refusals.not_active())  # what was found may have been cut off since
-        elif known is None or known.checksum != publish.checksum:
+            return
+        assert self._result is not None
+        known = self._result.found.get(publish.sequence)
+        if known is None or known.checksum != publish.checksum:
             self._refuse(find, refusals.not_found(find.error))
         else:
             resend = Resend(known.base_offset, known.end_offset, known.appended_at_us)

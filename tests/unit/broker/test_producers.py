@@ -8,7 +8,7 @@ import pytest
 from stentor import limits
 from stentor.client.identity import FormerIdentity, producer_id_of, producer_token
 from stentor.core.dedupe import LASTING, lasting_id
-from stentor.errors import LimitExceeded, ProducerNotProven, ProtocolError, PublishError, UnknownOutcome
+from stentor.errors import LimitExceeded, NotReady, ProducerNotProven, ProtocolError, PublishError, UnknownOutcome
 from stentor.wire import frames, messages
 
 LAST_GENERATION = 2**32 - 1
@@ -197,6 +197,52 @@ def test_a_batch_of_an_older_generation_is_found_in_the_log(link):
     for sequence in (0, 49, 20):
         correlation = link.publish(target, [b"%d" % sequence], producer_id=PRODUCER, sequence=sequence)
         assert link.published(correlation) == sequence
+
+
+def test_what_was_written_after_a_search_is_found_by_the_next_one(link):
+    target = make_topic(link)
+    publish_many(link, target, 50)
+    for sequence in (0, 10):
+        assert (
+            link.published(link.publish(target, [b"%d" % sequence], producer_id=PRODUCER, sequence=sequence))
+            == sequence
+        )
+    for sequence in range(50, 100):
+        link.publish(target, [b"%d" % sequence], producer_id=PRODUCER, sequence=sequence)
+    link.published(link.publish(target, [b"end"]))
+    for sequence in (60, 0):
+        again = link.publish(target, [b"%d" % sequence], producer_id=PRODUCER, sequence=sequence)
+        assert link.published(again) == sequence + (sequence >= 50)
+    publish_many(link, target, 1, generation=7)
+    again = link.publish(target, [b"99"], producer_id=PRODUCER, sequence=99)
+    assert link.published(again) == 100
+
+
+def test_what_was_found_counts_no_more_in_another_epoch(local, link, wait_until):
+    """The log may have been cut in between."""
+    target = make_topic(link)
+    publish_many(link, target, 50)
+    again = {"producer_id": PRODUCER, "sequence": 0}
+    assert link.published(link.publish(target, [b"0"], **again)) == 0
+    partition = local.inner.partition(target, 0)
+    partition.replica.epoch += 1
+    assert link.published(link.publish(target, [b"0"], **again)) == 0
+    assert partition.statistics()["dedupe"]["searches"] == 2
+
+
+def test_a_search_during_which_the_epoch_changes_is_asked_for_again(local, link, monkeypatch):
+    target = make_topic(link)
+    publish_many(link, target, 50)
+    partition = local.inner.partition(target, 0)
+    submit = partition.reads.submit
+
+    def overtaken(work, done):
+        partition.replica.epoch += 1
+        submit(work, done)
+
+    monkeypatch.setattr(partition.reads, "submit", overtaken)
+    with pytest.raises(NotReady):
+        link.published(link.publish(target, [b"0"], producer_id=PRODUCER, sequence=0))
 
 
 @pytest.mark.parametrize(("generation", "reason"), [(7, "forgotten"), (3, "old_generation"), (0, "old_generation")])
