@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import select
 import sys
 import threading
@@ -23,13 +24,20 @@ WRITE_INTERVAL_S: Final = 0.05
 PIECE_BYTES: Final = 256 * 1024
 
 _GAP: Final = "  "
+_NOT_ASCII: Final = re.compile(r"[^\n -~]")
 
 
 def print_json(value: Any) -> None:
     """Print a value, or a structure of the client library, as indented JSON."""
     import msgspec
 
-    print(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
+    print(_NOT_ASCII.sub(_escaped, json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False)))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """JSON escapes what a terminal would obey only below U+0020; there is more of it above."""
+    letter = found[0]
+    return letter if letter.isprintable() else json.dumps(letter)[1:-1]
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> None:
