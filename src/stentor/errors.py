@@ -11,7 +11,8 @@
     │   └── PeerRefused          somebody claims to be a broker of the cluster and does not prove it
     ├── PublishError             some messages were not acknowledged (.failed)
     │   ├── UnknownOutcome       sent, but whether it is in the log is not known
-    │   └── SequenceError        the broker does not accept this producer sequence
+    │   ├── SequenceError        the broker does not accept this producer sequence
+    │   └── ProducerNotProven    the connection may not send under this lasting producer id
     ├── TopicNotFound / TopicExists / PartitionNotFound
     ├── OffsetOutOfRange         the log does not hold that offset (.start .end)
     ├── SlowSubscriber           a subscription passed its max_lag
@@ -136,6 +137,10 @@ class UnknownOutcome(PublishError):
 
 class SequenceError(PublishError):
     code = "sequence_error"
+
+
+class ProducerNotProven(PublishError):
+    code = "producer_not_proven"
 
 
 class TopicNotFound(StentorError, LookupError):

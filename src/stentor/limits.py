@@ -16,11 +16,15 @@ MIB: Final = 1024 * KIB
 FRAME_BODY_BYTES_MAX: Final = 16 * MIB
 """A frame is one batch plus little: larger ones would hold up everyone else on the connection."""
 
-CONTROL_BODY_BYTES_MAX: Final = 4 * MIB
-"""Control messages are small; the route table of a large cluster is the biggest of them."""
+CONTROL_BODY_BYTES_MAX: Final = 64 * KIB
+"""What a client asks for is small: the marks of a recorder for 1,024 partitions take 16 KiB. What brokers answer may be
+as large as a frame: the routes of a large cluster."""
 
-UNGREETED_BODY_BYTES_MAX: Final = 16 * KIB
-"""Before the handshake a stranger may cost us one small buffer, no more."""
+UNGREETED_BODY_BYTES_MAX: Final = 8 * KIB
+"""A greeting with the longest names. Before the handshake a stranger may cost us one small buffer, no more."""
+
+ERROR_DETAILS_MAX: Final = 16
+"""What an error says besides its text: a few numbers and names."""
 
 READ_BUFFER_BYTES: Final = 1 * MIB
 """The reused read buffer of a connection: big enough for full-speed batches to arrive whole."""
@@ -81,6 +85,20 @@ PRODUCER_IN_FLIGHT_BATCHES_MAX: Final = 32
 PRODUCERS_PER_PARTITION_MAX: Final = 10_000
 """Dedupe state is bounded: the producer silent for longest is forgotten first."""
 
+PRODUCERS_PER_CONNECTION_MAX: Final = 1_000
+"""Lasting producers whose tokens one connection has shown: a few bytes each."""
+
+PRODUCER_SEARCH_BATCHES_MAX: Final = 200_000
+PRODUCER_SEARCH_BYTES_MAX: Final = 256 * MIB
+"""How many headers, and bytes read for them, a head looks at to find a batch that it no longer remembers (C32): some
+tenths of a second beside the loop. What is not found within them has an unknown outcome."""
+
+PRODUCER_SEARCHES_WAITING_MAX: Final = 1_000
+"""Batches per partition that wait for such a search: those of a few connections, which are not read from meanwhile."""
+
+PRODUCER_SEARCH_KEPT_S: Final = 60.0
+"""How long the result of a search is kept: whoever sends one old batch again sends others after it."""
+
 PRODUCER_BATCH_MESSAGES: Final = 2_000
 PRODUCER_BATCH_BYTES: Final = 256 * KIB
 """Where encoding and per-batch costs have flattened out; more only adds latency."""
@@ -118,6 +136,9 @@ STREAMS_PER_CONNECTION_MAX: Final = 4_096
 """A stream is one partition of one subscription."""
 
 CONNECTIONS_MAX: Final = 10_000
+
+STRANGER_LOG_LINES_PER_S: Final = 10
+"""Log lines about refused clients and malformed requests, per broker: a flood of them must not fill a disk."""
 
 LISTENERS_MAX: Final = 8
 """One per network that a broker is in; each multiplies the route changes that it encodes."""
@@ -312,6 +333,9 @@ ASIDE_CHECK_S: Final = 600.0
 
 RECORDED_STORE_S: Final = 1.0
 """How often recorded ends that moved are written to the coordination store; what a crash forgets is kept for longer."""
+
+METRICS_RETENTION_S: Final = 7 * 86_400
+"""How long the statistics that brokers publish are kept, whoever makes their topic: a week."""
 
 FLUSH_INTERVAL_MS: Final = 200
 """For topics that chose flush=interval: what a power cut may take."""

@@ -42,7 +42,7 @@ class Node:
             # aiohttp is heavy; a broker without HTTP starts without it.
             from stentor.http.server import HttpServer
 
-            self._http = HttpServer(self.broker)
+            self._http = HttpServer(self.broker, self._http_names())
             try:
                 await self._http.start(
                     self.config.http_host or self.broker.listeners.plans[0].host, self.config.http_port
@@ -57,6 +57,12 @@ class Node:
 
             self._metrics = MetricsPublisher(self.broker, self.config.metrics_interval_s)
         return self.broker.info()
+
+    def _http_names(self) -> list[str]:
+        """What this broker listens on and is told to be, and what an operator adds."""
+        config, plans = self.config, self.broker.listeners.plans
+        listed = [config.http_host, *config.http_hosts.split(",")]
+        return [*listed, *(plan.host for plan in plans), *(plan.advertised for plan in plans)]
 
     async def stop(self) -> None:
         """HTTP last, so that load balancers see the broker leave."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from stentor import limits
 from stentor.client.async_client import AsyncClient
-from stentor.errors import StentorError, TopicExists
+from stentor.errors import StentorError
 
 if TYPE_CHECKING:
     from stentor.broker import Broker
@@ -25,9 +26,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METRICS_TOPIC: Final = "_metrics"
-_RETENTION_S: Final = 7 * 24 * 3600
 _LATENCIES_KEPT: Final = 10
+_LATENCY_US_MAX: Final = 3_600_000_000  # an hour: what is older was not published by this process
 _PARTITIONS_TOLD_MAX: Final = 500
+
+
+class _Own(msgspec.Struct, frozen=True):
+    """What a broker reads of its own record."""
+
+    published_at_us: int
+
+
+_decoder = msgspec.json.Decoder(_Own)
 
 
 class MetricsPublisher:
@@ -53,11 +63,11 @@ class MetricsPublisher:
         client = await AsyncClient.open(broker.local_address, name=f"metrics of {broker.broker_id}", timeout=10.0)
         listening: asyncio.Task[None] | None = None
         try:
-            with suppress(TopicExists):
-                await client.create_topic(METRICS_TOPIC, flush="interval", retention_age_s=_RETENTION_S)
+            await self._make_topic(client)
             subscription = await client.subscribe(METRICS_TOPIC)
             listening = asyncio.create_task(self._listen(subscription))
-            while True:
+            while not listening.done():  # it ends with the topic; then everything begins anew
+                await self._make_topic(client)
                 await client.publish(METRICS_TOPIC, self._record(), key=broker.broker_id)
                 await asyncio.sleep(self._interval_s)
         finally:
@@ -66,13 +76,24 @@ class MetricsPublisher:
             with suppress(StentorError):
                 await client.close()
 
+    async def _make_topic(self, client: AsyncClient) -> None:
+        """Also when somebody deleted it: a publish would make it again, but without its settings."""
+        kept_s = limits.METRICS_RETENTION_S
+        await client.create_topic(METRICS_TOPIC, exist_ok=True, flush="interval", retention_age_s=kept_s)
+
     async def _listen(self, subscription: AsyncSubscription) -> None:
         """How long one's own records take to come back."""
         mine = self._broker.broker_id.encode()
         async for message in subscription:
             if message.key == mine and message.value is not None:
-                sent_us = msgspec.json.decode(message.value)["published_at_us"]
-                self._latencies_us.append(time.time_ns() // 1000 - sent_us)
+                self._note_latency(message.value)
+
+    def _note_latency(self, value: bytes) -> None:
+        """Of a record of one's own; anybody may publish anything under this broker's key."""
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            latency_us = time.time_ns() // 1000 - _decoder.decode(value).published_at_us
+            if 0 <= latency_us <= _LATENCY_US_MAX:
+                self._latencies_us.append(latency_us)
                 del self._latencies_us[:-_LATENCIES_KEPT]
 
     def _record(self) -> bytes:

@@ -190,3 +190,35 @@ def test_a_client_that_reaches_one_broker_reaches_all_topics(cluster, client, mo
             walled.publish("far", str(number), key=str(number))
         assert len(walled.read("far").to_arrow()) == 12
     client.delete_topic("far")
+
+
+def test_a_lasting_producer_is_recognised_through_other_brokers_and_after_the_head_died(cluster, client, monkeypatch):
+    """It shows its token on every way that it takes, also when that way leads through another broker."""
+    client.create_topic("lasting", partitions=3, placement="multi-primary")
+    only = cluster.brokers["b1"].address
+    direct = Link.open.__func__
+
+    async def blocked(cls, address, *rest):
+        if address != only:
+            raise stentor.ConnectionFailed(f"{address} is behind a wall.")
+        return await direct(cls, address, *rest)
+
+    def send(client, first, count):
+        with client.producer(
+            "lasting", identity="orders", secret="hush", generation=first, batch_messages=1
+        ) as producer:
+            for number in range(first, first + count):
+                producer.send(str(number), partition=number % 3, timestamp=1_700_000_000_000_000)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Link, "open", classmethod(blocked))
+        with Client(only) as walled:
+            send(walled, 0, 150)
+            send(walled, 0, 150)
+    assert len(client.read("lasting").to_arrow()) == 150
+    cluster.kill("b0")
+    send(client, 0, 150)
+    cluster.restart("b0")
+    cluster.wait_for(lambda: lengths(client, "lasting") == {3}, what="full chains")
+    assert sorted(int(message.value) for message in client.read("lasting")) == list(range(150))
+    client.delete_topic("lasting")

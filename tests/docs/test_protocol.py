@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from stentor import errors
 from stentor.broker import requests
+from stentor.broker.session import Session
 from stentor.core.peers import PartitionMessage
 from stentor.testing import broker
 from stentor.wire import arrow_body, batch, frames, header, messages, peer, rows
@@ -131,7 +132,7 @@ def shown_default(field):
     default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     if isinstance(default, bytes):
         default = default.decode()
-    return "none" if default is None else json.dumps(default)
+    return "none" if default is None else json.dumps(msgspec.to_builtins(default))
 
 
 def test_every_message_of_the_code_is_documented():
@@ -140,14 +141,15 @@ def test_every_message_of_the_code_is_documented():
         for name, kind in vars(messages).items()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == messages.__name__
     }
-    assert structs - {"Struct", "Tagged"} == {*REQUESTS, *RESPONSES, *BODIES, *VALUES}
+    some_settings = "TopicChanges"  # has no table of its own: it is some of the fields of TopicSettings
+    assert structs - {"Struct", "Tagged", some_settings} == {*REQUESTS, *RESPONSES, *BODIES, *VALUES}
 
 
 def test_the_table_of_requests_names_each_with_its_answer():
     rows_found = {re.match(r"\[(\w+)\]", row[0])[1]: re.match(r"\[(\w+)\]", row[1])[1] for row in request_rows()}
     assert list(rows_found) == REQUESTS
     for name, answer in rows_found.items():
-        handler = requests._HANDLERS[getattr(messages, name)]
+        handler = requests._HANDLERS.get(getattr(messages, name), Session._use)  # the one that is answered at once
         assert handler.__annotations__["return"] == f"messages.{answer}"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import mmap
 import random
 import resource
@@ -25,6 +26,7 @@ import traceback
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -39,6 +41,7 @@ from stentor.broker.session import Session
 from stentor.client.decode import decode_messages, offset_batches
 from stentor.errors import InvalidArgument, NotReady, PartitionNotFound, StentorError
 from stentor.storage.model import LogSlice, LogStatistics
+from stentor.transport.sparing import SparingLog
 from stentor.wire import arrow_body, batch, frames, messages, peer
 from stentor.wire.frames import Kind
 from stentor.wire.header import HEADER_BYTES, check_header, seal, stamp, unpack
@@ -277,6 +280,7 @@ def valid_messages() -> list[bytes]:
         messages.ListClients(),
         messages.GetStatistics(),
         messages.ReportDamage(topic_id=TOPIC_ID, partition=0, offset=1),
+        messages.UseProducer(token=bytes(32)),
         messages.Hello(version_min=1, version_max=1, name="n", library="l", features=["x"]),
         messages.Welcome(version=1, broker=info, features=["a"]),
         failure,
@@ -411,12 +415,15 @@ class MemoryLog:
     def read(self, offset: int, limit: int, max_bytes: int) -> LogSlice:
         return LogSlice(b"", offset, offset)
 
+    def search(self, *_: int) -> SimpleNamespace:
+        return SimpleNamespace(found={}, go_on=lambda: True)
+
     def statistics(self) -> LogStatistics:
         raise NotImplementedError
 
 
 class Threads:
-    loop: Any = None
+    loop: Any = SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=lambda: None))
 
     def submit(self, work: Any, done: Any) -> None:
         done(work(), None)
@@ -460,6 +467,7 @@ class StubBroker:
         self.loop: Any = TurnLoop()
         self.clock = StillClock()
         self.refusals = 0
+        self.strangers = SparingLog(logging.getLogger("stentor.fuzz"), self.clock.monotonic)
         self.lone = LonePublisher()
         self.log = MemoryLog()
         threads: Any = Threads()

@@ -239,7 +239,7 @@ def test_streams_per_connection_are_limited(attacked, raw, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xc1", b"\x80", b"\x91" * 100_000, b"\xdf\xff\xff\xff\xff", b"\x81\xa4type\xa1x"]
+    "body", [b"", b"\xc1", b"\x80", b"\x91" * 60_000, b"\xdf\xff\xff\xff\xff", b"\x81\xa4type\xa1x"]
 )
 def test_a_request_that_cannot_be_understood_is_answered_and_the_connection_goes_on(attacked, raw, body):
     connection = raw(attacked.url).greet()

@@ -34,7 +34,7 @@ def test_a_connection_that_never_greets_is_closed(attacked, raw):
 
 def test_a_greeting_that_comes_drop_by_drop_is_closed(attacked, raw):
     connection = raw(attacked.url)
-    whole = frames.frame(Kind.HELLO, 0, bytes(10_000))
+    whole = frames.frame(Kind.HELLO, 0, bytes(limits.UNGREETED_BODY_BYTES_MAX))
     stop = threading.Event()
 
     def drip():

@@ -38,7 +38,7 @@ body = messages.encode(messages.RouteTable(version=1, brokers=[info], topics=[])
     ),
     "topic settings": (
         "from stentor.wire import messages",
-        "messages.merge_settings(messages.TopicSettings(), {'partitions': 3})",
+        "messages.merge_settings(messages.TopicSettings(), messages.topic_changes({'partitions': 3}))",
     ),
     "a snapshot of producers": (
         """

@@ -11,10 +11,11 @@ from tests.simulation.store import Watcher
 from tests.simulation.world import SECOND
 
 from stentor import limits
+from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.chain import Replica
 from stentor.core.cluster import ClusterMember
-from stentor.core.dedupe import Dedupe
+from stentor.core.dedupe import Dedupe, Resend
 from stentor.core.peers import Linked
 from stentor.core.records import Member
 
@@ -263,6 +264,20 @@ class Broker(MemberSide):
             self.taken.discard(effect.ticket)
             answer(effect)
 
+    def do_find(self, key, replica, effect):
+        """Look for that very batch in the log (C32); at once, since nothing is written meanwhile in a broker either."""
+        found = self.find(self.disk.logs[key], effect.publish)
+        if found is None:
+            self.do_answer(key, replica, r.Refuse(effect.publish.ticket, refusals.not_found(effect.error)))
+        else:
+            resend = Resend(found.base_offset, found.end_offset, found.appended_at_us)
+            self.step(key, msgspec.structs.replace(effect.publish, known=resend))
+
+    def find(self, log, publish):
+        name = (publish.producer_id, publish.generation, publish.sequence)
+        same = (b for b in log.batches if b.name == name and b.body_checksum == publish.checksum)
+        return next(same, None)
+
     def do_halt(self, key, _, effect):
         self.disk.logs[key].failed = effect.reason
         self.checker.halted(self, key, effect.reason)
@@ -422,6 +437,7 @@ PERFORM = {
     r.Unfeed: Broker.do_unfeed,
     r.Answer: Broker.do_answer,
     r.Refuse: Broker.do_answer,
+    r.Find: Broker.do_find,
     r.Halt: Broker.do_halt,
     r.Committed: Broker.do_committed,
     r.Retire: Broker.do_retire,

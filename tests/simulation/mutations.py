@@ -246,6 +246,11 @@ def _all_fresh(self, producer_id, generation, sequence, checksum):
     return None
 
 
+def _last_of_producer(self, log, publish):
+    """What a producer sends too late must be in the log, or so one would think."""
+    return next((b for b in reversed(log.batches) if b.producer_id == publish.producer_id), None)
+
+
 def _not_derived(self, replica, log):
     """The log was cut; what was derived from it was not."""
 
@@ -346,6 +351,7 @@ mutation("controller-key", "C16: every change compares the controller key", COMP
 mutation("read-back", "C17: an unknown outcome is read back", (Broker, "proposed", _unknown_is_done))
 mutation("resend-level", "C18: a resend is answered only at its level", (Replica, "_answer_resend", _answer_at_once))
 mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh))
+mutation("found", "C32: only a batch that is in the log counts as written", (Broker, "find", _last_of_producer))
 mutation("derived", "C19: derived state is made anew after a truncation", (Broker, "derive_again", _not_derived))
 mutation("retention", "C23: retention stops at the commit point", (Broker, "retirable", _all_retirable))
 mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
@@ -411,6 +417,7 @@ FAVOURED = {
     "eligible": {"favour": ("crash", "head", "tail", "power"), "rates": {"sync_error": 0.0}},
 }
 DIRECTED = {
+    "found": "poisoned-producer",
     "forget-epoch": "shorter-head",
     "halt": "restored-head",
     "controller-key": "replaced-controller",

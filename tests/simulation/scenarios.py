@@ -8,8 +8,9 @@ from tests.simulation.faults import plan_for
 from tests.simulation.store import CONTROLLER
 from tests.simulation.world import SECOND, Rates
 
-from stentor.core.acks import HEAD
+from stentor.core.acks import ALL, HEAD
 from stentor.core.membership import ControllerKey
+from stentor.core.replica import Answer
 
 KEY = (1, 0)
 
@@ -395,7 +396,34 @@ def wave_of_silence():
     require(held >= {third.name, fourth.name}, "four of five were given up in two seconds", held)
 
 
+def poisoned_producer():
+    """C32: somebody sends under another's id, with the highest generation. What its owner sends is found or unknown."""
+    cluster = Quiet(12)
+    cluster.go(2 * SECOND)
+    head, owner, last = cluster.brokers[cluster.record(KEY).chain[0].broker], 77, 2**32 - 1
+
+    def publish(generation, sequence, checksum):
+        answers = []
+        head.publish(KEY, (ALL, 1, owner, generation, sequence, checksum), answers.append)
+        cluster.go(SECOND)
+        return answers[0]
+
+    written = [publish(5, sequence, sequence) for sequence in range(40)]
+    require(all(isinstance(answer, Answer) for answer in written), "the owner cannot publish", written)
+    forgotten = publish(5, 0, 0)
+    require(isinstance(forgotten, Answer), "a batch that is in the log was not found", forgotten)
+    publish(last, 0, 1)
+    for sequence in (0, 39):
+        again = publish(5, sequence, sequence)
+        require(isinstance(again, Answer), "a batch that is in the log was not found", again)
+        require(again.base_offset == written[sequence].base_offset, "found elsewhere", again, written[sequence])
+    for never_written in ((5, 40, 40), (6, 0, 0), (5, 0, 99), (last, 0, 2)):
+        answer = publish(*never_written)
+        require(not isinstance(answer, Answer), "acknowledged, but not in the log", never_written, answer)
+
+
 SCENARIOS = {
+    "poisoned-producer": poisoned_producer,
     "shorter-head": shorter_head,
     "restored-head": restored_head,
     "replaced-controller": replaced_controller,

@@ -158,6 +158,27 @@ class TestInterrupted:
         assert steps > 5
         check_once(client, targets)
 
+    def test_an_epoch_that_an_older_version_began_is_finished_under_the_id_it_had(
+        self, client, application, targets, monkeypatch
+    ):
+        """Its manifest names no producer; half of its rows are published under an id without a token."""
+        chunks = stage(client, application, targets)
+        monkeypatch.setattr(ledger, "producer_id_of", lambda *_: 0)
+        assert interrupted_at(client, 8, lambda client: Ledger(client, application).commit(0, chunks))
+        monkeypatch.undo()
+        Ledger(client, application).commit(0, chunks)
+        check_once(client, targets)
+
+    def test_an_epoch_is_not_finished_with_another_secret(self, client, application, targets, monkeypatch):
+        chunks = stage(client, application, targets)
+        assert interrupted_at(client, 8, lambda client: Ledger(client, application).commit(0, chunks))
+        monkeypatch.setenv("STENTOR_PRODUCER_SECRET", "another")
+        with pytest.raises(InvalidArgument, match="another producer secret"):
+            Ledger(client, application).commit(0, chunks)
+        monkeypatch.delenv("STENTOR_PRODUCER_SECRET")
+        Ledger(client, application).commit(0, chunks)
+        check_once(client, targets)
+
     def test_after_the_manifest_other_rows_of_a_repetition_do_not_count(self, client, application, targets):
         chunks = stage(client, application, targets)
         assert interrupted_at(client, 1, lambda client: Ledger(client, application).commit(0, chunks))

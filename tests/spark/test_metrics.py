@@ -167,6 +167,12 @@ class TestStream:
         assert [(window.topic, window.start, window.messages) for window in newest] == [second]
         assert newest[0].latency_us_p99 is None
 
+    def test_what_others_publish_among_the_windows_is_left_out(self):
+        with another_broker() as other, other.client() as client:
+            for value in (b"not JSON", b"[]", b"\xff", None):
+                client.publish(TARGET, value)
+            assert last_windows(client) == []
+
     def test_without_windows_it_is_told_how_to_make_some(self):
         with (
             another_broker() as other,

@@ -45,6 +45,7 @@ from stentor.errors import (
 )
 from stentor.storage.directory import BROKER_FILE, CATALOGUE_FILE, COORDINATION_FILE, SECRET_FILE, DataDirectory
 from stentor.storage.files import atomic_write
+from stentor.transport.sparing import SparingLog
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from stentor.broker.partition import Partition
     from stentor.core.records import Key
     from stentor.ports import Clock, CoordinationStore
-    from stentor.wire.messages import TopicSettings
+    from stentor.wire.messages import TopicChanges, TopicSettings
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Broker:
         self.turn = Turn(self.loop)
         self.sessions: set[Session] = set()
         self.refusals = 0
+        self.strangers = SparingLog(logger, self.clock.monotonic)
         self.route_version = 1
         self.http_address = ""  # told by whoever serves HTTP for this broker
         self.stopping = False
@@ -318,7 +320,7 @@ class Broker:
     async def create_topic(self, name: str, settings: TopicSettings) -> Topic:
         return await self.topics.create(name, settings)
 
-    async def alter_topic(self, name: str, changes: dict[str, Any]) -> Topic:
+    async def alter_topic(self, name: str, changes: TopicChanges) -> Topic:
         return await self.topics.alter(name, changes)
 
     async def delete_topic(self, name: str) -> None:
@@ -419,6 +421,7 @@ class Broker:
             if lagged:
                 session.excuse(now)
             session.sweep(now)
+        self.strangers.tick()
 
     def _note_books(self) -> None:
         self.replicas.note_floors()

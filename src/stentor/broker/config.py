@@ -61,6 +61,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     http_host: str = _setting("", "The address for HTTP. Empty: that of the first listener.")
     http_port: Port = _setting(7441, "The port for health, metrics and statistics; 0 picks a free one.")
     http: bool = _setting(default=True, meaning="Whether to serve HTTP at all.")
+    http_hosts: str = _setting(
+        "",
+        "Names by which others may ask for metrics and statistics, separated by commas; * means any. Addresses in"
+        " digits, this machine's name and what the broker advertises always count. Empty: so that no web page can read"
+        " them by a name of its own (DNS rebinding).",
+    )
     broker_id: str = _setting("", "This broker's name in the cluster. Empty: made at the first start and kept.")
     zone: str = _setting("", "The rack, room or region of this broker; replicas are spread over zones.")
     coordination: str = _setting(

@@ -8,7 +8,6 @@ Everything here runs in the broker's loop except `log.sync`, `log.read` and `log
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,8 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.feed import Feed
+from stentor.broker.read_end import Ends
+from stentor.broker.resends import Resends
 from stentor.broker.tail import TailCache
 from stentor.core import refusals
 from stentor.core import replica as r
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from stentor.core.chain import Replica
     from stentor.core.peers import PartitionMessage
     from stentor.core.records import Key
-    from stentor.core.replica import Certainty, ReplicaEffect, ReplicaEvent
+    from stentor.core.replica import ReplicaEffect, ReplicaEvent
     from stentor.ports import Clock
     from stentor.storage.log import PartitionLog
     from stentor.wire.header import BatchHeader
@@ -110,7 +111,8 @@ class Partition:
         self._publisher: Session | None = None  # whose batch is being taken right now
         self._tickets = 0
         self._requests: dict[int, Request] = {}
-        self._ends: dict[int, asyncio.Future[r.End]] = {}  # readers that want to know where the messages end
+        self.ends = Ends(self)  # readers that want to know where the messages end
+        self._resends = Resends(self)
         self._unsynced_bytes = 0
         self._held: set[Session] = set()  # publishers told to wait for the disk
         self._stopped: Callable[[], None] | None = None
@@ -366,33 +368,6 @@ class Partition:
             if not self._sync_under_way and not self.replica.failed:
                 self._start_sync()  # flush=interval: the timer may be an hour away
 
-    # --- the end, for readers (C30) -------------------------------------------------------------
-
-    @property
-    def asked_for_end(self) -> bool:
-        """Whether a reader waits to be told where the messages end."""
-        return bool(self._ends)
-
-    async def find_end(self, timeout_s: float) -> tuple[int, Certainty]:
-        """Where the committed messages end, and how certain that is."""
-        self._tickets += 1
-        ticket, found = self._tickets, self.loop.create_future()
-        self._ends[ticket] = found
-        self.step(r.AskEnd(ticket))
-        try:
-            async with asyncio.timeout(timeout_s):
-                end: r.End = await found
-        except TimeoutError:
-            return self.committed, "unknown"
-        finally:
-            self._ends.pop(ticket, None)
-        return end.end, end.certainty
-
-    def _end_found(self, end: r.End) -> None:
-        found = self._ends.get(end.ticket)
-        if found is not None and not found.done():
-            found.set_result(end)
-
     # --- effects --------------------------------------------------------------------------------
 
     def _perform(self, effects: list[ReplicaEffect]) -> None:
@@ -413,11 +388,17 @@ class Partition:
                     request = self._requests.pop(effect.ticket)
                     request.session.fail(request.correlation, effect.error, "publish", self.name)
                 case r.End():
-                    self._end_found(effect)
+                    self.ends.found(effect)
+                case r.Find():
+                    self._resends.find(effect, self._requests[effect.publish.ticket].session)
                 case _:
                     self._perform_chain(effect)
         for session in answered:
             session.flush()
+
+    def perform_one(self, effect: ReplicaEffect) -> None:
+        """Do what was decided beside the machine."""
+        self._perform([effect])
 
     def _perform_chain(self, effect: ReplicaEffect) -> None:
         """What concerns other brokers, epochs and the shape of the log."""
@@ -589,6 +570,6 @@ class Partition:
             "tail_cache_bytes": self.tail.bytes,
             "chain": {"replicas": len(self.replica.place.brokers), "replicas_wanted": self._replicas_wanted()},
             "replica": self.replica.statistics(),
-            "dedupe": self.replica.dedupe.statistics(),
+            "dedupe": self.replica.dedupe.statistics() | {"searches": self._resends.searches},
             "log": msgspec.to_builtins(self.log.statistics()),
         }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stentor import limits
 from stentor.broker.catalogue import chain_key
+from stentor.core import replica as r
 from stentor.errors import EndUnknown, NotReady, StentorError
 
 if TYPE_CHECKING:
@@ -17,13 +18,46 @@ _STALE_S = 0.25  # what a reader that allows staleness waits for certainty
 _POLL_S = 0.005
 
 
+class Ends:
+    """The readers of one partition that wait to be told where its messages end."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+        self._waiting: dict[int, asyncio.Future[r.End]] = {}
+        self._tickets = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    async def ask(self, timeout_s: float) -> tuple[int, r.Certainty]:
+        """The end, and how certain it is."""
+        self._tickets += 1
+        ticket = self._tickets
+        waiting = self._waiting[ticket] = self._partition.loop.create_future()
+        self._partition.step(r.AskEnd(ticket))
+        try:
+            async with asyncio.timeout(timeout_s):
+                end = await waiting
+        except TimeoutError:
+            return self._partition.committed, "unknown"
+        finally:
+            del self._waiting[ticket]
+        return end.end, end.certainty
+
+    def found(self, end: r.End) -> None:
+        """The replica machine answers."""
+        waiting = self._waiting.get(end.ticket)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(end)
+
+
 async def find_end(broker: Broker, partition: Partition, *, stale: bool) -> tuple[int, bool]:
     """The end, and whether it is certain; EndUnknown if it is not and the reader did not allow that."""
     if broker.waiting.serves:  # C27: it takes part in no chain, and knows what it knew
         return _uncertain(partition, stale=stale, why="this broker waits for its coordination store")
     if broker.replicas.single and partition.replica.failed:
         return partition.committed, True  # there is no other copy that could know more
-    end, certainty = await partition.find_end(_STALE_S if stale else limits.CONFIRM_S)
+    end, certainty = await partition.ends.ask(_STALE_S if stale else limits.CONFIRM_S)
     if certainty == "sure" or (certainty == "if_newest" and await _is_newest(broker, partition)):
         await _until_known(partition, end)
         return end, True

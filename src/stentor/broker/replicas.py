@@ -287,7 +287,7 @@ class Replicas:
         tick = Tick(self._broker.cluster.unheard)
         for partition in list(self.partitions.values()):
             replica = partition.replica
-            if not replica.linked or replica.place.successor is not None or replica.syncing or partition.asked_for_end:
+            if not replica.linked or replica.place.successor is not None or replica.syncing or partition.ends:
                 partition.step(tick)
 
     def forget_superseded(self) -> None:

@@ -74,6 +74,8 @@ async def _create_topic(broker: Broker, request: messages.CreateTopic) -> Topic:
             object=request.name,
         )
     settings = messages.merge_settings(broker.config.topic_settings(), request.settings)
+    if request.automatic and request.name in _MADE_AS:
+        settings = messages.merge_settings(settings, _MADE_AS[request.name])
     try:
         return await broker.create_topic(request.name, settings)
     except TopicExists:
@@ -239,6 +241,11 @@ _HANDLERS: dict[type, Callable[[Broker, Session, Any], Awaitable[Any]]] = {
     messages.RecoverPartition: _recover,
     messages.MarkRecorded: _mark_recorded,
 }
+
+_MADE_AS = {
+    "_metrics": messages.TopicChanges(flush="interval", retention_age_s=limits.METRICS_RETENTION_S),
+}
+"""Topics of the brokers' own: a reader that comes first makes them as the brokers would."""
 
 _WITHOUT_STORE = (*messages.QUESTIONS, messages.ReportDamage)
 """What a broker answers that started while its store was away."""

@@ -20,13 +20,16 @@ from stentor.broker.lone import SMALL_BYTES
 from stentor.broker.partition import Partition, Request
 from stentor.broker.relay import Relay
 from stentor.broker.stream import Stream
+from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
+from stentor.core.names import printable
 from stentor.errors import (
     Closed,
     InternalError,
     LimitExceeded,
     OffsetOutOfRange,
     PeerRefused,
+    ProducerNotProven,
     ProtocolError,
     StentorError,
     VersionMismatch,
@@ -78,6 +81,7 @@ class Session:
         self._publishes = 0  # how many of them were publishes; a large batch counts twice
         self._deferred: list[Partition] = []  # partitions whose sync waits for the end of the read
         self._answers_scheduled = False
+        self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
         self._holds = 0
         self._discarding = False
@@ -104,7 +108,7 @@ class Session:
 
     def refused(self, error: StentorError) -> None:
         """The client broke the protocol: say so once, and close."""
-        logger.info("client %s (%s) refused: %s", self.name or "?", self.connection.address, error)
+        self.broker.strangers.info("client %s (%s) refused: %s", self.name or "?", self.connection.address, error)
         self.broker.refusals += 1
         self._flush_answers()
         self.connection.send(Kind.ERROR, 0, messages.encode(messages.failure(error, "connection")))
@@ -158,7 +162,8 @@ class Session:
         self._note_progress(now)
         if now - self._deaf_since > limits.SILENCE_S:
             # It takes nothing, so it would not hear why either.
-            logger.info("client %s (%s) has not read for %g s", self.name or "?", connection.address, limits.SILENCE_S)
+            told = (self.name or "?", connection.address, limits.SILENCE_S)
+            self.broker.strangers.info("client %s (%s) has not read for %g s", *told)
             self.broker.refusals += 1
             connection.abort()
         elif connection.closed:
@@ -212,6 +217,10 @@ class Session:
             handler = _HANDLERS.get(kind)
             if handler is None:
                 raise ProtocolError(f"A client may not send {Kind(kind).name} here.")
+            if len(body) > limits.CONTROL_BODY_BYTES_MAX and not self.peer:
+                raise LimitExceeded(
+                    f"A control message has {len(body)} bytes; the limit is {limits.CONTROL_BODY_BYTES_MAX}."
+                )
             handler(self, correlation, body)
 
     def _ping(self, correlation: int, _: memoryview) -> None:
@@ -292,7 +301,7 @@ class Session:
                 f" {frames.PROTOCOL_VERSION_MIN} to {frames.PROTOCOL_VERSION}.",
                 hint="Upgrade the older of the two.",
             )
-        self.name, self.library = hello.name, hello.library
+        self.name, self.library = _shown(hello.name), _shown(hello.library)
         if hello.target not in ("", self.broker.broker_id):
             check_relayable(hello)
             self._welcomed()
@@ -368,6 +377,8 @@ class Session:
     def _publish(self, flags: int, correlation: int, body: memoryview) -> None:
         try:
             header = check_header(body)
+            if header.producer_id >= LASTING and header.producer_id not in self._producers:
+                raise _not_proven(header.producer_id)
             partition = self.broker.partition(header.topic_id, header.partition)
             batch.validate(body, header)
         except StentorError as error:
@@ -441,23 +452,31 @@ class Session:
     # --- control requests -----------------------------------------------------------------------
 
     def _request(self, correlation: int, body: memoryview) -> None:
-        if len(body) > limits.CONTROL_BODY_BYTES_MAX:
-            raise LimitExceeded(f"A control message has {len(body)} bytes.")
-        if len(self._tasks) >= _REQUESTS_UNDER_WAY_MAX:
-            self.fail(
-                correlation,
-                LimitExceeded(f"{_REQUESTS_UNDER_WAY_MAX} requests are under way.", hint="Wait for their answers."),
-                "request",
-            )
-            return
         try:
             request = messages.decode(body, messages.Request)
+            if isinstance(request, messages.UseProducer):  # at once: publishes may follow in the same read
+                self._answers.append(frames.frame(Kind.RESPONSE, correlation, messages.encode(self._use(request))))
+                return
+            if len(self._tasks) >= _REQUESTS_UNDER_WAY_MAX:
+                raise LimitExceeded(
+                    f"{_REQUESTS_UNDER_WAY_MAX} requests are under way.", hint="Wait for their answers."
+                )
         except StentorError as error:
             self.fail(correlation, error, "request")
             return
         task = self.loop.create_task(self._serve(correlation, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _use(self, request: messages.UseProducer) -> messages.Done:
+        producer_id = lasting_id(request.token)
+        if len(self._producers) >= limits.PRODUCERS_PER_CONNECTION_MAX and producer_id not in self._producers:
+            raise LimitExceeded(
+                f"This connection sends for {len(self._producers)} lasting producers; that is the limit.",
+                hint="Open another client for more of them.",
+            )
+        self._producers.add(producer_id)
+        return messages.Done()
 
     async def _serve(self, correlation: int, request: Any) -> None:
         operation = type(request).__name__
@@ -493,6 +512,18 @@ class Session:
             bytes_in=self.connection.bytes_in,
             bytes_out=self.connection.bytes_out,
         )
+
+
+def _shown(name: str) -> str:
+    """A client's name as people see it, in logs and tables."""
+    return printable(name)[: limits.CLIENT_NAME_CHARACTERS_MAX]
+
+
+def _not_proven(producer_id: int) -> ProducerNotProven:
+    return ProducerNotProven(
+        f"This connection has not shown the token of producer {producer_id:x}, and may not send under its id.",
+        hint="Make the producer with the identity and the secret that it had before.",
+    )
 
 
 _HANDLERS: Final[dict[int, Callable[[Session, int, memoryview], None]]] = {

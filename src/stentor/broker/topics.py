@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,7 +33,7 @@ from stentor.wire.messages import merge_settings
 if TYPE_CHECKING:
     from stentor.broker.broker import Broker
     from stentor.ports import CoordinationStore
-    from stentor.wire.messages import TopicSettings
+    from stentor.wire.messages import TopicChanges, TopicSettings
 
 logger = logging.getLogger(__name__)
 
@@ -160,17 +160,17 @@ class Topics:
             await self._broker.replicas.drop(key, error)
             await self._broker.remove_directory(key)
 
-    async def alter(self, name: str, changes: dict[str, Any]) -> Topic:
+    async def alter(self, name: str, changes: TopicChanges) -> Topic:
         broker = self._broker
         topic = broker.catalogue.get(name)
         settings = topic.record.settings
-        if changes.get("partitions", settings.partitions) != settings.partitions:
+        merged = merge_settings(settings, changes)
+        if merged.partitions != settings.partitions:
             raise InvalidArgument(
                 f"Topic {name} has {settings.partitions} partitions, and that cannot be changed.",
                 hint="Keys would move between partitions and lose their order; make a new topic instead.",
                 object=name,
             )
-        merged = merge_settings(settings, changes)
         if merged.replicas > len(broker.catalogue.brokers):
             raise InvalidArgument(
                 f"{merged.replicas} replicas need as many brokers; the cluster has {len(broker.catalogue.brokers)}.",

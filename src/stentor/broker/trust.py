@@ -42,8 +42,6 @@ PEERS_PROVE: Final = 1
 LEVEL_KNOWN: Final = PEERS_PROVE
 """The highest feature level that this version knows."""
 
-_FILE_MODE: Final = 0o600
-
 
 class Trust:
     """What proves to this broker that another one belongs to the cluster."""
@@ -137,7 +135,7 @@ class Trust:
             return
         kept = cluster_secret.encode(Kept(self._secret, self.level))
         try:
-            atomic_write(self._file, seal(Kind.SECRET, kept), mode=_FILE_MODE)
+            atomic_write(self._file, seal(Kind.SECRET, kept))
         except StentorError as error:
             logger.warning("the cluster's secret could not be kept: %s", error)
 

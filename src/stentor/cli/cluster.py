@@ -134,6 +134,8 @@ def up(
 
 
 def _announce(state: dict[str, Any], data: Path, *, detach: bool) -> None:
+    if state.get("warning"):
+        complain(state["warning"])
     print(f"stentor cluster ready on {state['url']}")
     for kind in ("brokers", "etcd", "haproxy"):
         for each in state[kind]:

@@ -6,12 +6,14 @@ import contextlib
 import errno
 import json
 import os
+import re
 import select
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from stentor.cli.standard import writing_output
+from stentor.core.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -22,13 +24,20 @@ WRITE_INTERVAL_S: Final = 0.05
 PIECE_BYTES: Final = 256 * 1024
 
 _GAP: Final = "  "
+_NOT_ASCII: Final = re.compile(r"[^\n -~]")
 
 
 def print_json(value: Any) -> None:
     """Print a value, or a structure of the client library, as indented JSON."""
     import msgspec
 
-    print(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False))
+    print(_NOT_ASCII.sub(_escaped, json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False)))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """JSON escapes what a terminal would obey only below U+0020; there is more of it above."""
+    letter = found[0]
+    return letter if letter.isprintable() else json.dumps(letter)[1:-1]
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> None:
@@ -38,8 +47,8 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
 
 
 def table_lines(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> list[str]:
-    """The lines of a table: never wrapped or cut, so that grep and awk work on them."""
-    cells = [list(headings), *([str(cell) for cell in row] for row in rows)]
+    """The lines of a table: never wrapped or cut, so that grep and awk work on them; nothing in them moves a cursor."""
+    cells = [list(headings), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:
@@ -53,7 +62,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[object]], right
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values, one pair per line."""
-    pairs = [(name, str(value)) for name, value in facts]
+    pairs = [(name, printable(str(value))) for name, value in facts]
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
         print(f"{name.ljust(width)}{_GAP}{value}".rstrip())

@@ -40,7 +40,7 @@ def start(data: Path, settings: dict[str, Any], *, detach: bool) -> Started:
                 hint=f"`{_command(data, 'down')}` stops it.",
             )
         _end_orphans(state)
-    data.mkdir(parents=True, exist_ok=True)
+    data.mkdir(0o700, parents=True, exist_ok=True)
     wanted = {**settings, "data": str(data.resolve()), "attached": not detach}
     command = [sys.executable, "-m", "stentor.testing.supervisor", json.dumps(wanted)]
     with (data / LOG_FILE).open("ab") as log:

@@ -203,14 +203,14 @@ class AsyncClient:
         self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any
     ) -> TopicInfo:
         """Make a topic; settings are those of TopicSettings."""
-        messages.merge_settings(messages.TopicSettings(), settings)  # a wrong one is told without a round trip
-        request = messages.CreateTopic(name=name, settings=settings, exist_ok=exist_ok)
+        request = messages.CreateTopic(name=name, settings=messages.topic_changes(settings), exist_ok=exist_ok)
         described = await self._core.call(request, timeout)
         return described.topic  # type: ignore[no-any-return]
 
     async def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Any) -> TopicInfo:
         """Change settings of a topic."""
-        described = await self._core.call(messages.AlterTopic(name=name, changes=changes), timeout)
+        request = messages.AlterTopic(name=name, changes=messages.topic_changes(changes))
+        described = await self._core.call(request, timeout)
         return described.topic  # type: ignore[no-any-return]
 
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:

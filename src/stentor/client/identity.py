@@ -1,17 +1,35 @@
-"""Who sends, and to which partition: ids of producers that last, and rows spread by their keys."""
+"""Who sends, and to which partition: ids of producers that last, and rows spread by their keys.
+
+A lasting producer has a secret token, from which brokers know that it may send under its id (core/dedupe.py). The token
+is the hash of its identity, keyed with a secret: the one that the application gives (`secret=`), or that of the
+environment ($STENTOR_PRODUCER_SECRET). Without either, the identity itself is the only secret: whoever knows or guesses
+it may send under it.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
+from stentor.core.dedupe import lasting_id
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from stentor.client.lanes import ProducerCore
 
+SECRET_VARIABLE: Final = "STENTOR_PRODUCER_SECRET"  # noqa: S105 - where it is, not what it is
 _GENERATION_MAX = 2**32 - 1  # what the header of a batch has room for
+
+
+class FormerIdentity(str):
+    """The identity of a producer that an older version began: its id is the plain hash of its name, which nothing
+    protects. What was begun under such an id is finished under it, so that brokers recognise what they have.
+    """
+
+    __slots__ = ()
 
 
 def check_generation(generation: object) -> None:
@@ -22,11 +40,38 @@ def check_generation(generation: object) -> None:
         )
 
 
-def lasting_id(identity: str) -> int:
-    """The producer id of a name: whoever has the name continues what was sent under it."""
-    if not isinstance(identity, str):
-        raise InvalidArgument(f"A producer's identity is text, not {type(identity).__name__}.")
-    return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little") >> 2 or 1
+def producer_token(identity: str, secret: str | None = None) -> bytes:
+    """The token of a lasting producer: whoever has it continues what was sent under the identity."""
+    if secret is None:
+        secret = os.environ.get(SECRET_VARIABLE, "")
+    key = blake2b(_encoded("secret", secret), digest_size=32).digest() if secret else b""
+    return blake2b(_encoded("identity", identity), key=key, digest_size=32, person=b"stentor token").digest()
+
+
+def producer_id_of(identity: str, secret: str | None = None) -> int:
+    """The public side of it: the id that stands in the headers of its batches."""
+    return lasting_id(producer_token(identity, secret))
+
+
+def producer_of(identity: str | None, secret: str | None) -> tuple[int, bytes | None]:
+    """The id of a new producer, and the token that it must show, if any."""
+    if identity is None:
+        if secret is not None:
+            raise InvalidArgument("A secret without an identity protects nothing.", hint="Give identity= as well.")
+        return secrets.randbits(62) + 1, None
+    if isinstance(identity, FormerIdentity):
+        return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little") >> 2 or 1, None
+    token = producer_token(identity, secret)
+    return lasting_id(token), token
+
+
+def _encoded(what: str, text: object) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidArgument(f"A producer's {what} is text, not {type(text).__name__}.")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"A producer's {what} is not valid Unicode text.") from error
 
 
 def by_partition(rows: Any, core: ProducerCore, partition: int | None) -> list[tuple[int, Any]]:

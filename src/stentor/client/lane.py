@@ -30,7 +30,7 @@ import msgspec
 
 from stentor import limits
 from stentor.client.message import Receipt
-from stentor.core.dedupe import ANONYMOUS
+from stentor.core.dedupe import ANONYMOUS, SEARCHED
 from stentor.errors import (
     InvalidArgument,
     LimitExceeded,
@@ -43,9 +43,6 @@ from stentor.errors import (
 )
 from stentor.wire import batch
 from stentor.wire.frames import Ack
-
-_WRITTEN_BEFORE = ("forgotten", "old_generation")
-"""Refusals that tell a producer with a lasting identity: this batch is in the log already."""
 
 _OVERTAKEN = ("gap", "unknown_producer")
 """Refusals of a batch that came before an earlier one, which was not taken a moment ago; be it the very first."""
@@ -317,6 +314,7 @@ class Lane:
     def _move(self, link: Link) -> None:
         """Another link leads to the head now: what is unanswered goes over it, in order."""
         self.link = link
+        self.producer.introduce(link)
         with self.lock:
             self.unsent = deque(self.pending)
 
@@ -386,8 +384,8 @@ class Lane:
         if sent.done or sent.answer is not None:
             return
         reason = error.detail.get("reason") if isinstance(error, SequenceError) else None
-        if self.producer.lasting and reason in _WRITTEN_BEFORE:
-            self.acknowledged(sent, -1)
+        if reason in SEARCHED:  # a broker of an older version: it did not look whether this very batch is there (C32)
+            self.give_up(sent, _not_looked_for(error))
             return
         gap = reason in _OVERTAKEN
         if isinstance(error, NotHead):
@@ -457,6 +455,14 @@ class Lane:
             )
         else:
             self.give_up(self.pending[0], self.producer.core.late("publish", self.producer.timeout))
+
+
+def _not_looked_for(error: StentorError) -> UnknownOutcome:
+    return UnknownOutcome(
+        f"Whether a batch is in the log is not known: {error.message}",
+        hint="Upgrade the brokers: newer ones look for the batch in the log. Or read the partition to find out.",
+        operation="publish",
+    )
 
 
 def _behind(error: StentorError) -> PublishError:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from stentor import limits
-from stentor.client.identity import check_generation, lasting_id
+from stentor.client.identity import check_generation, producer_of
 from stentor.client.lane import FailedBatch, Lane, Sent
 from stentor.errors import Closed, InvalidArgument, PublishError, StentorError
 from stentor.wire import arrow_body
@@ -97,6 +97,7 @@ class ProducerCore:
         keep_failures: bool = True,
         partitioner: Partitioner | None = None,
         identity: str | None = None,
+        secret: str | None = None,
         generation: int = 0,
     ) -> None:
         _check_batches(compression, batch_messages, batch_bytes)
@@ -111,7 +112,7 @@ class ProducerCore:
         self.buffer_bytes = buffer_bytes
         self.timeout = core.seconds(timeout)
         self.lasting = identity is not None
-        self.producer_id = secrets.randbits(62) + 1 if identity is None else lasting_id(identity)
+        self.producer_id, self._token = producer_of(identity, secret)
         self.generation = generation
         self.extras = False  # some row carried headers, a time or a callback; from then on all may
         self.lanes = [Lane(self, index) for index in range(len(route.partitions))]
@@ -196,6 +197,11 @@ class ProducerCore:
     def _rerouted(self) -> None:
         for lane in self.lanes:
             lane.reroute()
+
+    def introduce(self, link: Link) -> None:
+        """Before the first batch on a link: a lasting producer shows that it may send under its id."""
+        if self._token is not None and self.ack:
+            link.use_producer(self.producer_id, self._token)
 
     def is_known(self) -> bool:
         """Whether a cluster has this very topic: then a broker that does not know it will soon."""

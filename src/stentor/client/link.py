@@ -49,6 +49,7 @@ class Link:
         self.address = address
         self.connection = Connection(self, buffer_bytes=limits.CLIENT_READ_BUFFER_BYTES)
         self.broker: messages.BrokerInfo | None = None
+        self.features: list[str] = []  # what the broker knows as well
         self.alive = False
         self.relayed = False  # it goes through another broker
         self.opened = False  # there was a socket
@@ -61,6 +62,7 @@ class Link:
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._publishes: dict[int, PublishSink] = {}
         self._streams: dict[int, StreamSink] = {}
+        self._producers: set[int] = set()  # ids whose tokens were shown
         self._writable_waiters: list[Callable[[], None]] = []
         self._lost: StentorError | None = None
         self._seen_bytes = 0
@@ -109,6 +111,7 @@ class Link:
             link.connection.abort()
             raise
         link.broker = welcome.broker
+        link.features = welcome.features
         link.alive = True
         link._beat()
         return link
@@ -188,6 +191,12 @@ class Link:
             return await answer
         finally:
             self._requests.pop(correlation, None)
+
+    def use_producer(self, producer_id: int, token: bytes) -> None:
+        """Show a producer's token, once. Frames stay in order: what it publishes may follow without waiting."""
+        if producer_id not in self._producers and frames.LASTING_PRODUCERS in self.features:
+            self._producers.add(producer_id)
+            self.connection.send(Kind.REQUEST, self._next(), messages.encode(messages.UseProducer(token=token)))
 
     def publish(self, header: bytes | bytearray, body: bytes | memoryview, ack: int, sink: PublishSink) -> None:
         """Send a batch; the sink hears of its fate."""

@@ -206,13 +206,15 @@ class Client:
         timeout: float | None = None,
         partitioner: Partitioner | None = None,
         identity: str | None = None,
+        secret: str | None = None,
         generation: int = 0,
     ) -> Producer:
         """A self-batching sender to a topic: the fast path.
 
         A producer with an `identity` may be made again after a crash: the same batches, sent again in the same order
         under the same identity and generation, are recognised by the brokers and written once. What is new gets the
-        next generation.
+        next generation. Only who knows the identity and the `secret` ($STENTOR_PRODUCER_SECRET unless given) may send
+        under it; without a secret the identity itself is all there is to know, so choose one that nobody guesses.
         """
         options = {
             "ack": ack,
@@ -223,6 +225,7 @@ class Client:
             "timeout": timeout,
             "partitioner": partitioner,
             "identity": identity,
+            "secret": secret,
             "generation": generation,
         }
         return Producer(self._call(self._async.producer_core(topic, **options)))

@@ -168,9 +168,10 @@ class Replica:
         if unready is not None:
             return r.Refuse(event.ticket, unready)
         try:
-            resend = self.dedupe.check(event.producer_id, event.generation, event.sequence, event.checksum)
+            batch = (event.producer_id, event.generation, event.sequence, event.checksum)
+            resend = event.known or self.dedupe.check(*batch)
         except SequenceError as error:
-            return r.Refuse(event.ticket, error)
+            return r.find_or_refuse(event, error)
         if resend is not None:
             return self._answer_resend(event, resend)
         return r.Append(self.end, self.epoch, now_us)

@@ -15,12 +15,18 @@ Invariants: sequences in a window are consecutive; offsets in a window grow; the
 is at most PRODUCERS_PER_PARTITION_MAX (the one silent for longest in the log is forgotten first).
 
 Producer id 0 means "no dedupe wanted".
+
+Lasting ids. Whoever sends under the id of another producer can make that one's batches look old. The id of a producer
+that lives for a moment is random; one that is made again after a crash has a lasting id: the hash of a secret token,
+with the highest bit set. A session must show the token before it publishes under such an id: ids stand in the headers
+of batches, where every reader sees them; tokens do not.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -31,6 +37,16 @@ if TYPE_CHECKING:
     from stentor.core.records import Batch
 
 ANONYMOUS = 0
+LASTING: Final = 1 << 63
+"""The mark of a lasting id; ids that producers choose themselves are below it."""
+
+SEARCHED: Final = ("forgotten", "old_generation")
+"""Refusals of a batch that may be in the log: the log is searched for that very batch before anything is said (C32)."""
+
+
+def lasting_id(token: bytes) -> int:
+    """The producer id that belongs to a secret token."""
+    return LASTING | int.from_bytes(blake2b(token, digest_size=8, person=b"stentor producer").digest(), "little")
 
 
 class Resend(msgspec.Struct, frozen=True, gc=False):
@@ -110,7 +126,7 @@ class Dedupe:
         index = sequence - producer.window[0].sequence
         if index < 0:
             raise SequenceError(
-                f"Producer {producer_id:x} sent sequence {sequence} again; it is in the log, but no longer remembered.",
+                f"Producer {producer_id:x} sent sequence {sequence} again, which is no longer remembered.",
                 hint="A producer may have only so many batches unanswered; do not publish this one again.",
                 reason="forgotten",
             )
@@ -122,6 +138,11 @@ class Dedupe:
             )
         known = producer.window[index]
         return Resend(known.base_offset, known.end_offset, known.appended_at_us)
+
+    def remembered_from(self, producer_id: int) -> int:
+        """The offset of the oldest batch that is remembered of a producer: what it wrote earlier lies below."""
+        producer = self._producers.get(producer_id)
+        return 0 if producer is None else producer.window[0].base_offset
 
     def record(
         self,

@@ -3,6 +3,8 @@
 A name is dotted segments of letters, digits, `-` and `_` (`orders.eu`). A pattern may have `*` for
 exactly one segment, and `>` as its last segment for one or more. Matching is by whole segments: a
 pattern on `orders` says nothing about `orders2` (S3). Names that start with `_` are internal.
+
+Names of clients are free, and shown to people: control characters in them would write log lines and move cursors.
 """
 
 from __future__ import annotations
@@ -13,6 +15,14 @@ from stentor import limits
 from stentor.errors import InvalidArgument
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_-]+\Z")
+
+
+def printable(text: str) -> str:
+    """A text that a stranger chose, fit for a log or a terminal: what is not printable is escaped."""
+    if text.isprintable():
+        return text
+    escaped = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return "".join(escaped)
 
 
 def check_topic_name(name: str) -> str:

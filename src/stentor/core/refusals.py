@@ -10,7 +10,7 @@ from stentor.errors import NotHead, NotReady, UnknownOutcome
 if TYPE_CHECKING:
     from stentor.core.chain import Replica
     from stentor.core.records import ChainRecord
-    from stentor.errors import StentorError
+    from stentor.errors import SequenceError, StentorError
 
 
 def unready(replica: Replica, ack: int) -> StentorError | None:
@@ -110,3 +110,17 @@ def unknown(why: str) -> StentorError:
         f"Whether the batch is in the log is not known: {why}",
         hint="Read the partition to find out; publishing it again may double it.",
     )
+
+
+def not_found(error: SequenceError) -> StentorError:
+    """C32: only a batch that is in the log counts as written."""
+    return UnknownOutcome(
+        f"{error.message} It was not found in the log: whether it was ever written is not known.",
+        hint="Read the partition to find out. If somebody else sends under this identity, choose another one.",
+        reason=error.detail["reason"],
+    )
+
+
+def busy_searching() -> StentorError:
+    """Too many wait for the same."""
+    return NotReady("Too many old batches are being looked for in this partition.", hint="Try again in a moment.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from stentor.core.dedupe import SEARCHED, Resend
 from stentor.core.peers import PartitionMessage
 from stentor.core.records import ChainRecord
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stentor.core.records import Batch
-    from stentor.errors import StentorError
+    from stentor.errors import SequenceError, StentorError
 
 Certainty = Literal["sure", "if_newest", "unknown"]
 """`if_newest`: certain if the coordination store has no newer record of the partition, of which nobody could say."""
@@ -31,6 +32,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     generation: int
     sequence: int
     checksum: int
+    known: Resend | None = None  # a search has found it in the log
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
@@ -193,6 +195,15 @@ class Refuse(msgspec.Struct, frozen=True):
     error: StentorError
 
 
+class Find(msgspec.Struct, frozen=True):
+    """Look for this very batch in the log. If it is there, and the epoch is still the same, publish it again with
+    `known` set; else refuse it: its outcome is unknown (C32).
+    """
+
+    publish: Publish
+    error: SequenceError
+
+
 class StoreEpoch(msgspec.Struct, frozen=True, gc=False):
     """Put the epoch on disk, then report EpochStored (C2)."""
 
@@ -263,6 +274,7 @@ ReplicaEffect = (
     | Committed
     | Answer
     | Refuse
+    | Find
     | StoreEpoch
     | Send
     | Report
@@ -274,3 +286,8 @@ ReplicaEffect = (
     | Retire
     | End
 )
+
+
+def find_or_refuse(publish: Publish, error: SequenceError) -> Find | Refuse:
+    """What becomes of a batch whose sequence does not fit: what may be in the log is looked for there (C32)."""
+    return Find(publish, error) if error.detail["reason"] in SEARCHED else Refuse(publish.ticket, error)

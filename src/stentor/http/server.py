@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import errno
 import html
+import logging
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from stentor.errors import ConnectionFailed, InvalidArgument
+from stentor.http.hosts import Hosts
 from stentor.http.metrics import render
+from stentor.transport.sparing import SparingLog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from stentor.wire.messages import BrokerInfo
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+logger = logging.getLogger(__name__)
 
 
 class ClusterStatus(Protocol):
@@ -45,8 +54,10 @@ class Status(Protocol):
 class HttpServer:
     """The HTTP side of one broker."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status, hosts: Iterable[str] = ()) -> None:
+        """`hosts` are the names, besides this machine's, that it may be asked by."""
         self._status = status
+        self._hosts = Hosts(hosts)
         self._runner: web.AppRunner | None = None
         self.host = ""
         self.port = 0
@@ -55,7 +66,7 @@ class HttpServer:
         app = web.Application()
         for path, handler in self._routes().items():
             app.router.add_get(path, handler)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, logger=_requests_log())
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, host, port).start()
@@ -64,15 +75,27 @@ class HttpServer:
             raise _cannot_listen(host, port, error) from error
         self.host, self.port = host, self._runner.addresses[0][1]
 
-    def _routes(self) -> dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
+    def _routes(self) -> dict[str, Handler]:
         return {
-            "/": self._page,
+            "/": self._guarded(self._page),
             "/health/live": self._live,
             "/health/ready": self._ready,
             "/health/active": self._active,
-            "/metrics": self._metrics,
-            "/statistics": self._statistics,
+            "/metrics": self._guarded(self._metrics),
+            "/statistics": self._guarded(self._statistics),
         }
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Only for those who ask by a name of this broker (hosts.py)."""
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            if not self._hosts.allows(request.headers.get("Host")):
+                return web.json_response(
+                    {"error": "This broker does not answer to that name.", "hint": "Add it to http_hosts."}, status=421
+                )
+            return await handler(request)
+
+        return guarded
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -97,6 +120,29 @@ class HttpServer:
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
         return web.Response(text=_page(self._status), content_type="text/html")
+
+
+class _Malformed(logging.Filter):
+    """What is not HTTP costs one line, without the way it came, and only so many lines a second."""
+
+    def __init__(self, log: SparingLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True  # a fault of ours: everything about it is wanted
+        self._log.info("%s: %s", "a request is not HTTP", error.message or type(error).__name__)
+        return False
+
+
+def _requests_log() -> logging.Logger:
+    """The logger that aiohttp gets, one for each server."""
+    found = logging.Logger("stentor.http.requests")  # noqa: LOG001 - its filter is this server's own
+    found.parent = logger
+    found.addFilter(_Malformed(SparingLog(logger, time.monotonic)))
+    return found
 
 
 def _health(what: str, reason: str) -> web.Response:

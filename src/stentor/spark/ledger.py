@@ -10,7 +10,8 @@ Theory of operation. A streaming write goes in three steps per epoch (Spark's ba
 3. *Publish.* The chunks of the manifest are read back and published to their partitions, always in the same order and
    cut in the same way, by a producer whose identity is the application and whose generation is the manifest's place
    among the others. Brokers recognise every batch they have, so this step may be repeated as often as it is
-   interrupted.
+   interrupted. The manifest names the producer's id, so that an epoch is never finished under another one: that would
+   double its rows. A manifest of an older version names none, and is finished under the id that version used.
 
 A repeated epoch finds its manifest and does step 3 again, from the rows that were staged first. An epoch that is older
 than the last manifest was published completely, since Spark begins no epoch before the one before it is committed.
@@ -27,6 +28,7 @@ import msgspec
 import pyarrow as pa
 
 import stentor
+from stentor.client.identity import SECRET_VARIABLE, FormerIdentity, producer_id_of
 from stentor.errors import InternalError, InvalidArgument, OffsetOutOfRange, StentorError, TopicNotFound
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Manifest(msgspec.Struct, frozen=True):
     chunks: list[Chunk]
     group_bytes: int  # how its rows are cut, whatever later versions prefer
     query: str = ""  # whose epochs these are: those of another checkpoint are counted from 0 again
+    producer_id: int = 0  # under which it is published; 0: by an older version, which had no tokens
 
 
 _decoder = msgspec.msgpack.Decoder(Manifest)
@@ -162,7 +165,7 @@ class Ledger:
         if not chunks:
             return None
         order = sorted(chunks, key=lambda chunk: (chunk.staged_partition, chunk.staged_offset))
-        mine = Manifest(epoch, order, GROUP_BYTES, self._query)
+        mine = Manifest(epoch, order, GROUP_BYTES, self._query, producer_id_of(self._identity))
         receipt = self._client.publish(self._commits, msgspec.msgpack.encode(mine))
         if receipt.offset == end:
             return mine, end
@@ -186,7 +189,7 @@ class Ledger:
         try:
             for topic, topic_id, partition, rows in self._groups(manifest):
                 if topic not in producers:
-                    producers[topic] = self._producer(topic, topic_id, place, manifest.group_bytes)
+                    producers[topic] = self._producer(topic, topic_id, place, manifest)
                 producers[topic].send_batch(rows, partition=partition)
             for producer in producers.values():
                 producer.flush()
@@ -194,15 +197,24 @@ class Ledger:
             for producer in producers.values():
                 producer.close()
 
-    def _producer(self, topic: str, topic_id: int, place: int, group_bytes: int) -> Any:
+    def _producer(self, topic: str, topic_id: int, place: int, manifest: Manifest) -> Any:
         if self._client.find_topic(topic).id != topic_id:
             raise TopicNotFound(
                 f"Topic {topic} was deleted and made again while rows were on their way to it.",
                 hint="Start the query with a new checkpoint.",
                 object=topic,
             )
-        identity = f"spark/{self._application}/{self._id:x}"
-        return self._client.producer(topic, identity=identity, generation=place, batch_bytes=group_bytes // 2)
+        identity = self._identity if manifest.producer_id else FormerIdentity(self._identity)
+        if manifest.producer_id not in (0, producer_id_of(identity)):
+            raise InvalidArgument(
+                f"Epoch {manifest.epoch} of application {self._application} was begun with another producer secret.",
+                hint=f"Set {SECRET_VARIABLE} as it was until this epoch is published; then it may change.",
+            )
+        return self._client.producer(topic, identity=identity, generation=place, batch_bytes=manifest.group_bytes // 2)
+
+    @property
+    def _identity(self) -> str:
+        return f"spark/{self._application}/{self._id:x}"
 
     def _groups(self, manifest: Manifest) -> Iterator[tuple[str, int, int, Any]]:
         """The rows of each partition, joined until they are large: always the same way."""

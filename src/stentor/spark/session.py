@@ -8,8 +8,11 @@ spark = session("spark://master:7077", app="orders")  # a cluster; nothing else 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
+import stat
 import sys
 import tempfile
 import warnings
@@ -111,14 +114,25 @@ def _settings(*, local: bool, ui: bool) -> dict[str, Any]:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_quiet_logs()}",
             "spark.driver.memory": "2g",
-            "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "stentor-spark-warehouse"),
+            "spark.sql.warehouse.dir": str(_private_folder() / "warehouse"),
         }
     return settings
 
 
 def _quiet_logs() -> str:
     """A file for log4j: errors only, on stderr."""
-    path = Path(tempfile.gettempdir()) / f"stentor-spark-log4j2-{os.getuid()}.properties"
+    path = _private_folder() / "log4j2.properties"
     if not path.is_file() or path.read_text() != _QUIET:
         path.write_text(_QUIET)
     return path.as_uri()
+
+
+@functools.cache
+def _private_folder() -> Path:
+    """A folder for this user alone. Its usual name can be guessed: what lies there counts only if it is ours."""
+    usual = Path(tempfile.gettempdir()) / f"stentor-spark-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        usual.mkdir(0o700)
+    found = usual.lstat()
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
+    return usual if is_ours else Path(tempfile.mkdtemp(prefix="stentor-spark-"))

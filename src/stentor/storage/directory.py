@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -30,10 +31,19 @@ from typing import Final, Self
 import msgspec
 
 from stentor.errors import DirectoryInUse, DirectoryUnusable, FormatTooNew, StorageError
-from stentor.storage.files import TEMPORARY_SUFFIX, FileHandle, atomic_write, storage_error, sync_directory
+from stentor.storage.files import (
+    PRIVATE_FOLDER,
+    TEMPORARY_SUFFIX,
+    FileHandle,
+    atomic_write,
+    storage_error,
+    sync_directory,
+)
 from stentor.storage.journal import ReplicaJournal
 from stentor.storage.retention import remove_log
 from stentor.storage.state import mark_path
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
 FORMAT_FILE: Final = "FORMAT"
@@ -141,7 +151,8 @@ class DataDirectory:
             if not ready:
                 version = _FORMAT_TEXT.format(version=FORMAT_VERSION)
                 atomic_write(self.path / FORMAT_FILE, version.encode())
-            (self.path / PARTITIONS_FOLDER).mkdir(exist_ok=True)
+            (self.path / PARTITIONS_FOLDER).mkdir(PRIVATE_FOLDER, exist_ok=True)
+            self._keep_private()
             sync_directory(self.path)
         except OSError as error:
             self.close()
@@ -152,7 +163,7 @@ class DataDirectory:
 
     def _make(self) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise DirectoryUnusable(
                 f"{self.path} is not a directory.",
@@ -161,6 +172,16 @@ class DataDirectory:
             ) from error
         if not stat.S_ISDIR(self.path.stat().st_mode):
             raise DirectoryUnusable(f"{self.path} is not a directory.", hint="Choose another path.")
+
+    def _keep_private(self) -> None:
+        """An older version let everyone in. Nobody gets at a file through a folder that is closed to them."""
+        for folder in (self.path, self.path / PARTITIONS_FOLDER, self.path / ASIDE_FOLDER):
+            try:
+                if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) & ~PRIVATE_FOLDER:
+                    folder.chmod(PRIVATE_FOLDER)
+                    logger.info("%s is now for its owner alone", folder)
+            except OSError as error:
+                logger.warning("%s can be read by others, and that cannot be changed: %s", folder, error.strerror)
 
     def _take_lock(self) -> FileHandle:
         path = self.path / LOCK_FILE
@@ -222,7 +243,7 @@ class DataDirectory:
             return None
         folder = self.path / ASIDE_FOLDER
         try:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(PRIVATE_FOLDER, exist_ok=True)
             target = next(
                 candidate for number in range(1_000_000) if not (candidate := folder / f"{path.name}.{number}").exists()
             )

@@ -50,6 +50,10 @@ BAD_BLOCK_BYTES: Final = 4096
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 
+PRIVATE_FILE: Final = 0o600
+PRIVATE_FOLDER: Final = 0o700
+"""What a broker stores is for the broker's user alone: messages, and who sends them."""
+
 
 class Kind(IntEnum):
     """What a sealed file is, so that one cannot be taken for another."""
@@ -68,12 +72,12 @@ class FileHandle:
 
     __slots__ = ("fd",)
 
-    def __init__(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> None:
+    def __init__(self, path: Path, *, write: bool = False, create: bool = False) -> None:
         self.fd = -1
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
         if create:
             flags |= os.O_CREAT | os.O_EXCL
-        self.fd = os.open(path, flags, mode)
+        self.fd = os.open(path, flags, PRIVATE_FILE)
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -181,14 +185,14 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def atomic_write(path: Path, data: Buffer | Sequence[Buffer], *, mode: int = 0o644) -> None:
+def atomic_write(path: Path, data: Buffer | Sequence[Buffer]) -> None:
     """Replace the file at `path` by `data`: the old content or the new survives any crash (K4)."""
     buffers: Sequence[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
-        file = FileHandle(temporary, write=True, create=True, mode=mode)
+        file = FileHandle(temporary, write=True, create=True)
         write_at(file, buffers, 0)
         os.fsync(file.fd)
         temporary.replace(path)

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from stentor.errors import CorruptData, InvalidArgument
 from stentor.storage.damage import record_damage
-from stentor.storage.files import Buffer, FileHandle, storage_error, sync_directory
+from stentor.storage.earlier import Search
+from stentor.storage.files import PRIVATE_FOLDER, Buffer, FileHandle, storage_error, sync_directory
 from stentor.storage.model import (
     Identity,
     LogFloor,
@@ -79,7 +80,7 @@ class PartitionLog:
         a log opens for reading only.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(error, operation="create", path=directory) from error
         state = LogState(directory, Identity(topic_id, partition, log_id), settings)
@@ -216,6 +217,10 @@ class PartitionLog:
     def offset_for_time(self, timestamp_us: int, *, limit: int) -> int:
         """The base offset of the first batch with a message at or after the time; `limit` if none."""
         return self._reader.offset_for_time(timestamp_us, limit)
+
+    def search(self, producer_id: int, generation: int, before: int) -> Search:
+        """A search, not begun yet, for what a producer wrote under a generation below an offset (C32)."""
+        return Search(self._state, self._reader, producer_id, generation, before)
 
     def replay(self, restore: Restore, replay: Replay) -> None:
         """Derive state again from the newest snapshot and the headers after it, as `open` does."""

@@ -161,7 +161,7 @@ class LogReader:
         """Batches of our own, unread, up to where the index knows that one begins; None if it does not."""
         file = segment.handle()
         at, position = self._place(segment, offset)
-        end = self._index(segment).last_start(position + max_bytes, limit)
+        end = self.index_of(segment).last_start(position + max_bytes, limit)
         if end is None or end[0] <= offset:
             return None
         data = read_at(file, end[1] - position, position)
@@ -182,14 +182,14 @@ class LogReader:
         cursor = self._cursors.get(offset)
         if cursor is not None and cursor[0] == segment.serial and cursor[1] < segment.size:
             return offset, cursor[1]
-        place = self._index(segment).place_of(offset) or (segment.base, SEGMENT_HEADER_BYTES)
+        place = self.index_of(segment).place_of(offset) or (segment.base, SEGMENT_HEADER_BYTES)
         return _behind_damage(segment, place, offset)
 
     def forget(self) -> None:
         """Forget remembered places; the log was cut back."""
         self._cursors.clear()
 
-    def _index(self, segment: Segment) -> SparseIndex:
+    def index_of(self, segment: Segment) -> SparseIndex:
         """The index of a segment: from memory, from its file, or by scanning."""
         index = segment.index or INDEX_CACHE.get(segment.serial) or self._load_index(segment)
         if index is None:
@@ -284,7 +284,7 @@ class LogReader:
     def _find_time(self, segment: Segment, timestamp_us: int) -> int | None:
         size = segment.size
         file = segment.handle()
-        place = self._index(segment).place_of_time(timestamp_us)
+        place = self.index_of(segment).place_of_time(timestamp_us)
         position = SEGMENT_HEADER_BYTES if place is None else place[1]
         while position < size:
             for damage in segment.damaged:

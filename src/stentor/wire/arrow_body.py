@@ -128,9 +128,16 @@ def _stream(batches: list[Any], compression: str) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def decode(body: memoryview, count: int) -> Any:
-    """Read a body of any origin as a record batch; damage and hostility are CorruptData."""
-    guard(body, count)
+def decode(body: memoryview, count: int, compression: int | None = None) -> Any:
+    """Read a body of any origin as a record batch; damage and hostility are CorruptData.
+
+    A head also says which of COMPRESSIONS the batch's header names, and the body must be compressed so.
+    """
+    found = guard(body, count)
+    if compression is not None and found != compression:
+        raise CorruptData(
+            f"A batch's body is {_compressed(found)}; its header says that it is {_compressed(compression)}."
+        )
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), SCHEMA)
         batch.validate(full=True)
@@ -184,11 +191,13 @@ def header_lists(headers: Any) -> list[Headers | None]:
     ]
 
 
-def guard(body: memoryview, count: int) -> None:
-    """Compare a body's shape with the schema's and bound what reading it can allocate, before Arrow reads it."""
+def guard(body: memoryview, count: int) -> int:
+    """Compare a body's shape with the schema's and bound what reading it can allocate, before Arrow reads it.
+
+    Returns which of COMPRESSIONS it has.
+    """
     try:
-        if not _guard_usual(body, count):
-            _guard(body, count)
+        return 0 if _guard_usual(body, count) else _guard(body, count)
     except (struct.error, IndexError) as error:
         raise CorruptData("A batch body's Arrow metadata is cut off.") from error
 
@@ -259,7 +268,11 @@ def _usual_layout() -> _Layout:
     )
 
 
-def _guard(body: memoryview, count: int) -> None:
+def _compressed(index: int) -> str:
+    return f"compressed with {COMPRESSIONS[index]}" if index else "not compressed"
+
+
+def _guard(body: memoryview, count: int) -> int:
     metadata_bytes = _I32.unpack_from(body, 4)[0]
     if bytes(body[:4]) != _CONTINUATION or not 8 <= metadata_bytes <= min(len(body) - 8, _METADATA_BYTES_MAX):
         raise CorruptData("A batch body is not an Arrow message.")
@@ -275,7 +288,7 @@ def _guard(body: memoryview, count: int) -> None:
     if _I64.unpack_from(metadata, _field(metadata, batch, 0))[0] != count:
         raise CorruptData(f"A batch body does not hold the {count} messages its header claims.")
     _guard_nodes(metadata, batch, count)
-    _guard_buffers(data, metadata, batch)
+    return _guard_buffers(data, metadata, batch)
 
 
 def _guard_nodes(metadata: memoryview, batch: int, count: int) -> None:
@@ -296,11 +309,12 @@ def _check_nodes(nodes: tuple[int, ...], count: int) -> None:
         raise CorruptData("A batch body claims an impossible number of nulls.")
 
 
-def _guard_buffers(data: memoryview, metadata: memoryview, batch: int) -> None:
+def _guard_buffers(data: memoryview, metadata: memoryview, batch: int) -> int:
     buffers = _BUFFERS.unpack_from(metadata, _vector(metadata, batch, 2, _BUFFER_COUNT))
     _check_buffers(buffers, len(data))
-    if not _field(metadata, batch, 3, optional=True):
-        return
+    compression = _field(metadata, batch, 3, optional=True)
+    if not compression:
+        return 0
     pairs = zip(buffers[::2], buffers[1::2], strict=True)
     sizes = [_I64.unpack_from(data, offset)[0] for offset, length in pairs if length]
     expanded = sum(size for size in sizes if size > 0)
@@ -308,6 +322,11 @@ def _guard_buffers(data: memoryview, metadata: memoryview, batch: int) -> None:
         raise CorruptData(
             f"A compressed batch would expand to {expanded} bytes; the limit is {limits.BATCH_EXPANDED_BYTES_MAX}."
         )
+    codec = _field(metadata, _follow(metadata, compression), 0, optional=True)
+    found = 1 + (metadata[codec] if codec else 0)  # Arrow counts from lz4 on, and leaves it out
+    if found >= len(COMPRESSIONS):
+        raise CorruptData("A batch body has an unknown compression.")
+    return found
 
 
 def _check_buffers(buffers: tuple[int, ...], data_bytes: int) -> None:

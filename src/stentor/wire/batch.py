@@ -181,7 +181,7 @@ def _validate_rows(body: memoryview, header: BatchHeader) -> None:
 def _validate_arrow(body: memoryview, header: BatchHeader) -> None:
     if header.compression >= len(arrow_body.COMPRESSIONS):
         raise CorruptData(f"A batch has the unknown compression {header.compression}.")
-    batch = arrow_body.decode(body, header.count)
+    batch = arrow_body.decode(body, header.count, header.compression)
     if arrow_body.time_range(batch) != (header.first_timestamp_us, header.last_timestamp_us):
         raise CorruptData("A batch's time range is not that of its messages.")
     headers = batch.column(3)

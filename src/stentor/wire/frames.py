@@ -23,8 +23,10 @@ PROTOCOL_VERSION: Final = 1
 PROTOCOL_VERSION_MIN: Final = 1
 
 
-FEATURES: Final = ("rows", "arrow", "lz4", "zstd")
-"""What this side knows beyond the version: body encodings and compressions. A connection uses what both know."""
+LASTING_PRODUCERS: Final = "lasting-producers"
+FEATURES: Final = ("rows", "arrow", "lz4", "zstd", LASTING_PRODUCERS)
+"""What this side knows beyond the version: body encodings, compressions, and that lasting producers show a token. A
+connection uses what both know."""
 
 
 PEER_FEATURES: Final = ("confirm",)

@@ -3,13 +3,19 @@
 A request is one of the `Request` union, told apart by its `type` field; its answer is the response
 type named beside it. Unknown fields are ignored, so that either side may be newer; unknown request
 types are refused with `protocol_error`.
+
+Nothing decodes into maps of anything (S7). The keys of such a map may be lists, whose hashes collide as the sender
+likes: a megabyte of them stops a loop for a minute. Keys are text, whose hashes nobody can foresee, or whole numbers,
+of which not enough share a hash.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from stentor import limits
 from stentor.errors import InvalidArgument, ProtocolError, StentorError, from_wire
@@ -92,29 +98,34 @@ class Failure(Struct, frozen=True):
     operation: str = ""
     object: str = ""
     retriable: bool = False
-    detail: dict[str, Any] = {}
+    detail: Annotated[dict[Label, int | float | str | bool], msgspec.Meta(max_length=limits.ERROR_DETAILS_MAX)] = {}
 
 
 # --- topics -------------------------------------------------------------------------------------
+
+
+Flush = Literal["always", "interval"]
+FlushInterval = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
+Replicas = Annotated[int, msgspec.Meta(ge=0, le=limits.REPLICAS_MAX)]
+Placement = Literal["spread", "active-passive", "multi-primary"]
+RetentionAge = Annotated[int, msgspec.Meta(ge=1)] | None
+RetentionBytes = Annotated[int, msgspec.Meta(ge=0)] | None
+SegmentBytes = Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)]
 
 
 class TopicSettings(Struct, frozen=True):
     """What a topic was made with; everything but the number of partitions may be changed later."""
 
     partitions: Partitions = 1
-    flush: Literal["always", "interval"] = "always"
-    flush_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=3_600_000)] = limits.FLUSH_INTERVAL_MS
-    replicas: Annotated[int, msgspec.Meta(ge=0, le=limits.REPLICAS_MAX)] = (
-        0  # 0: three, or as many as there are brokers
-    )
-    min_replicas: Annotated[int, msgspec.Meta(ge=0, le=limits.REPLICAS_MAX)] = 0  # 0: a majority of them
-    placement: Literal["spread", "active-passive", "multi-primary"] = "spread"
-    retention_age_s: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    retention_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    flush: Flush = "always"
+    flush_interval_ms: FlushInterval = limits.FLUSH_INTERVAL_MS
+    replicas: Replicas = 0  # 0: three, or as many as there are brokers
+    min_replicas: Replicas = 0  # 0: a majority of them
+    placement: Placement = "spread"
+    retention_age_s: RetentionAge = None
+    retention_bytes: RetentionBytes = None
     keep_unrecorded: bool = False  # retention waits until a recorder has marked what it would delete
-    segment_bytes: Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)] = (
-        limits.SEGMENT_BYTES
-    )
+    segment_bytes: SegmentBytes = limits.SEGMENT_BYTES
 
     @property
     def replicas_wanted(self) -> int:
@@ -126,6 +137,21 @@ class TopicSettings(Struct, frozen=True):
         """With how many it takes messages: what was said, else a majority; of two, one is enough (C8)."""
         wanted = self.replicas_wanted
         return min(wanted, self.min_replicas or (wanted // 2 + 1 if wanted > 2 else 1))
+
+
+class TopicChanges(Struct, frozen=True, forbid_unknown_fields=True):
+    """Some of the settings of a topic: those that somebody names. On the wire a map of them."""
+
+    partitions: Partitions | UnsetType = UNSET
+    flush: Flush | UnsetType = UNSET
+    flush_interval_ms: FlushInterval | UnsetType = UNSET
+    replicas: Replicas | UnsetType = UNSET
+    min_replicas: Replicas | UnsetType = UNSET
+    placement: Placement | UnsetType = UNSET
+    retention_age_s: RetentionAge | UnsetType = UNSET
+    retention_bytes: RetentionBytes | UnsetType = UNSET
+    keep_unrecorded: bool | UnsetType = UNSET
+    segment_bytes: SegmentBytes | UnsetType = UNSET
 
 
 class PartitionInfo(Struct, frozen=True):
@@ -158,7 +184,7 @@ class CreateTopic(Tagged, frozen=True):
     """Answer: TopicDescribed. `automatic` asks on behalf of a publish or subscribe."""
 
     name: Name
-    settings: dict[str, Any] = {}  # those of TopicSettings; what is not named is the broker's default
+    settings: TopicChanges = TopicChanges()  # what is not named is the broker's default
     exist_ok: bool = False
     automatic: bool = False
 
@@ -167,7 +193,7 @@ class AlterTopic(Tagged, frozen=True):
     """Answer: TopicDescribed. Only the named settings change."""
 
     name: Name
-    changes: dict[str, Any]
+    changes: TopicChanges
 
 
 class DeleteTopic(Tagged, frozen=True):
@@ -314,10 +340,25 @@ class GetStatistics(Tagged, frozen=True):
     """Answer: Statistics."""
 
 
+def _counted(depth: int) -> Any:
+    """Numbers and texts in lists and maps, to a depth; the keys of maps are text or numbers of 64 bits."""
+    plain = None | bool | int | float | str
+    if not depth:
+        return plain
+    inner = _counted(depth - 1)
+    return plain | list[inner] | dict[str | int, inner]  # type: ignore[valid-type]
+
+
+if TYPE_CHECKING:
+    Counted = Any
+else:
+    Counted = _counted(6)
+
+
 class Statistics(Tagged, frozen=True):
     """Everything the broker counts."""
 
-    statistics: dict[str, Any]
+    statistics: dict[str, Counted]
 
 
 class ListBrokers(Tagged, frozen=True):
@@ -390,6 +431,16 @@ class MarkRecorded(Tagged, frozen=True):
     ends: Annotated[dict[U32, U63], msgspec.Meta(max_length=limits.PARTITIONS_PER_TOPIC_MAX)]
 
 
+class UseProducer(Tagged, frozen=True):
+    """This connection sends under the lasting producer id that belongs to a secret token. Answer: Done."""
+
+    token: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+
+    def __repr__(self) -> str:
+        """Secrets are never logged (S4)."""
+        return "UseProducer()"
+
+
 Request = (
     CreateTopic
     | AlterTopic
@@ -406,6 +457,7 @@ Request = (
     | ForgetBroker
     | RecoverPartition
     | MarkRecorded
+    | UseProducer
 )
 QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics)
 """Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
@@ -426,16 +478,48 @@ Response = (
 _ERROR_FIELDS = frozenset({"self", "message", "hint", "operation", "object"})
 
 
-def merge_settings(settings: TopicSettings, changes: dict[str, Any]) -> TopicSettings:
-    """Settings with some of them changed, judged as a whole."""
-    known = [field.name for field in msgspec.structs.fields(TopicSettings)]
-    unknown = set(changes) - set(known)
+def topic_changes(named: dict[str, Any]) -> TopicChanges:
+    """The settings that somebody names, judged one by one."""
+    unknown = set(named) - set(TopicChanges.__struct_fields__)
     if unknown:
-        raise InvalidArgument(f"A topic has no setting {min(unknown)!r}.", hint=f"Known: {', '.join(known)}.")
+        raise _no_setting(min(unknown))
     try:
-        return msgspec.convert(msgspec.to_builtins(settings) | changes, TopicSettings)
+        return msgspec.convert(named, TopicChanges)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"A topic setting is wrong: {error}.") from error
+
+
+def merge_settings(settings: TopicSettings, changes: TopicChanges) -> TopicSettings:
+    """Settings with some of them changed."""
+    named = {name: getattr(changes, name) for name in changes.__struct_fields__}
+    return msgspec.structs.replace(settings, **{name: value for name, value in named.items() if value is not UNSET})
+
+
+def _no_setting(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"A topic has no setting {name[: limits.CLIENT_NAME_CHARACTERS_MAX]!r}.",
+        hint=f"Known: {', '.join(TopicChanges.__struct_fields__)}.",
+    )
+
+
+_IN_SETTINGS = re.compile(r"(?P<what>.*) - at `\$\.(?:settings|changes)(?P<where>.*)`", re.DOTALL)
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+
+
+def _not_understood(error: Exception) -> StentorError:
+    """A setting that is wrong is the asker's mistake, and told as one; everything else breaks the protocol."""
+    setting = _IN_SETTINGS.fullmatch(str(error)) if isinstance(error, msgspec.ValidationError) else None
+    if setting is not None:
+        unknown = _UNKNOWN_FIELD.fullmatch(setting["what"])
+        return _no_setting(unknown[1]) if unknown else _wrong_setting(setting["what"], setting["where"])
+    return ProtocolError(
+        f"A control message could not be understood: {error}.",
+        hint="Client and broker may be of very different versions; `stentor --version` tells.",
+    )
+
+
+def _wrong_setting(what: str, where: str) -> InvalidArgument:
+    return InvalidArgument(f"A topic setting is wrong: {what} - at `${where}`.")
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -452,18 +536,16 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode(body: bytes | memoryview, kind: Any) -> Any:
-    """Decode and validate; anything malformed is a ProtocolError, never another exception."""
+    """Decode and validate; anything malformed is a ProtocolError (a topic setting: InvalidArgument), nothing else."""
     try:
         return _decoders[kind].decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
-        raise ProtocolError(
-            f"A control message could not be understood: {error}.",
-            hint="Client and broker may be of very different versions; `stentor --version` tells.",
-        ) from error
+        raise _not_understood(error) from error
 
 
 def failure(error: StentorError, operation: str = "") -> Failure:
     """An error as it travels."""
+    told = [(key, value) for key, value in error.detail.items() if isinstance(value, int | str | float)]
     return Failure(
         code=error.code,
         message=error.message,
@@ -471,7 +553,7 @@ def failure(error: StentorError, operation: str = "") -> Failure:
         operation=error.operation or operation,
         object=error.object,
         retriable=error.retriable,
-        detail={k: v for k, v in error.detail.items() if isinstance(v, int | str | float)},
+        detail=dict(told[: limits.ERROR_DETAILS_MAX]),
     )
 
 

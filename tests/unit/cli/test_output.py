@@ -1,12 +1,13 @@
 import errno
 import io
+import json
 import os
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from stentor.cli import progress
+from stentor.cli import output, progress
 from stentor.cli.output import PIECE_BYTES, LiveOutput, table_lines
 from stentor.cli.progress import Progress
 
@@ -125,3 +126,20 @@ def test_a_pipe_gets_no_progress_bar(monkeypatch):
     with Progress(1000) as bar:
         bar.show(1234, 500)
     assert stderr.getvalue() == ""
+
+
+NASTY = "a\x1b[2J\x9b31m\x7f\u202e\nb"
+
+
+def test_a_table_moves_no_cursor(capsys):
+    output.print_table(("NAME",), [(NASTY,)])
+    output.print_facts([("name", NASTY)])
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
+
+
+def test_json_moves_no_cursor_and_says_the_same(capsys):
+    output.print_json({"name": NASTY, "other": "größer ☂"})
+    out = capsys.readouterr().out
+    assert all(letter.isprintable() or letter == "\n" for letter in out)
+    assert json.loads(out) == {"name": NASTY, "other": "größer ☂"}
+    assert "größer ☂" in out

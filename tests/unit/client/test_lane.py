@@ -58,6 +58,9 @@ class Producer(SimpleNamespace):
     def progressed(self):
         pass
 
+    def introduce(self, link):
+        pass
+
     def resend_later(self, lane):
         self.resends.append(lane)
 

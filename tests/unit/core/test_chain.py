@@ -5,7 +5,8 @@ import random
 import pytest
 from tests.alone import alone
 
-from stentor.core.replica import Answer, Append, Appended, Committed, Durable, Fail, Publish, Refuse, Sync
+from stentor.core.dedupe import Resend
+from stentor.core.replica import Answer, Append, Appended, Committed, Durable, Fail, Find, Publish, Refuse, Sync
 from stentor.errors import InternalError, NotReady, SequenceError, UnknownOutcome
 
 ACK_NONE, ACK_HEAD, ACK_QUORUM, ACK_ALL = range(4)
@@ -59,6 +60,8 @@ class Machine:
             case Answer():
                 assert effect.epoch == self.replica.epoch
                 return f"answer {effect.ticket}: {effect.base_offset}"
+            case Find():
+                return f"find {effect.publish.ticket}: {effect.error.detail['reason']}"
             case Refuse():
                 self.refusals[effect.ticket] = effect.error
                 return f"refuse {effect.ticket}: {effect.error.code}"
@@ -160,11 +163,28 @@ def test_sequences_that_do_not_follow_are_refused_without_effect(machine):
     assert machine.publish(0, checksum=99) == ["refuse 4: sequence_error"]
     machine.publish(0, generation=1)
     machine.durable(2)
-    assert machine.publish(1, generation=0) == ["refuse 6: sequence_error"]
     assert machine.replica.end == 2
     assert {type(error) for error in machine.refusals.values()} == {SequenceError}
     reasons = [error.detail["reason"] for error in machine.refusals.values()]
-    assert reasons == ["unknown_producer", "gap", "changed", "old_generation"]
+    assert reasons == ["unknown_producer", "gap", "changed"]
+
+
+def test_a_batch_that_may_be_in_the_log_is_looked_for_there(machine):
+    for sequence in range(33):
+        machine.publish(sequence)
+    machine.durable(33)
+    assert machine.publish(0) == ["find 34: forgotten"]
+    machine.publish(0, generation=1)
+    assert machine.publish(1, generation=0) == ["find 36: old_generation"]
+    assert machine.replica.end == 34
+
+
+def test_a_batch_that_was_found_is_answered_at_its_level(machine):
+    machine.publish(0, generation=1)
+    again = Publish(9, ACK_ALL, 1, 7, 0, 0, 0, known=Resend(0, 1, 5))
+    assert machine.shown(machine.step(again)) == ["sync"]
+    assert machine.durable(1) == ["committed 1", "answer 1: 0", "answer 9: 0"]
+    assert machine.shown(machine.step(again)) == ["answer 9: 0"]
 
 
 def test_after_a_failed_sync_what_waits_has_an_unknown_outcome_and_nothing_is_taken(machine):

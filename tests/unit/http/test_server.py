@@ -1,5 +1,7 @@
 import asyncio
 import json
+import logging
+import socket
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
@@ -87,3 +89,56 @@ def test_a_real_broker_answers_all_of_them():
 
 def test_what_is_not_served_is_not_found():
     assert ask(a_status(), "/health/nothing")[0] == 404
+
+
+# --- strangers ----------------------------------------------------------------------------------
+
+OWN_NAMES = ["localhost", "LOCALHOST:7441", "127.0.0.1", "127.0.0.1:7441", "[::1]:7441", "10.1.2.3", "stentor.example"]
+TELLING = ["/", "/metrics", "/statistics"]
+
+
+def ask_as(local, path, host):
+    request = urllib.request.Request(f"http://{local.inner.http_address}{path}", headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
+@pytest.mark.parametrize("path", TELLING)
+def test_only_names_of_the_broker_are_told_anything(path):
+    with broker(
+        http=True, advertised_address="stentor.example:7440", http_hosts="metrics.example, other.example"
+    ) as local:
+        for host in (*OWN_NAMES, "metrics.example:80", "other.example"):
+            assert ask_as(local, path, host) == 200, host
+        for host in ("evil.example", "evil.example:7441", "127.0.0.1.evil.example", "localhost.evil.example", "x"):
+            assert ask_as(local, path, host) == 421, host
+        assert ask_as(local, "/health/ready", "evil.example") == 200
+
+
+def test_an_operator_may_allow_any_name():
+    with broker(http=True, http_hosts="*") as local:
+        assert ask_as(local, "/statistics", "evil.example") == 200
+
+
+def test_what_is_not_http_costs_few_log_lines_and_no_traceback(caplog):
+    caplog.set_level(logging.INFO)
+    garbage = [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET /\x1b[2J HTTP/9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad\r\n\r\n",
+    ]
+    with broker(http=True) as local:
+        host, _, port = local.inner.http_address.rpartition(":")
+        for number in range(60):
+            with socket.create_connection((host, int(port)), timeout=10) as stranger:
+                stranger.sendall(garbage[number % 3])
+                stranger.recv(1000)
+        assert ask_as(local, "/statistics", "localhost") == 200
+    about = [record for record in caplog.records if "http" in record.name]
+    assert not any(record.exc_info for record in about)
+    assert all(record.getMessage().isprintable() for record in about)
+    assert len(about) < 40

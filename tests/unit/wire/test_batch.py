@@ -1,3 +1,4 @@
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -6,7 +7,15 @@ from hypothesis import strategies as st
 from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument, LimitExceeded
 from stentor.wire import arrow_body, batch, rows
-from stentor.wire.header import ENCODING_ARROW, ENCODING_ROWS, HAS_HEADERS, HEADER_BYTES, check_header
+from stentor.wire.header import (
+    COMPRESSION_SHIFT,
+    ENCODING_ARROW,
+    ENCODING_ROWS,
+    HAS_HEADERS,
+    HEADER_BYTES,
+    check_header,
+    pack,
+)
 
 NOW_US = 1_700_000_000_000_000
 TIME_MAX_US = 253_402_300_799_999_999
@@ -65,6 +74,22 @@ def test_a_compressed_batch_is_arrow_however_small(makes, compression):
     header = makes.judge(makes.plain(1, compression=compression))
     assert header.encoding == ENCODING_ARROW
     assert header.compression == arrow_body.COMPRESSIONS.index(compression)
+
+
+@pytest.mark.parametrize("claimed", ["", "lz4", "zstd"])
+@pytest.mark.parametrize("compression", ["", "lz4", "zstd"])
+def test_a_batch_must_name_the_compression_that_it_has(makes, compression, claimed):
+    data = bytearray(makes.plain(50, compression=compression))
+    header = check_header(data)
+    attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(claimed) << COMPRESSION_SHIFT
+    named = msgspec.structs.replace(header, attributes=attributes | header.attributes & HAS_HEADERS)
+    data[:HEADER_BYTES] = pack(named)
+    if claimed == compression:
+        batch.validate(data, check_header(data))
+        return
+    with pytest.raises(CorruptData, match="its header says that it is"):
+        batch.validate(data, check_header(data))
+    assert columns_of(data, check_header(data))[2] == columns_of(makes.plain(50), check_header(makes.plain(50)))[2]
 
 
 @pytest.mark.parametrize("compression", ["", "lz4", "zstd"])

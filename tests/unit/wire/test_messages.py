@@ -14,8 +14,8 @@ ROUTE = messages.TopicRoute(
 )
 
 REQUESTS = [
-    messages.CreateTopic(name="t", settings={"partitions": 3}, exist_ok=True),
-    messages.AlterTopic(name="t", changes={"retention_bytes": None}),
+    messages.CreateTopic(name="t", settings=messages.TopicChanges(partitions=3), exist_ok=True),
+    messages.AlterTopic(name="t", changes=messages.TopicChanges(retention_bytes=None)),
     messages.DeleteTopic(name="t"),
     messages.DescribeTopic(name="t"),
     messages.ListTopics(pattern="a.>"),
@@ -44,6 +44,25 @@ def test_a_request_comes_back_as_it_was(message):
 @pytest.mark.parametrize("message", RESPONSES, ids=lambda m: type(m).__name__)
 def test_a_response_comes_back_as_it_was(message):
     assert messages.decode(messages.encode(message), messages.Response) == message
+
+
+def test_changes_name_the_settings_of_a_topic_with_the_same_bounds():
+    settings, changes = (msgspec.structs.fields(k) for k in (messages.TopicSettings, messages.TopicChanges))
+    assert [(field.name, field.type | msgspec.UnsetType) for field in settings] == [(f.name, f.type) for f in changes]
+    assert all(field.default is msgspec.UNSET for field in changes)
+
+
+def test_what_is_not_named_stays():
+    merged = messages.merge_settings(SETTINGS, messages.topic_changes({"retention_bytes": 5, "flush": "interval"}))
+    assert merged == messages.TopicSettings(partitions=3, retention_bytes=5, flush="interval")
+    unlimited = messages.merge_settings(merged, messages.TopicChanges(retention_bytes=None))
+    assert unlimited == messages.TopicSettings(partitions=3, flush="interval")
+
+
+def test_an_error_with_many_details_travels_with_some_of_them():
+    error = StentorError("Much to say.", **{f"detail_{number}": number for number in range(100)})
+    again = messages.raised(messages.decode(messages.encode(messages.failure(error)), messages.Failure))
+    assert len(again.detail) == limits.ERROR_DETAILS_MAX
 
 
 def test_fields_of_a_newer_peer_are_ignored():

@@ -377,10 +377,13 @@ class DeltaLake(Lake):
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
 
 
-def replace_whole(path: Path, data: bytes) -> None:
+def replace_whole(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file so that there is always the old one or the new one, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
+    if private:  # it holds a secret (S4)
+        fresh.unlink(missing_ok=True)
+        fresh.touch(mode=0o600)
     fresh.write_bytes(data)
     _sync(fresh)
     fresh.replace(path)

@@ -194,8 +194,15 @@ def last_windows(client: Client) -> list[TopicWindow]:
         )
     newest: dict[str, TopicWindow] = {}
     for message in client.read(TARGET):
-        if message.value is not None:
-            window = msgspec.json.decode(message.value, type=TopicWindow)
-            if window.topic not in newest or newest[window.topic].start <= window.start:
-                newest[window.topic] = window
+        window = _window(message.value)
+        if window is not None and (window.topic not in newest or newest[window.topic].start <= window.start):
+            newest[window.topic] = window
     return [newest[topic] for topic in sorted(newest)]
+
+
+def _window(value: bytes | None) -> TopicWindow | None:
+    """What somebody else published there is left out."""
+    try:
+        return None if value is None else msgspec.json.decode(value, type=TopicWindow)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -6,11 +6,13 @@ within each: a message whose clock was behind waits for those before it in its p
 
 A replay can be interrupted and taken up again, exactly once. Its batches are cut in the same way every time, and
 published under the replay's identity: every so often everything is flushed, the place is written down, and the next
-generation begins. Whoever takes it up begins at the last such place, and brokers recognise what they have.
+generation begins. Whoever takes it up begins at the last such place, and brokers recognise what they have. The identity
+is a secret that is kept in the plan: nobody else can send under it.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 import stentor
+from stentor.client.identity import FormerIdentity
 from stentor.core.names import check_pattern, matches
 from stentor.errors import InvalidArgument
 from stentor.spark.pipelines import runs
@@ -59,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
     partitions: dict[str, int]  # of the source topics
     speed: float  # 0: as fast as possible
     into: str | None = None
+    lasting: bool = False  # False in plans of older versions, whose producers had no tokens
 
 
 class Place(msgspec.Struct):
@@ -100,9 +104,9 @@ def select(
     if facts is None or not facts[0]:
         raise InvalidArgument("Nothing was recorded that fits the selection.", hint="Look with `stentor sql`.")
     partitions = {row[0]: row[1] + 1 for row in written.groupBy("topic").agg(f.max("partition")).collect()}
-    identity = f"replay/{time.time_ns():x}"
-    plan = Plan(identity, facts[0], facts[1], facts[2], partitions, speed, selection.into)
-    replace_whole(place / "plan.json", msgspec.json.encode(plan))
+    identity = f"replay/{secrets.token_hex(16)}"
+    plan = Plan(identity, facts[0], facts[1], facts[2], partitions, speed, selection.into, lasting=True)
+    replace_whole(place / "plan.json", msgspec.json.encode(plan), private=True)
     return plan
 
 
@@ -234,7 +238,12 @@ class _Replay:
         # The source's name is part of the identity: two sources may be replayed into one target.
         identity = f"{self._plan.identity}/{topic}"
         return self._client.producer(
-            name, identity=identity, generation=self._done.generation, batch_bytes=4 << 20, batch_messages=1_000_000
+            name,
+            identity=identity if self._plan.lasting else FormerIdentity(identity),
+            secret="",  # whatever the environment says: the plan's identity is the secret
+            generation=self._done.generation,
+            batch_bytes=4 << 20,
+            batch_messages=1_000_000,
         )
 
     def _checkpoint(self, row: int) -> None:
