@@ -30,6 +30,7 @@ from stentor.errors import (
     CorruptData,
     InvalidArgument,
     NotReady,
+    OffsetOutOfRange,
     PartitionNotFound,
     StentorError,
 )
@@ -84,6 +85,10 @@ class Reader:
         self.waiting = 0  # bytes received that the application has not taken
         self.refused: set[str] = set()  # members that could not serve it: others are asked first
 
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
     # --- what the link reports ------------------------------------------------------------------
 
     def delivered(self, body: memoryview) -> None:
@@ -109,7 +114,7 @@ class Reader:
         error = messages.raised(ended.failure)
         if isinstance(error, Closed):
             return  # the broker stops; the link will break and be made again
-        if self.owner.will_be_back(self, error):
+        if self.owner.will_be_back(self, error) or self.owner.doubts(self, error):
             return
         self.owner.reader_failed(self, error)
 
@@ -159,6 +164,7 @@ class SubscriptionCore:
         self.events: list[Event] = []
         self.skipped = 0  # messages jumped over by on_slow="skip"
         self._finding: asyncio.Task[None] | None = None
+        self._checking: set[asyncio.Task[None]] = set()  # whether the starts that members refused are beyond the end
         self._routes_stale = False  # topics may have come since we looked
         self._retry: asyncio.TimerHandle | None = None  # when readers that were refused ask again, all at once
 
@@ -225,7 +231,7 @@ class SubscriptionCore:
     async def _resolve(self, reader: Reader, position: Any) -> tuple[int, int]:
         wish = find_request(position, reader.topic_id, reader.partition, time.time_ns() // 1000)
         if isinstance(wish, int):
-            return wish, 0
+            return wish, self.core.seen.of(reader.topic_id, reader.partition).committed
         found = await self.core.find_offset(wish, reader.topic)
         return found.offset, found.committed
 
@@ -284,11 +290,39 @@ class SubscriptionCore:
         unknown = isinstance(error, PartitionNotFound) and len(self.core.links.brokers) > 1
         if not isinstance(error, NotReady) and not (unknown and route is not None and route.id == reader.topic_id):
             return False
+        self._try_another(reader)
+        return True
+
+    def _try_another(self, reader: Reader) -> None:
         if reader.link is not None and reader.link.broker is not None:
             reader.refused.add(reader.link.broker.id)
         if self._retry is None and not self.closed:
             self._retry = self.core.loop.call_later(limits.LINK_WATCH_S, self._ask_again)
-        return True
+
+    def doubts(self, reader: Reader, error: StentorError) -> bool:
+        """A member says that its messages end before the start. It may be behind: the head is asked first (C24)."""
+        ends_before = isinstance(error, OffsetOutOfRange) and reader.received > (error.end or 0)
+        if ends_before and not self.closed:
+            task = self.core.loop.create_task(self._check_end(reader, error))
+            self._checking.add(task)
+            task.add_done_callback(self._checking.discard)
+        return ends_before
+
+    async def _check_end(self, reader: Reader, refusal: StentorError) -> None:
+        """Ask another member if the partition does hold the start; tell the application if it does not."""
+        try:
+            _, committed = await self._resolve(reader, "latest")
+        except StentorError as error:
+            self.reader_failed(reader, error)
+            return
+        if reader.received > committed:
+            start = refusal.detail.get("start", 0)
+            refusal.message = f"{reader.name} holds offsets {start} to {committed}; {reader.received} was asked for."
+            refusal.detail["end"] = committed
+            self.reader_failed(reader, refusal)
+        elif not self.closed:
+            reader.committed = max(reader.committed, committed)
+            self._try_another(reader)
 
     def _ask_again(self) -> None:
         self._retry = None
@@ -399,6 +433,8 @@ class SubscriptionCore:
         self.core.closers.discard(self.close)
         if self._retry is not None:
             self._retry.cancel()
+        for task in self._checking:
+            task.cancel()
         for reader in self.readers.values():
             self._close_stream(reader)
         self.put(None)
@@ -406,8 +442,8 @@ class SubscriptionCore:
     def statistics(self) -> dict[str, Any]:
         return {
             "topics": sorted({reader.topic for reader in self.readers.values()}),
-            "lag": {f"{r.topic}/{r.partition}": r.lag for r in self.readers.values()},
-            "positions": {f"{r.topic}/{r.partition}": r.taken for r in self.readers.values()},
+            "lag": {r.name: r.lag for r in self.readers.values()},
+            "positions": {r.name: r.taken for r in self.readers.values()},
             "skipped": self.skipped,
         }
 
