@@ -22,12 +22,13 @@ from stentor.client.streams import SubscriptionCore
 from stentor.client.subscription import AsyncInbox, AsyncSubscription
 from stentor.client.typed import AsyncTopic, Codec
 from stentor.core.names import check_topic_name
-from stentor.errors import InvalidArgument, StentorError
+from stentor.errors import DeadlineExceeded, InvalidArgument, StentorError
 from stentor.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
+    from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
     from stentor.client.selectors import Selector
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
@@ -89,46 +90,48 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged at the level `ack`."""
-        due = None if timeout is None else self._core.loop.time() + self._core.seconds(timeout)
-        publisher = await self.publisher(topic, ack, timeout)
+        deadline = self._core.deadline(timeout)
+        found = self.ready_publisher(topic, ack)
+        publisher = found or await self.publisher(topic, ack, deadline)
         done: asyncio.Future[Receipt] = self._core.loop.create_future()
         publisher.offer(value, key, headers, timestamp, partition, _resolve(done))
-        if timeout is None:
-            return await done  # the producer gives up by itself at the client's own deadline
+        if timeout is None and found is not None:
+            return await done  # the producer gives up by itself at the client's own deadline, and knows the reason
         try:
-            async with asyncio.timeout_at(due):
+            async with deadline.bound():
                 return await done
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
-            raise self._core.late_publish(timeout, publisher.refusal) from error
+            raise self._core.late_publish(deadline.seconds, publisher.refusal) from error
 
-    async def publisher(self, topic: str, ack: str, timeout: float | None = None) -> AsyncProducer:
-        """The shared producer behind `publish`."""
+    def ready_publisher(self, topic: str, ack: str) -> AsyncProducer | None:
+        """The shared producer behind `publish`, if there is one that works."""
         found = known(self._publishers, topic, ack)
-        if found is not None and not self._stale(found):
-            return found
-        limit = self._core.seconds(timeout)
+        return None if found is None or self._stale(found) else found
+
+    async def publisher(self, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
+        """The same, made if there is none."""
         try:
             # Many publishes may start at once; one producer serves them all.
-            async with asyncio.timeout(limit), self._making:
+            async with deadline.bound(), self._making:
                 found = self._publishers.get((topic, ack))
                 if found is None or self._stale(found):
-                    found = await self._replace(found, topic, ack, limit)
+                    found = await self._replace(found, topic, ack, deadline)
                 return found
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
-            raise self._core.late("publish", limit) from error
+            raise self._core.late("publish", deadline.seconds) from error
 
-    async def _replace(self, stale: AsyncProducer | None, topic: str, ack: str, limit: float) -> AsyncProducer:
+    async def _replace(self, stale: AsyncProducer | None, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
         """Make the shared producer of a topic; the oldest one goes if there are many."""
         if len(self._publishers) >= _PUBLISHERS_MAX:
             oldest = self._publishers.pop(next(iter(self._publishers)))
             await asyncio.shield(oldest.close())  # other publishes wait for it, this one's deadline is none of theirs
         if stale is not None:
             stale._core.discard()  # noqa: SLF001 - its topic is gone
-        route = await self._core.topic(topic, limit)
+        route = await self._core.topic(topic, deadline)
         made = AsyncProducer(ProducerCore(self._core, route, ack=ack, keep_failures=False))
         self._publishers[topic, ack] = made
         return made
@@ -140,7 +143,7 @@ class AsyncClient:
         return core.closing or (self._core.link is not None and (route is None or route.id != core.topic_id))
 
     async def producer_core(self, topic: str, **options: Any) -> ProducerCore:
-        return ProducerCore(self._core, await self._core.topic(topic), **options)
+        return ProducerCore(self._core, await self._core.topic(topic, options.get("timeout")), **options)
 
     async def producer(self, topic: str, **options: Any) -> AsyncProducer:
         """A self-batching sender to a topic."""
@@ -156,14 +159,14 @@ class AsyncClient:
     async def subscription_core(
         self, topics: str | list[str], put: Callable[[Any], None], **options: Any
     ) -> SubscriptionCore:
-        limit = self._core.seconds(options.pop("timeout", None))
+        deadline = self._core.deadline(options.pop("timeout", None))
         check_topics(topics)
         subscription = SubscriptionCore(self._core, topics, put=put, **options)
         try:
-            await asyncio.wait_for(subscription.open(), limit)
-        except TimeoutError as error:
+            await subscription.open(deadline)
+        except DeadlineExceeded as error:
             refusals = (self._core.refusals.get(topic) for topic in subscription.patterns)
-            raise self._core.late("subscribe", limit, next(filter(None, refusals), None)) from error
+            raise self._core.late("subscribe", deadline.seconds, next(filter(None, refusals), None)) from error
         return subscription
 
     async def subscribe(self, topics: str | list[str], **options: Any) -> AsyncSubscription:
@@ -215,14 +218,14 @@ class AsyncClient:
 
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
         """A topic's settings and partitions."""
-        request = messages.DescribeTopic(name=name)
-        described = await self._core.call(request, timeout)
-        return (await self._completed([described.topic], request))[0]
+        request, deadline = messages.DescribeTopic(name=name), self._core.deadline(timeout)
+        described = await self._core.call(request, deadline)
+        return (await self._completed([described.topic], request, deadline))[0]
 
-    async def _completed(self, topics: list[TopicInfo], request: Any) -> list[TopicInfo]:
+    async def _completed(self, topics: list[TopicInfo], request: Any, deadline: Deadline) -> list[TopicInfo]:
         """What each partition's own head says of it; one broker knows only where the others' are."""
         heads = {partition.chain[0] for topic in topics for partition in topic.partitions if partition.chain}
-        answers = await self._core.ask_others(request, heads, limits.LINK_OPEN_S)
+        answers = await self._core.ask_others(request, heads, deadline.left_of(limits.LINK_OPEN_S))
         if not answers:
             return topics
         known = {
@@ -257,10 +260,11 @@ class AsyncClient:
 
         Without a broker: the one whose copy is furthest; all brokers must be there to find out.
         """
+        deadline = self._core.deadline(timeout)
         if broker is None:
-            broker = await best_copy(self._core, topic, partition)
+            broker = await best_copy(self._core, topic, partition, deadline)
         request = messages.RecoverPartition(topic=topic, partition=partition)
-        return await self._core.ask_one(request, broker, timeout)  # type: ignore[no-any-return]
+        return await self._core.ask_one(request, broker, deadline)  # type: ignore[no-any-return]
 
     async def find_topic(self, name: str, *, timeout: float | None = None) -> TopicRoute:
         """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
@@ -268,9 +272,9 @@ class AsyncClient:
 
     async def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
         """All topics, or those that match a pattern."""
-        request = messages.ListTopics(pattern=pattern or ">")
-        found = await self._core.call(request, timeout)
-        return await self._completed(found.topics, request)
+        request, deadline = messages.ListTopics(pattern=pattern or ">"), self._core.deadline(timeout)
+        found = await self._core.call(request, deadline)
+        return await self._completed(found.topics, request, deadline)
 
     async def mark_recorded(self, topic: str, ends: Mapping[int, int], *, timeout: float | None = None) -> None:
         """A recorder has put away all messages below these offsets, by partition; it never moves back.
@@ -295,13 +299,14 @@ class AsyncClient:
         A topic that is named and does not exist is an error; a pattern that matches none is not.
         """
         check_position(at, "at")
-        found_routes, now_us = await routes.existing(self._core, topics, timeout), _now_us()
+        deadline = self._core.deadline(timeout)
+        found_routes, now_us = await routes.existing(self._core, topics, deadline), _now_us()
 
         async def find(route: messages.TopicRoute, partition: int) -> int:
             wish = find_request(at, route.id, partition, now_us)
             if isinstance(wish, int):
                 return wish
-            return (await self._core.find_offset(wish, route.name, timeout)).offset
+            return (await self._core.find_offset(wish, route.name, deadline)).offset
 
         found = {}
         for route in found_routes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from stentor.client.convert import as_seconds
@@ -13,8 +14,8 @@ class Deadline:
     __slots__ = ("_at", "seconds")
 
     def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds
-        self._at = None if seconds is None else time.monotonic() + as_seconds(seconds)
+        self.seconds = 0.0 if seconds is None else as_seconds(seconds)
+        self._at = None if seconds is None else time.monotonic() + self.seconds
 
     def left(self) -> float | None:
         """The seconds until then, never below zero; None if it never comes."""
@@ -27,3 +28,7 @@ class Deadline:
 
     def has_passed(self) -> bool:
         return self.left() == 0.0
+
+    def bound(self) -> asyncio.Timeout:
+        """For `async with`: TimeoutError when it comes before the block is through."""
+        return asyncio.timeout(self.left())

@@ -132,6 +132,7 @@ class Lane:
         "awake",
         "bytes",
         "done_bytes",
+        "gathering_since",
         "generation",
         "link",
         "lock",
@@ -154,6 +155,7 @@ class Lane:
         self.bytes = 0  # about how much large values are in rows; exact whenever rows is empty
         self.awake = False  # the loop will look at this lane by itself
         self.opened_us = 0  # when the batch that gathers now was begun
+        self.gathering_since: float | None = None  # since when its messages were seen to wait; only under the lock
         self.pending: deque[Sent] = deque()
         self.unsent: deque[Sent] = deque()
         self.sealed_bytes = 0  # only changed under the lock
@@ -189,6 +191,7 @@ class Lane:
         if rows:
             self._seal_rows(rows)
         self.opened_us = time.time_ns() // 1000
+        self.gathering_since = None
         return len(rows)
 
     def _seal_rows(self, rows: list[Any]) -> None:
@@ -283,7 +286,9 @@ class Lane:
             sequence=self.sequence,
         )
         self.sequence += 1
-        sent = Sent(self, encoded, header, callbacks, time.monotonic() + producer.timeout)
+        # Messages that gathered behind a batch that nobody answered have waited already: their time began with `send`.
+        began = time.monotonic() if self.gathering_since is None else self.gathering_since
+        sent = Sent(self, encoded, header, callbacks, began + producer.timeout)
         self.sealed_bytes += sent.size
         self.pending.append(sent)
         self.unsent.append(sent)
@@ -437,6 +442,12 @@ class Lane:
                 operation="publish",
             )
         return error if first else _behind(error)
+
+    def note_gathering(self, now: float) -> None:
+        """Remember that messages wait to become a batch. Looked at now and then, because `send` has no time for it."""
+        with self.lock:
+            if self.rows and self.gathering_since is None:
+                self.gathering_since = now
 
     def expire(self, now: float) -> None:
         """Past its deadline a batch is given up; if it was ever sent, its fate is not known."""

@@ -210,7 +210,10 @@ class ProducerCore:
         link.when_writable(lambda: sent.published(-1, 0, 0))
 
     def _expire(self) -> None:
-        self._give_up_due(time.monotonic())
+        now = time.monotonic()
+        for lane in self.lanes:
+            lane.note_gathering(now)
+        self._give_up_due(now)
         if not self.closed:
             self._expiry = self.core.loop.call_later(_EXPIRE_S, self._expire)
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stentor.client.core import ClientCore
+    from stentor.client.deadline import Deadline
     from stentor.client.link import Link
 
 ALERTS_TOPIC: Final = "_alerts"
@@ -168,18 +169,18 @@ class SubscriptionCore:
         self._routes_stale = False  # topics may have come since we looked
         self._retry: asyncio.TimerHandle | None = None  # when readers that were refused ask again, all at once
 
-    async def open(self) -> None:
+    async def open(self, deadline: Deadline) -> None:
         """Find the partitions and position every stream, so that nothing published later is missed."""
         self.core.route_listeners.add(self._routes_changed)
         try:
-            await self._open()
+            await self._open(deadline)
         except BaseException:
             self.core.route_listeners.discard(self._routes_changed)
             raise
 
-    async def _open(self) -> None:
-        await self._find_named()
-        await self._add_readers(self.start)
+    async def _open(self, deadline: Deadline) -> None:
+        await self._find_named(deadline)
+        await self._add_readers(self.start, deadline)
         if self.partition is not None and not self.readers:
             raise PartitionNotFound(
                 f"{', '.join(self.patterns)} has no partition {self.partition}.",
@@ -194,16 +195,16 @@ class SubscriptionCore:
         self.reader_finished()
         self._routes_changed()  # topics that came while we were looking
 
-    async def _find_named(self) -> None:
+    async def _find_named(self, deadline: Deadline) -> None:
         """A subscription may come before the first message, and makes the topics it names; a bounded read does not."""
         named = [pattern for pattern in self.patterns if not is_pattern(pattern)]
         if self.end is not None:
-            await existing(self.core, named)
+            await existing(self.core, named, deadline)
             return
         for name in named:
-            await self.core.topic(name)
+            await self.core.topic(name, deadline)
 
-    async def _add_readers(self, start: Any) -> list[Reader]:
+    async def _add_readers(self, start: Any, deadline: Deadline) -> list[Reader]:
         wanted = [
             Reader(self, route.name, route.id, index)
             for route in self.core.routes.values()
@@ -211,7 +212,7 @@ class SubscriptionCore:
             for index in range(len(route.partitions))
             if (route.id, index) not in self.readers and self.partition in (None, index)
         ]
-        outcomes = await asyncio.gather(*(self._position(r, start) for r in wanted), return_exceptions=True)
+        outcomes = await asyncio.gather(*(self._position(r, start, deadline) for r in wanted), return_exceptions=True)
         found = []
         for reader, outcome in zip(wanted, outcomes, strict=True):
             if outcome is None:
@@ -221,18 +222,18 @@ class SubscriptionCore:
                 raise outcome
         return found
 
-    async def _position(self, reader: Reader, start: Any) -> None:
-        reader.start, reader.committed = await self._resolve(reader, start)
+    async def _position(self, reader: Reader, start: Any, deadline: Deadline) -> None:
+        reader.start, reader.committed = await self._resolve(reader, start, deadline)
         reader.received = reader.taken = reader.start
         if self.end is not None:
-            reader.end = (await self._resolve(reader, self.end))[0]
+            reader.end = (await self._resolve(reader, self.end, deadline))[0]
             reader.finished = reader.end <= reader.start
 
-    async def _resolve(self, reader: Reader, position: Any) -> tuple[int, int]:
+    async def _resolve(self, reader: Reader, position: Any, deadline: Deadline) -> tuple[int, int]:
         wish = find_request(position, reader.topic_id, reader.partition, time.time_ns() // 1000)
         if isinstance(wish, int):
             return wish, self.core.seen.of(reader.topic_id, reader.partition).committed
-        found = await self.core.find_offset(wish, reader.topic)
+        found = await self.core.find_offset(wish, reader.topic, deadline)
         return found.offset, found.committed
 
     def _open_stream(self, reader: Reader) -> None:
@@ -311,7 +312,7 @@ class SubscriptionCore:
     async def _check_end(self, reader: Reader, refusal: StentorError) -> None:
         """Ask another member if the partition does hold the start; tell the application if it does not."""
         try:
-            _, committed = await self._resolve(reader, "latest")
+            _, committed = await self._resolve(reader, "latest", self.core.deadline(None))
         except StentorError as error:
             self.reader_failed(reader, error)
             return
@@ -342,7 +343,7 @@ class SubscriptionCore:
         """Partitions found after subscribing are read from their start: nothing slips between (C24)."""
         while self._routes_stale and not self.closed:
             self._routes_stale = False
-            for reader in await self._add_readers("earliest"):
+            for reader in await self._add_readers("earliest", self.core.deadline(None)):
                 self.note(Event("topic_found", reader.topic, reader.partition))
                 if not self.closed:
                     self._open_stream(reader)
@@ -390,7 +391,7 @@ class SubscriptionCore:
         self._close_stream(reader)
         first = reader.taken
         try:
-            found, committed = await self._resolve(reader, "latest")
+            found, committed = await self._resolve(reader, "latest", self.core.deadline(None))
             self._close_stream(reader)  # a new link may have opened it again meanwhile, and have brought more
             now = max(found, reader.received)
             reader.received = reader.taken = reader.start = now

@@ -175,7 +175,7 @@ class _Face:
 
     def _late(self, deadline: Deadline) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"No message within {deadline.seconds or 0:.3g} s.",
+            f"No message within {deadline.seconds:.3g} s.",
             operation="subscribe",
             object=", ".join(self._core.patterns),
         )
@@ -378,7 +378,7 @@ class AsyncInbox:
         woken = asyncio.get_running_loop().create_future()
         self._waiting.append(woken)
         try:
-            async with asyncio.timeout(deadline.left()):
+            async with deadline.bound():
                 await woken
         except BaseException:
             if woken.done() and not woken.cancelled():

@@ -10,7 +10,6 @@ import asyncio
 import atexit
 import queue
 import threading
-import time
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from stentor.client.async_client import TopicOffsets
+    from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
     from stentor.client.selectors import Partitioner, Selector
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
@@ -170,27 +170,31 @@ class Client:
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged; by default, until it is committed."""
-        due = 0.0 if timeout is None else time.monotonic() + self._core.seconds(timeout)
-        publisher = self._publisher(topic, ack, timeout)
+        deadline = self._core.deadline(timeout)
+        found = self._ready_publisher(topic, ack)
+        publisher = found or self._publisher(topic, ack, deadline)
         answer = _Answer()
         publisher.offer(value, key, headers, timestamp, partition, answer)
         # Without a deadline of its own the call ends with the producer's, which knows the reason.
-        if not answer.wait(self._timeout + _GRACE_S if timeout is None else max(0.0, due - time.monotonic())):
-            raise self._core.late_publish(self._timeout if timeout is None else timeout, publisher.refusal)
+        grace_s = _GRACE_S if timeout is None and found is not None else 0.0
+        if not answer.wait(grace_s + deadline.left_of(self._timeout if timeout is None else timeout)):
+            raise self._core.late_publish(deadline.seconds, publisher.refusal)
         if answer.error is not None:
             raise answer.error
         assert answer.receipt is not None
         return answer.receipt
 
-    def _publisher(self, topic: str, ack: str, timeout: float | None) -> Producer:
-        """The shared producer behind `publish`, found without entering the loop when it is known."""
+    def _ready_publisher(self, topic: str, ack: str) -> Producer | None:
+        """The shared producer behind `publish`, found without entering the loop; None if none works."""
         if self._core.forked:
             self._core.check_open()
         self._core.check_caller()
         found = known(self._publishers, topic, ack)
-        if found is not None and not self._closed and not self._async._stale(found):  # noqa: SLF001
-            return found
-        shared = self._call(self._async.publisher(topic, ack, timeout))
+        return None if found is None or self._closed or self._async._stale(found) else found  # noqa: SLF001
+
+    def _publisher(self, topic: str, ack: str, deadline: Deadline) -> Producer:
+        """The same, made if there is none."""
+        shared = self._call(self._async.publisher(topic, ack, deadline))
         found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001
         return found
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import msgspec
 
+from stentor.client.deadline import Deadline
 from stentor.errors import DecodeFailed, InvalidArgument
 
 if TYPE_CHECKING:
@@ -173,8 +174,9 @@ class TypedSubscription(TypedReader):
 
     def get(self, timeout: float | None = None) -> Any:
         """The next typed message; undecodable ones follow `on_error`."""
+        deadline = Deadline(timeout)
         while True:
-            typed = self._codec.message(self._inner.get(timeout))
+            typed = self._codec.message(self._inner.get(deadline.left()))
             if typed is not None:
                 return typed
 
@@ -184,8 +186,9 @@ class AsyncTypedSubscription(TypedReader):
 
     async def get(self, timeout: float | None = None) -> Any:
         """The next typed message."""
+        deadline = Deadline(timeout)
         while True:
-            typed = self._codec.message(await self._inner.get(timeout))
+            typed = self._codec.message(await self._inner.get(deadline.left()))
             if typed is not None:
                 return typed
 
