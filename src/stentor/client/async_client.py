@@ -10,7 +10,7 @@ import msgspec
 
 from stentor import limits
 from stentor.client import routes
-from stentor.client.convert import as_seconds, check_limit, check_topics
+from stentor.client.convert import allows_stale, as_seconds, check_limit, check_topics
 from stentor.client.core import ClientCore, default_name, parse_url
 from stentor.client.history import AsyncHistory
 from stentor.client.lanes import ProducerCore, parse_ack
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
+    from stentor.client.positions import Stale
     from stentor.client.selectors import Selector
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
@@ -43,6 +44,17 @@ class TopicOffsets(msgspec.Struct, frozen=True):
 
     id: int
     offsets: dict[int, int]
+    sure: bool = True  # False only with stale="allow": more may be committed
+
+
+class Offsets(dict[int, int]):
+    """The offset of a position in each partition. `sure` is False only with `stale="allow"`, if some broker was not
+    certain where its messages end: then everything before these offsets is committed, and more may be.
+    """
+
+    def __init__(self, offsets: dict[int, int], *, sure: bool = True) -> None:
+        super().__init__(offsets)
+        self.sure = sure
 
 
 class AsyncClient:
@@ -182,11 +194,14 @@ class AsyncClient:
         end: Any = "now",
         partition: int | None = None,
         limit: int | None = None,
+        stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> AsyncHistory:
-        """What topics hold between two positions."""
+        """What topics hold between two positions; see Client.read for `stale`."""
         check_limit(limit)
-        subscription = await self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout)
+        subscription = await self.subscribe(
+            topics, start=start, end=end, partition=partition, stale=stale, timeout=timeout
+        )
         return AsyncHistory(subscription, limit)
 
     def topic(
@@ -287,31 +302,37 @@ class AsyncClient:
         """Delete a topic and all its messages."""
         await self._core.call(messages.DeleteTopic(name=name), timeout)
 
-    async def offsets(self, topic: str, at: Any = "latest", *, timeout: float | None = None) -> dict[int, int]:
-        """The offset of a position in each partition."""
-        return (await self.find_offsets([topic], at, timeout=timeout))[topic].offsets
+    async def offsets(
+        self, topic: str, at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+    ) -> Offsets:
+        """The offset of a position in each partition; see Client.offsets for `stale`."""
+        found = (await self.find_offsets([topic], at, stale=stale, timeout=timeout))[topic]
+        return Offsets(found.offsets, sure=found.sure)
 
     async def find_offsets(
-        self, topics: list[str], at: Any = "latest", *, timeout: float | None = None
+        self, topics: list[str], at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> dict[str, TopicOffsets]:
         """The offset of a position in each partition of topics or patterns, all asked at once.
 
         A topic that is named and does not exist is an error; a pattern that matches none is not.
         """
         check_position(at, "at")
+        may_be_stale = allows_stale(stale)
         deadline = self._core.deadline(timeout)
         found_routes, now_us = await routes.existing(self._core, topics, deadline), _now_us()
 
-        async def find(route: messages.TopicRoute, partition: int) -> int:
-            wish = find_request(at, route.id, partition, now_us)
+        async def find(route: messages.TopicRoute, partition: int) -> tuple[int, bool]:
+            wish = find_request(at, route.id, partition, now_us, stale=may_be_stale)
             if isinstance(wish, int):
-                return wish
-            return (await self._core.find_offset(wish, route.name, deadline)).offset
+                return wish, True
+            found = await self._core.find_offset(wish, route.name, deadline)
+            return found.offset, found.sure
 
         found = {}
         for route in found_routes:
-            offsets = await asyncio.gather(*(find(route, index) for index in range(len(route.partitions))))
-            found[route.name] = TopicOffsets(route.id, dict(enumerate(offsets)))
+            answers = await asyncio.gather(*(find(route, index) for index in range(len(route.partitions))))
+            offsets = {index: offset for index, (offset, _) in enumerate(answers)}
+            found[route.name] = TopicOffsets(route.id, offsets, all(sure for _, sure in answers))
         return found
 
     async def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:

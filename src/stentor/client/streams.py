@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stentor import limits
+from stentor.client.convert import allows_stale
 from stentor.client.positions import check_position, find_request
 from stentor.client.routes import existing
 from stentor.core.names import check_pattern, is_pattern, matches
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
     from stentor.client.link import Link
+    from stentor.client.positions import Stale
 
 ALERTS_TOPIC: Final = "_alerts"
 _ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
@@ -76,6 +78,7 @@ class Reader:
         self.partition = partition
         self.start = 0  # the first offset the application wants
         self.end: int | None = None
+        self.sure = True  # nothing was committed beyond the end when it was found
         self.received = 0  # the offset after the last one received
         self.taken = 0  # the offset after the last one the application took
         self.committed = 0  # the partition's commit point, as last heard
@@ -138,6 +141,7 @@ class SubscriptionCore:
         partition: int | None = None,
         on_slow: str = "catch_up",
         max_lag: int | timedelta | None = None,
+        stale: Stale = "refuse",
         put: Callable[[Any], None],
         credit: int = limits.SUBSCRIPTION_CREDIT_BYTES,
     ) -> None:
@@ -157,6 +161,7 @@ class SubscriptionCore:
         self.partition = partition
         self.on_slow = on_slow
         self.max_lag = max_lag
+        self.stale = allows_stale(stale)
         self.put = put
         self.credit = credit
         self.readers: dict[tuple[int, int], Reader] = {}
@@ -223,18 +228,33 @@ class SubscriptionCore:
         return found
 
     async def _position(self, reader: Reader, start: Any, deadline: Deadline) -> None:
-        reader.start, reader.committed = await self._resolve(reader, start, deadline)
+        found = await self._resolve(reader, start, deadline, stale=self.stale)
+        reader.start, reader.committed = found.offset, found.committed
         reader.received = reader.taken = reader.start
         if self.end is not None:
-            reader.end = (await self._resolve(reader, self.end, deadline))[0]
+            end = await self._resolve(reader, self.end, deadline, stale=self.stale)
+            reader.end, reader.sure = end.offset, end.sure
             reader.finished = reader.end <= reader.start
 
-    async def _resolve(self, reader: Reader, position: Any, deadline: Deadline) -> tuple[int, int]:
-        wish = find_request(position, reader.topic_id, reader.partition, time.time_ns() // 1000)
+    async def _resolve(self, reader: Reader, position: Any, deadline: Deadline, *, stale: bool) -> messages.OffsetFound:
+        now_us = time.time_ns() // 1000
+        wish = find_request(position, reader.topic_id, reader.partition, now_us, stale=stale)
         if isinstance(wish, int):
-            return wish, self.core.seen.of(reader.topic_id, reader.partition).committed
-        found = await self.core.find_offset(wish, reader.topic, deadline)
-        return found.offset, found.committed
+            seen = self.core.seen.of(reader.topic_id, reader.partition)
+            return messages.OffsetFound(offset=wish, start=0, committed=seen.committed)
+        return await self.core.find_offset(wish, reader.topic, deadline)
+
+    def ends(self) -> dict[str, dict[int, int]]:
+        """Where a bounded read ends, by topic and partition."""
+        found: dict[str, dict[int, int]] = {}
+        for reader in self.readers.values():
+            found.setdefault(reader.topic, {})[reader.partition] = reader.start if reader.end is None else reader.end
+        return found
+
+    @property
+    def sure(self) -> bool:
+        """Whether nothing was committed beyond those ends when they were found (C30)."""
+        return all(reader.sure for reader in self.readers.values())
 
     def _open_stream(self, reader: Reader) -> None:
         """Open it at a member of the chain; if none can be reached yet, a new link will tell."""
@@ -312,10 +332,11 @@ class SubscriptionCore:
     async def _check_end(self, reader: Reader, refusal: StentorError) -> None:
         """Ask another member if the partition does hold the start; tell the application if it does not."""
         try:
-            _, committed = await self._resolve(reader, "latest", self.core.deadline(None))
+            found = await self._resolve(reader, "latest", self.core.deadline(None), stale=False)
         except StentorError as error:
             self.reader_failed(reader, error)
             return
+        committed = found.committed
         if reader.received > committed:
             start = refusal.detail.get("start", 0)
             refusal.message = f"{reader.name} holds offsets {start} to {committed}; {reader.received} was asked for."
@@ -391,11 +412,12 @@ class SubscriptionCore:
         self._close_stream(reader)
         first = reader.taken
         try:
-            found, committed = await self._resolve(reader, "latest", self.core.deadline(None))
+            # About now will do: who is too slow anyway should not stand still where nobody is certain.
+            found = await self._resolve(reader, "latest", self.core.deadline(None), stale=True)
             self._close_stream(reader)  # a new link may have opened it again meanwhile, and have brought more
-            now = max(found, reader.received)
+            now = max(found.offset, reader.received)
             reader.received = reader.taken = reader.start = now
-            reader.committed = max(committed, now)
+            reader.committed = max(found.committed, now)
             self.note(Event("skipped", reader.topic, reader.partition, first, now))
             self.skipped += now - first
         finally:

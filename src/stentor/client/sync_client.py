@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from datetime import timedelta
 
-    from stentor.client.async_client import TopicOffsets
+    from stentor.client.async_client import Offsets, TopicOffsets
     from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
+    from stentor.client.positions import Stale
     from stentor.client.selectors import Partitioner, Selector
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
@@ -242,6 +243,7 @@ class Client:
         partition: int | None = None,
         on_slow: str = "catch_up",
         max_lag: int | timedelta | None = None,
+        stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> Subscription:
         """Messages of one or more topics or patterns (`orders.*`, `orders.>`), from a position on."""
@@ -252,6 +254,7 @@ class Client:
             "partition": partition,
             "on_slow": on_slow,
             "max_lag": max_lag,
+            "stale": stale,
             "timeout": timeout,
         }
         return Subscription(self._call(self._async.subscription_core(topics, inbox.put, **options)), inbox)
@@ -264,11 +267,18 @@ class Client:
         end: Any = "now",
         partition: int | None = None,
         limit: int | None = None,
+        stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> History:
-        """What topics hold between two positions: iterate it, or take it as a table. A read makes no topic."""
+        """What topics hold between two positions: iterate it, or take it as a table. A read makes no topic.
+
+        A read knows its end. While no broker is certain where the committed messages end, it waits, and raises
+        EndUnknown at its deadline. With `stale="allow"` it takes what is known to be committed; `sure` and `ends` of
+        what it returns say whether that was all, and up to where it goes.
+        """
         check_limit(limit)
-        return History(self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout), limit)
+        subscription = self.subscribe(topics, start=start, end=end, partition=partition, stale=stale, timeout=timeout)
+        return History(subscription, limit)
 
     def topic(
         self,
@@ -316,15 +326,21 @@ class Client:
         """Delete a topic and all its messages."""
         self._call(self._async.delete_topic(name, timeout=timeout))
 
-    def offsets(self, topic: str, at: Any = "latest", *, timeout: float | None = None) -> dict[int, int]:
-        """The offset of a position in each partition."""
-        return self._call(self._async.offsets(topic, at, timeout=timeout))  # type: ignore[no-any-return]
+    def offsets(
+        self, topic: str, at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+    ) -> Offsets:
+        """The offset of a position in each partition.
+
+        EndUnknown at the deadline, if no broker is certain where the committed messages end. With `stale="allow"`
+        it is what is known to be committed, and `sure` of the answer says whether that was all.
+        """
+        return self._call(self._async.offsets(topic, at, stale=stale, timeout=timeout))  # type: ignore[no-any-return]
 
     def find_offsets(
-        self, topics: list[str], at: Any = "latest", *, timeout: float | None = None
+        self, topics: list[str], at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> dict[str, TopicOffsets]:
         """The offset of a position in each partition of topics or patterns, with the topics' ids."""
-        return self._call(self._async.find_offsets(topics, at, timeout=timeout))  # type: ignore[no-any-return]
+        return self._call(self._async.find_offsets(topics, at, stale=stale, timeout=timeout))  # type: ignore[no-any-return]
 
     def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
         """All brokers of the cluster, as the one that is asked sees them."""

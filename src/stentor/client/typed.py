@@ -220,6 +220,10 @@ class Topic:
         inner = self._client.read(self.name, **options)
         return inner if self._codec is None else TypedReader(inner, self._codec)
 
+    def offsets(self, at: Any = "latest", **options: Any) -> Any:
+        """The offset of a position in each partition; see Client.offsets."""
+        return self._client.offsets(self.name, at, **options)
+
     def describe(self) -> Any:
         """Settings and partitions."""
         return self._client.describe_topic(self.name)
