@@ -15,7 +15,9 @@ A batch is sent at once when nothing is in flight, and gathers while something i
 waits for nothing, and load makes batches.
 
 C18: sequences count up by one; sent batches are immutable; after a lost link everything unanswered is
-sent again in order; after giving a batch up the lane goes on under the next generation.
+sent again in order; after giving a batch up the lane goes on under the next generation. It also does so, with what is
+unanswered, where the log has certainly none of it: in a topic that was made anew, and behind batches that were
+acknowledged below `all` and lost with their head.
 """
 
 from __future__ import annotations
@@ -103,6 +105,13 @@ class Sent:
         self.doubtful = False  # an earlier attempt never was
         self.answer: int | None = None  # where it is in the log, once a broker has said so
         self.done = False  # and its callbacks know
+
+    def readdress(self, header: bytearray) -> None:
+        """It begins anew, in another log or under another number."""
+        self.header = header
+        self.generation = self.lane.generation
+        self.attempts = 0
+        self.refused = self.doubtful = False
 
     @property
     def may_be_in_log(self) -> bool:
@@ -276,22 +285,27 @@ class Lane:
 
     def _seal(self, encoded: Encoded, callbacks: list[Any]) -> None:
         producer = self.producer
-        header = batch.address(
-            encoded,
-            topic_id=producer.topic_id,
-            partition=self.partition,
-            # Without answers nobody would notice a gap in the sequence: ack=none goes unnumbered.
-            producer_id=producer.producer_id if producer.ack else ANONYMOUS,
-            generation=self.generation,
-            sequence=self.sequence,
-        )
-        self.sequence += 1
+        header = self._address(encoded)
         # Messages that gathered behind a batch that nobody answered have waited already: their time began with `send`.
         began = time.monotonic() if self.gathering_since is None else self.gathering_since
         sent = Sent(self, encoded, header, callbacks, began + producer.timeout)
         self.sealed_bytes += sent.size
         self.pending.append(sent)
         self.unsent.append(sent)
+
+    def _address(self, encoded: Encoded) -> bytearray:
+        """The header of a batch, with the next number."""
+        producer, sequence = self.producer, self.sequence
+        self.sequence += 1
+        return batch.address(
+            encoded,
+            topic_id=producer.topic_id,
+            partition=self.partition,
+            # Without answers nobody would notice a gap in the sequence: ack=none goes unnumbered.
+            producer_id=producer.producer_id if producer.ack else ANONYMOUS,
+            generation=self.generation,
+            sequence=sequence,
+        )
 
     # --- sending: the loop ----------------------------------------------------------------------
 
@@ -395,9 +409,16 @@ class Lane:
             self.acknowledged(sent, -1)
             return
         gap = reason in _OVERTAKEN
+        if gap and self._lost_provisional(sent, reason):
+            self.producer.note_provisional_loss(self)
+            self.renumber()
+            self.dispatch()
+            return
         if isinstance(error, NotHead):
             self.producer.core.redirected(self.producer.topic, self.partition, error)
         elif isinstance(error, PartitionNotFound):
+            if self.producer.follow():
+                return
             error.retriable = self.producer.is_known()  # that broker has not heard of the topic yet
         if error.retriable or (gap and self.pending and self.pending[0] is not sent):
             self.refusal = self.refusal if gap else error
@@ -405,7 +426,35 @@ class Lane:
                 self.stalled = True
                 self.producer.resend_later(self)
             return
-        self.give_up(sent, error)
+        self.give_up(sent, self.producer.gone(error) if isinstance(error, PartitionNotFound) else error)
+
+    def _lost_provisional(self, sent: Sent, reason: str | None) -> bool:
+        """Whether a batch that was acknowledged below `all` went down with the head that had acknowledged it (C7).
+
+        The oldest unanswered batch then comes behind a gap. Neither it nor a later one is in the log: a head that
+        misses the one before has taken none of them. A head that does not know the producer has no such memory.
+        """
+        producer = self.producer
+        if producer.ack == Ack.ALL or producer.lasting or not self.pending or self.pending[0] is not sent:
+            return False
+        return reason == "gap" or not any(waiting.doubtful for waiting in self.pending)
+
+    def renumber(self) -> None:
+        """What is unanswered goes out anew, under the next generation: the log it was numbered for does not have it.
+
+        Answers that are still on their way are to the old numbers, and are not waited for.
+        """
+        producer = self.producer
+        with self.lock:
+            self.generation += 1
+            self.sequence = 0
+            for sent in self.pending:
+                if sent.answer is None:
+                    sent.readdress(self._address(sent.encoded))
+            self.unsent = deque(self.pending)
+            unanswered = set(self.pending)
+        producer.core.links.disown(unanswered)
+        self.stalled, self.refusal = False, None
 
     def give_up(self, first: Sent, error: StentorError) -> None:
         """A batch failed for good. What was numbered behind it cannot be taken either; what is before it can."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.client.link import Link
@@ -76,6 +76,11 @@ class Links:
 
     def alive(self) -> list[Link]:
         return [link for link in self._links.values() if link.alive]
+
+    def disown(self, publishes: set[Any]) -> None:
+        """Nobody waits for answers to these any more: they will be published anew."""
+        for link in self.alive():
+            link.disown(publishes)
 
     def learned(self, brokers: Iterable[BrokerInfo]) -> None:
         """The route table names these brokers."""
