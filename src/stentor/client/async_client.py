@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 _PUBLISHERS_MAX = 1_000
+REASON_S = 1.0  # on top of the deadline of a publish whose producer was just made, for that to say what is wrong
 
 P = TypeVar("P", "AsyncProducer", "Producer")
 
@@ -109,8 +110,9 @@ class AsyncClient:
         publisher.offer(value, key, headers, timestamp, partition, _resolve(done))
         if timeout is None and found is not None:
             return await done  # the producer gives up by itself at the client's own deadline, and knows the reason
+        grace_s = REASON_S if timeout is None else 0.0
         try:
-            async with deadline.bound():
+            async with asyncio.timeout(grace_s + (deadline.left() or 0.0)):
                 return await done
         except TimeoutError as error:
             if isinstance(error, StentorError):

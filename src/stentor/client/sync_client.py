@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor import limits
-from stentor.client.async_client import AsyncClient, known
+from stentor.client.async_client import REASON_S, AsyncClient, known
 from stentor.client.convert import check_limit
 from stentor.client.history import History
 from stentor.client.producer import Producer
@@ -177,8 +177,8 @@ class Client:
         answer = _Answer()
         publisher.offer(value, key, headers, timestamp, partition, answer)
         # Without a deadline of its own the call ends with the producer's, which knows the reason.
-        grace_s = _GRACE_S if timeout is None and found is not None else 0.0
-        if not answer.wait(grace_s + deadline.left_of(self._timeout if timeout is None else timeout)):
+        grace_s = 0.0 if timeout is not None else REASON_S if found is None else _GRACE_S
+        if not answer.wait(grace_s + (deadline.left() or 0.0)):
             raise self._core.late_publish(deadline.seconds, publisher.refusal)
         if answer.error is not None:
             raise answer.error
