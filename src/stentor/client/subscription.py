@@ -25,7 +25,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.deadline import Deadline
-from stentor.client.decode import decode_messages, offset_batches
+from stentor.client.decode import decode_messages, offset_batches, position_of
 from stentor.client.tables import with_position
 from stentor.errors import Closed, CorruptData, DeadlineExceeded, SlowSubscriber, StentorError
 
@@ -52,6 +52,7 @@ class _Face:
         self._current: Iterator[Message] = iter(())  # messages of its batch at hand
         self._batches: Iterator[Iterator[Message]] = iter(())  # its further batches
         self._rows: Iterator[tuple[int, Any]] = iter(())  # its further batches as Arrow, with their first offsets
+        self._place: tuple[Delivery | None, int] = (None, 0)  # where in it that began: taking turns starts not from 0
         self._again: Delivery | None = None  # it should have been skipped, which failed: it is the next one
         self._ended = False
         self._failure: StentorError | None = None  # why it ended, for everyone who takes from it
@@ -89,7 +90,11 @@ class _Face:
     def _decoded(self, delivery: Delivery, decode: Callable[..., Iterator[Any]], floor: int) -> Iterator[Any]:
         reader = delivery.reader
         try:
-            yield from decode(delivery.body, reader.topic, reader.partition, floor, reader.end)
+            if self._place[0] is not delivery:
+                self._place = (delivery, 0)
+            position = position_of(delivery.body, self._place[1], floor)
+            self._place = (delivery, position)
+            yield from decode(delivery.body, reader.topic, reader.partition, floor, reader.end, position)
         except CorruptData as error:
             error.object = f"{reader.topic}/{reader.partition}"
             raise self._damaged(delivery, error) from error
