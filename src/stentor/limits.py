@@ -186,6 +186,10 @@ LINK_RACE_MAX: Final = 3
 LINK_HEAD_START_S: Final = 0.2
 """A broker that is tried first has this long to answer before the next one is tried beside it."""
 
+LINK_RELAY_S: Final = 0.3
+"""A broker that does not answer a client for so long is also tried through another one: with the time that its silence
+takes to be noticed, a client that is cut off from a head alone publishes again within two seconds."""
+
 LINK_WATCH_S: Final = 0.2
 LINK_SILENCE_S: Final = 0.9
 """Where there are other brokers, a client leaves one that did not answer pings for this long."""

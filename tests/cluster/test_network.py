@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from stentor import Client
+from stentor import Client, limits
 from stentor.errors import NotReady
 
 pytestmark = pytest.mark.slow
@@ -72,4 +72,20 @@ def test_a_link_of_the_chain_is_cut_in_one_direction(five, load):
         assert flow.longest_gap_s(since) < 8
         five.heal()
         flow.wait_until_whole()
+    assert flow.errors == []
+
+
+def test_clients_that_are_cut_off_from_a_head_alone_go_through_another_broker(five, load, monkeypatch):
+    """Everybody else reaches the head, so it stays the head. Nobody waits for the end of the attempt to reach it."""
+    monkeypatch.setattr(limits, "LINK_OPEN_S", 30.0)
+    with load(five) as flow:
+        head = flow.chains()[0][0]
+        flow.wait_for_acks()
+        since = time.monotonic()
+        five.cut("clients", head)
+        flow.wait_for_acks()
+        assert flow.longest_gap_s(since) < 8
+        assert flow.chains()[0][0] == head
+        five.heal()
+        flow.wait_for_acks()
     assert flow.errors == []

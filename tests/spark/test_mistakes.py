@@ -61,6 +61,7 @@ class TestOptions:
             ({"minPartitions": "0"}, "minPartitions=0 must be above zero."),
             ({"maxRecordsPerPartition": "many"}, "maxRecordsPerPartition='many' must be a whole number."),
             ({"failOnDataLoss": "perhaps"}, "failOnDataLoss='perhaps' must be true or false."),
+            ({"stale": "perhaps"}, "stale='perhaps' is unknown. Use 'refuse' or 'allow'."),
             ({"timeout": "soon"}, "timeout='soon' is not a duration. For example 500ms, 30s, 15m."),
             ({"columns": "value,colour"}, "is not a list of columns of a topic. Choose from key, value, topic"),
             ({"columns": "value", "includeHeaders": "true"}, "Name headers among the columns."),

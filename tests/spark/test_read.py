@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from stentor.client.link import Link
+from stentor.errors import EndUnknown, InvalidArgument
 from stentor.spark import columns
 from stentor.spark.offsets import OffsetRange
 from stentor.spark.options import read_options
 from stentor.spark.reader import TopicReader
+from stentor.wire.messages import FindOffset
 
 MORNING = datetime(2026, 11, 15, 8, 0, tzinfo=UTC)
 
@@ -163,6 +167,26 @@ class TestPositions:
 
     def test_a_time_after_everything_is_the_end(self, orders):
         assert planned(subscribe=orders, startingTimestamp="2099-01-01T00:00:00Z") == []
+
+    def test_an_end_that_nobody_is_certain_of_is_refused_unless_stale_is_allowed(self, orders, monkeypatch):
+        request = Link.request
+
+        async def unsure(link, message):
+            if not isinstance(message, FindOffset) or message.at == "earliest":
+                return await request(link, message)
+            if not message.stale:
+                raise EndUnknown("A member of the chain does not answer.")
+            answer = await request(link, message)
+            return msgspec.structs.replace(answer, offset=4, committed=4, sure=False)
+
+        monkeypatch.setattr(Link, "request", unsure)
+        with pytest.raises(EndUnknown, match=orders):
+            planned(subscribe=orders, timeout="500ms")
+        assert [(part.start, part.end) for part in planned(subscribe=orders, stale="allow")] == [(0, 4)] * 3
+
+    def test_a_stream_waits_for_a_certain_end(self, orders):
+        with pytest.raises(InvalidArgument, match="stale is for batch reads"):
+            read_options({"subscribe": orders, "stale": "allow"}, streaming=True)
 
     def test_an_end_before_the_start_is_empty(self, orders):
         start, end = json.dumps({orders: {"0": 8}}), json.dumps({orders: {"0": 3, "1": 0, "2": 0}})

@@ -27,6 +27,7 @@ from stentor.errors import (
     Closed,
     InternalError,
     LimitExceeded,
+    NotReady,
     OffsetOutOfRange,
     PeerRefused,
     ProducerNotProven,
@@ -430,6 +431,12 @@ class Session:
         self.broker.check_serves(partition)
         self.broker.waiting.check_stream(partition, wish.start, wish.end)
         start, committed = partition.log.start, partition.committed
+        if committed < wish.seen < wish.start:  # this member is behind, and cannot know where the messages end (C24)
+            raise NotReady(
+                f"{partition.name} is known to be committed up to {committed} here; the client has seen {wish.seen}.",
+                hint="Ask another member, or again in a moment.",
+                object=partition.name,
+            )
         if not start <= wish.start <= max(committed, wish.seen):
             raise OffsetOutOfRange(
                 f"{partition.name} holds offsets {start} to {committed}; {wish.start} was asked for.",

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from stentor.cli import options
+from stentor.cli.failure import complain
 from stentor.cli.output import print_json, print_table
 from stentor.cli.positions import SYNTAX, parse_position
 from stentor.core.names import check_topic_name
@@ -18,6 +19,7 @@ app = options.make_app()
 def offsets(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     at: Annotated[str, typer.Option(metavar="POSITION", help=f"The position: {SYNTAX}.")] = "latest",
+    stale: options.Stale = False,
     json: options.Json = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
@@ -33,7 +35,9 @@ def offsets(
     check_topic_name(topic)
     position = parse_position(at, "--at")
     with options.connect(url, timeout, "offsets") as client:
-        found = client.offsets(topic, position)
+        found = client.offsets(topic, position, stale="allow" if stale else "refuse")
+    if not found.sure:
+        complain(f"It is not certain where the messages of {topic} end: more may be committed.")
     if json:
         print_json({str(partition): offset for partition, offset in sorted(found.items())})
     else:

@@ -34,6 +34,12 @@ Timeout = Annotated[
     typer.Option("--timeout", metavar="SECONDS", min=0.001, help="The longest wait for a connection or an answer."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Stale = Annotated[
+    bool,
+    typer.Option(
+        "--stale", help="Take what is known to be committed while no broker is certain where the messages end."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Topics = Annotated[
     list[str],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from stentor import Client, Message, Subscription
     from stentor.cli.positions import Position
+    from stentor.client.positions import Stale
 
     Place = tuple[str, int]  # a topic and a partition
 
@@ -38,13 +39,15 @@ def read(
         str, typer.Option("--format", "-f", metavar="|".join(formats.NAMES), help="How to print a message.")
     ] = "value",
     key: Annotated[bool, typer.Option("--key", help="Print the key and a tab before each value.")] = False,
+    stale: options.Stale = False,
     json: options.Json = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
     """Print what topics hold between two positions, then end.
 
-    It ends at what is committed when it begins. Order holds within a partition. Dates without a zone are local time.
+    It ends at what is committed when it begins; it fails if no broker can tell for certain where that is within
+    --timeout, unless --stale allows for less. Order holds within a partition. Dates without a zone are local time.
 
     \b
     Examples:
@@ -57,20 +60,27 @@ def read(
     shape, heading = formats.choose(name, with_key=key), formats.heading(name)
     first, last = parse_position(start, "--start"), parse_position(end, "--end")
     check_order(first, last)
+    allowed: Stale = "allow" if stale else "refuse"
     with options.connect(url, timeout, "read") as client:
-        ends = _committed_ends(client, topics, partition)
+        ends = _committed_ends(client, topics, partition, allowed)
         _check_start(client, first, ends)
         if _is_beyond(last, ends):
-            each = _EachPartition(client, first, {place: min(last, end) for place, end in ends.items()}, timeout)
+            each = _EachPartition(
+                client, first, {place: min(last, end) for place, end in ends.items()}, timeout, allowed
+            )
             print_messages(each.close, islice(each, count), shape, heading)
             return
-        with client.subscribe(topics, start=first, end=last, partition=partition) as subscription:
+        with client.subscribe(topics, start=first, end=last, partition=partition, stale=allowed) as subscription:
             print_messages(subscription.close, islice(_until_end(subscription, timeout), count), shape, heading)
 
 
-def _committed_ends(client: Client, topics: list[str], partition: int | None) -> dict[Place, int]:
+def _committed_ends(client: Client, topics: list[str], partition: int | None, stale: Stale) -> dict[Place, int]:
     """Where each partition ends now. A topic that is named must be there: a read makes none."""
-    found = client.find_offsets(topics, "latest")
+    found = client.find_offsets(topics, "latest", stale=stale)
+    unsure = sorted(name for name, topic in found.items() if not topic.sure)
+    if unsure:
+        more = f" and {len(unsure) - _NAMED_MAX} more" if len(unsure) > _NAMED_MAX else ""
+        complain(f"More may be committed than is read of {', '.join(unsure[:_NAMED_MAX])}{more}.")
     for pattern in filter(is_pattern, topics):
         if not any(matches(pattern, name) for name in found):
             complain(f"No topic matches {pattern!r}.")
@@ -111,11 +121,12 @@ def _is_beyond(last: Position, ends: dict[Place, int]) -> TypeGuard[int]:
 class _EachPartition:
     """One partition after the other, each up to an end of its own."""
 
-    def __init__(self, client: Client, first: Position, ends: dict[Place, int], timeout: float) -> None:
+    def __init__(self, client: Client, first: Position, ends: dict[Place, int], timeout: float, stale: Stale) -> None:
         self._client = client
         self._first = first
         self._ends = ends
         self._timeout = timeout
+        self._stale: Stale = stale
         self._closed = False
         self._current: Subscription | None = None
 
@@ -123,7 +134,9 @@ class _EachPartition:
         for (topic, partition), end in self._ends.items():
             if self._closed:
                 return
-            with self._client.subscribe(topic, start=self._first, end=end, partition=partition) as subscription:
+            with self._client.subscribe(
+                topic, start=self._first, end=end, partition=partition, stale=self._stale
+            ) as subscription:
                 self._current = subscription
                 yield from _until_end(subscription, self._timeout)
 

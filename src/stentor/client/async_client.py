@@ -10,7 +10,7 @@ import msgspec
 
 from stentor import limits
 from stentor.client import routes
-from stentor.client.convert import as_seconds, check_limit, check_topics
+from stentor.client.convert import allows_stale, as_seconds, check_limit, check_topics
 from stentor.client.core import ClientCore, default_name, parse_url
 from stentor.client.history import AsyncHistory
 from stentor.client.lanes import ProducerCore, parse_ack
@@ -22,17 +22,20 @@ from stentor.client.streams import SubscriptionCore
 from stentor.client.subscription import AsyncInbox, AsyncSubscription
 from stentor.client.typed import AsyncTopic, Codec
 from stentor.core.names import check_topic_name
-from stentor.errors import InvalidArgument, StentorError
+from stentor.errors import DeadlineExceeded, InvalidArgument, StentorError
 from stentor.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
+    from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
+    from stentor.client.positions import Stale
     from stentor.client.selectors import Selector
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 _PUBLISHERS_MAX = 1_000
+REASON_S = 1.0  # on top of the deadline of a publish whose producer was just made, for that to say what is wrong
 
 P = TypeVar("P", "AsyncProducer", "Producer")
 
@@ -42,6 +45,17 @@ class TopicOffsets(msgspec.Struct, frozen=True):
 
     id: int
     offsets: dict[int, int]
+    sure: bool = True  # False only with stale="allow": more may be committed
+
+
+class Offsets(dict[int, int]):
+    """The offset of a position in each partition. `sure` is False only with `stale="allow"`, if some broker was not
+    certain where its messages end: then everything before these offsets is committed, and more may be.
+    """
+
+    def __init__(self, offsets: dict[int, int], *, sure: bool = True) -> None:
+        super().__init__(offsets)
+        self.sure = sure
 
 
 class AsyncClient:
@@ -89,46 +103,49 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged at the level `ack`."""
-        due = None if timeout is None else self._core.loop.time() + self._core.seconds(timeout)
-        publisher = await self.publisher(topic, ack, timeout)
+        deadline = self._core.deadline(timeout)
+        found = self.ready_publisher(topic, ack)
+        publisher = found or await self.publisher(topic, ack, deadline)
         done: asyncio.Future[Receipt] = self._core.loop.create_future()
         publisher.offer(value, key, headers, timestamp, partition, _resolve(done))
-        if timeout is None:
-            return await done  # the producer gives up by itself at the client's own deadline
+        if timeout is None and found is not None:
+            return await done  # the producer gives up by itself at the client's own deadline, and knows the reason
+        grace_s = REASON_S if timeout is None else 0.0
         try:
-            async with asyncio.timeout_at(due):
+            async with asyncio.timeout(grace_s + (deadline.left() or 0.0)):
                 return await done
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
-            raise self._core.late_publish(timeout, publisher.refusal) from error
+            raise self._core.late_publish(deadline.seconds, publisher.refusal) from error
 
-    async def publisher(self, topic: str, ack: str, timeout: float | None = None) -> AsyncProducer:
-        """The shared producer behind `publish`."""
+    def ready_publisher(self, topic: str, ack: str) -> AsyncProducer | None:
+        """The shared producer behind `publish`, if there is one that works."""
         found = known(self._publishers, topic, ack)
-        if found is not None and not self._stale(found):
-            return found
-        limit = self._core.seconds(timeout)
+        return None if found is None or self._stale(found) else found
+
+    async def publisher(self, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
+        """The same, made if there is none."""
         try:
             # Many publishes may start at once; one producer serves them all.
-            async with asyncio.timeout(limit), self._making:
+            async with deadline.bound(), self._making:
                 found = self._publishers.get((topic, ack))
                 if found is None or self._stale(found):
-                    found = await self._replace(found, topic, ack, limit)
+                    found = await self._replace(found, topic, ack, deadline)
                 return found
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
-            raise self._core.late("publish", limit) from error
+            raise self._core.late("publish", deadline.seconds) from error
 
-    async def _replace(self, stale: AsyncProducer | None, topic: str, ack: str, limit: float) -> AsyncProducer:
+    async def _replace(self, stale: AsyncProducer | None, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
         """Make the shared producer of a topic; the oldest one goes if there are many."""
         if len(self._publishers) >= _PUBLISHERS_MAX:
             oldest = self._publishers.pop(next(iter(self._publishers)))
             await asyncio.shield(oldest.close())  # other publishes wait for it, this one's deadline is none of theirs
         if stale is not None:
             stale._core.discard()  # noqa: SLF001 - its topic is gone
-        route = await self._core.topic(topic, limit)
+        route = await self._core.topic(topic, deadline)
         made = AsyncProducer(ProducerCore(self._core, route, ack=ack, keep_failures=False))
         self._publishers[topic, ack] = made
         return made
@@ -140,7 +157,7 @@ class AsyncClient:
         return core.closing or (self._core.link is not None and (route is None or route.id != core.topic_id))
 
     async def producer_core(self, topic: str, **options: Any) -> ProducerCore:
-        return ProducerCore(self._core, await self._core.topic(topic), **options)
+        return ProducerCore(self._core, await self._core.topic(topic, options.get("timeout")), **options)
 
     async def producer(self, topic: str, **options: Any) -> AsyncProducer:
         """A self-batching sender to a topic."""
@@ -156,14 +173,14 @@ class AsyncClient:
     async def subscription_core(
         self, topics: str | list[str], put: Callable[[Any], None], **options: Any
     ) -> SubscriptionCore:
-        limit = self._core.seconds(options.pop("timeout", None))
+        deadline = self._core.deadline(options.pop("timeout", None))
         check_topics(topics)
         subscription = SubscriptionCore(self._core, topics, put=put, **options)
         try:
-            await asyncio.wait_for(subscription.open(), limit)
-        except TimeoutError as error:
+            await subscription.open(deadline)
+        except DeadlineExceeded as error:
             refusals = (self._core.refusals.get(topic) for topic in subscription.patterns)
-            raise self._core.late("subscribe", limit, next(filter(None, refusals), None)) from error
+            raise self._core.late("subscribe", deadline.seconds, next(filter(None, refusals), None)) from error
         return subscription
 
     async def subscribe(self, topics: str | list[str], **options: Any) -> AsyncSubscription:
@@ -179,11 +196,14 @@ class AsyncClient:
         end: Any = "now",
         partition: int | None = None,
         limit: int | None = None,
+        stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> AsyncHistory:
-        """What topics hold between two positions."""
+        """What topics hold between two positions; see Client.read for `stale`."""
         check_limit(limit)
-        subscription = await self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout)
+        subscription = await self.subscribe(
+            topics, start=start, end=end, partition=partition, stale=stale, timeout=timeout
+        )
         return AsyncHistory(subscription, limit)
 
     def topic(
@@ -215,14 +235,14 @@ class AsyncClient:
 
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
         """A topic's settings and partitions."""
-        request = messages.DescribeTopic(name=name)
-        described = await self._core.call(request, timeout)
-        return (await self._completed([described.topic], request))[0]
+        request, deadline = messages.DescribeTopic(name=name), self._core.deadline(timeout)
+        described = await self._core.call(request, deadline)
+        return (await self._completed([described.topic], request, deadline))[0]
 
-    async def _completed(self, topics: list[TopicInfo], request: Any) -> list[TopicInfo]:
+    async def _completed(self, topics: list[TopicInfo], request: Any, deadline: Deadline) -> list[TopicInfo]:
         """What each partition's own head says of it; one broker knows only where the others' are."""
         heads = {partition.chain[0] for topic in topics for partition in topic.partitions if partition.chain}
-        answers = await self._core.ask_others(request, heads, limits.LINK_OPEN_S)
+        answers = await self._core.ask_others(request, heads, deadline.left_of(limits.LINK_OPEN_S))
         if not answers:
             return topics
         known = {
@@ -257,10 +277,11 @@ class AsyncClient:
 
         Without a broker: the one whose copy is furthest; all brokers must be there to find out.
         """
+        deadline = self._core.deadline(timeout)
         if broker is None:
-            broker = await best_copy(self._core, topic, partition)
+            broker = await best_copy(self._core, topic, partition, deadline)
         request = messages.RecoverPartition(topic=topic, partition=partition)
-        return await self._core.ask_one(request, broker, timeout)  # type: ignore[no-any-return]
+        return await self._core.ask_one(request, broker, deadline)  # type: ignore[no-any-return]
 
     async def find_topic(self, name: str, *, timeout: float | None = None) -> TopicRoute:
         """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
@@ -268,9 +289,9 @@ class AsyncClient:
 
     async def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
         """All topics, or those that match a pattern."""
-        request = messages.ListTopics(pattern=pattern or ">")
-        found = await self._core.call(request, timeout)
-        return await self._completed(found.topics, request)
+        request, deadline = messages.ListTopics(pattern=pattern or ">"), self._core.deadline(timeout)
+        found = await self._core.call(request, deadline)
+        return await self._completed(found.topics, request, deadline)
 
     async def mark_recorded(self, topic: str, ends: Mapping[int, int], *, timeout: float | None = None) -> None:
         """A recorder has put away all messages below these offsets, by partition; it never moves back.
@@ -283,30 +304,37 @@ class AsyncClient:
         """Delete a topic and all its messages."""
         await self._core.call(messages.DeleteTopic(name=name), timeout)
 
-    async def offsets(self, topic: str, at: Any = "latest", *, timeout: float | None = None) -> dict[int, int]:
-        """The offset of a position in each partition."""
-        return (await self.find_offsets([topic], at, timeout=timeout))[topic].offsets
+    async def offsets(
+        self, topic: str, at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+    ) -> Offsets:
+        """The offset of a position in each partition; see Client.offsets for `stale`."""
+        found = (await self.find_offsets([topic], at, stale=stale, timeout=timeout))[topic]
+        return Offsets(found.offsets, sure=found.sure)
 
     async def find_offsets(
-        self, topics: list[str], at: Any = "latest", *, timeout: float | None = None
+        self, topics: list[str], at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> dict[str, TopicOffsets]:
         """The offset of a position in each partition of topics or patterns, all asked at once.
 
         A topic that is named and does not exist is an error; a pattern that matches none is not.
         """
         check_position(at, "at")
-        found_routes, now_us = await routes.existing(self._core, topics, timeout), _now_us()
+        may_be_stale = allows_stale(stale)
+        deadline = self._core.deadline(timeout)
+        found_routes, now_us = await routes.existing(self._core, topics, deadline), _now_us()
 
-        async def find(route: messages.TopicRoute, partition: int) -> int:
-            wish = find_request(at, route.id, partition, now_us)
+        async def find(route: messages.TopicRoute, partition: int) -> tuple[int, bool]:
+            wish = find_request(at, route.id, partition, now_us, stale=may_be_stale)
             if isinstance(wish, int):
-                return wish
-            return (await self._core.find_offset(wish, route.name, timeout)).offset
+                return wish, True
+            found = await self._core.find_offset(wish, route.name, deadline)
+            return found.offset, found.sure
 
         found = {}
         for route in found_routes:
-            offsets = await asyncio.gather(*(find(route, index) for index in range(len(route.partitions))))
-            found[route.name] = TopicOffsets(route.id, dict(enumerate(offsets)))
+            answers = await asyncio.gather(*(find(route, index) for index in range(len(route.partitions))))
+            offsets = {index: offset for index, (offset, _) in enumerate(answers)}
+            found[route.name] = TopicOffsets(route.id, offsets, all(sure for _, sure in answers))
         return found
 
     async def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:

@@ -74,6 +74,13 @@ def as_seconds(timeout: object) -> float:
     return timeout
 
 
+def allows_stale(stale: object) -> bool:
+    """Whether a position may be one that the brokers are not certain of (C30)."""
+    if stale not in ("refuse", "allow"):
+        raise InvalidArgument(f"stale={stale!r} is unknown.", hint="Use 'refuse' or 'allow'.")
+    return stale == "allow"
+
+
 def check_topics(topics: object) -> None:
     """One topic or pattern, or several; each is looked at by whoever uses it."""
     if not isinstance(topics, str | list | tuple | set | frozenset):

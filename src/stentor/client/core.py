@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor import limits
-from stentor.client import routes
+from stentor.client import questions, routes
 from stentor.client.convert import as_seconds
+from stentor.client.deadline import Deadline
 from stentor.client.links import Links
 from stentor.client.seen import Seen
 from stentor.client.selectors import tail_first
@@ -36,7 +37,6 @@ from stentor.errors import (
     ForkDetected,
     InvalidArgument,
     NotReady,
-    PartitionNotFound,
     StentorError,
 )
 from stentor.wire import messages
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
     from stentor.client.link import Link
     from stentor.client.selectors import Selector
+
+    Timeout = float | Deadline | None  # of a call, or of the call that this is a step of
 
 logger = logging.getLogger(__name__)
 
@@ -345,13 +347,14 @@ class ClientCore:
                 return self.link
             await self._ready.wait()
 
-    async def link_within(self, timeout: float | None, operation: str) -> Link:
+    async def link_within(self, timeout: Timeout, operation: str) -> Link:
         """The link, within a call's deadline."""
-        limit = self.seconds(timeout)
+        deadline = self.deadline(timeout)
         try:
-            return await asyncio.wait_for(self.ready_link(), limit)
+            async with deadline.bound():
+                return await self.ready_link()
         except TimeoutError as error:
-            raise self.late(operation, limit) from error
+            raise self.late(operation, deadline.seconds) from error
 
     def check_open(self) -> None:
         if self.forked:
@@ -380,60 +383,19 @@ class ClientCore:
     # --- calls ----------------------------------------------------------------------------------
 
     async def call_partition(
-        self, request: Any, topic: str, timeout: float | None = None, *, head_first: bool = False
+        self, request: Any, topic: str, timeout: Timeout = None, *, head_first: bool = False
     ) -> Any:
         """Ask a member of the partition that a request names; ask another when that one is gone."""
-        limit = self.seconds(timeout)
-        behind: set[str] = set()  # members that said "not yet": the next one is asked first
-        patient_until = self.loop.time() + (limits.NEW_HEAD_S if head_first else 0.0)
-        why: StentorError | None = None
-        try:
-            async with asyncio.timeout(limit):
-                while True:
-                    self.check_open()
-                    link = self.member_link(topic, request.topic_id, request.partition, behind, head_first=head_first)
-                    if link is None:
-                        behind.clear()
-                        await self.changes(limits.LINK_WATCH_S)
-                        continue
-                    try:
-                        async with self._asking:
-                            answer = await link.request(request)
-                    except NotReady as error:
-                        why = self.refusals[topic] = error
-                        name = "" if link.broker is None else link.broker.id
-                        if name in behind or not name or self.loop.time() < patient_until:
-                            await self.changes(limits.LINK_WATCH_S)
-                        else:
-                            behind.add(name)
-                    except ConnectionFailed:
-                        await self.changes(limits.LINK_WATCH_S)
-                    except PartitionNotFound:
-                        if len(self.links.brokers) < 2 or topic not in self.routes:
-                            raise
-                        await self.changes(limits.LINK_WATCH_S)
-                    else:
-                        self.refusals.pop(topic, None)
-                        return answer
-        except TimeoutError as error:
-            raise self.late(type(request).__name__, limit, why) from error
+        return await questions.ask_member(self, request, topic, self.deadline(timeout), head_first=head_first)
 
-    async def find_offset(
-        self, wish: messages.FindOffset, topic: str, timeout: float | None = None
-    ) -> messages.OffsetFound:
-        """Where a position is, by a member that knows at least of what this client has seen (C24).
+    async def find_offset(self, wish: messages.FindOffset, topic: str, timeout: Timeout = None) -> messages.OffsetFound:
+        """Where a position is, by a member that knows at least of what this client has seen (C24)."""
+        return await questions.find_offset(self, wish, topic, self.deadline(timeout))
 
-        Where the messages end is a question for the head: it knows of all that it has acknowledged to anybody,
-        the others hear of it a moment later.
-        """
-        sight = self.seen.of(wish.topic_id, wish.partition)
-        asked = msgspec.structs.replace(wish, seen=sight.committed, seen_epoch=sight.epoch)
-        found: messages.OffsetFound = await self.call_partition(asked, topic, timeout, head_first=wish.at != "earliest")
-        if found.committed < sight.committed and found.epoch > sight.epoch:
-            self.seen.corrected(wish.topic_id, wish.partition, found.committed, found.epoch)
-        else:
-            self.seen.saw(wish.topic_id, wish.partition, found.committed, found.epoch)
-        return found
+    async def ask_link(self, link: Link, request: Any) -> Any:
+        """One question over one link, in turn with all others of this client."""
+        async with self._asking:
+            return await link.request(request)
 
     async def ask_others(self, request: Any, brokers: set[str], seconds: float) -> dict[str, Any]:
         """Ask some of the other brokers the same; whoever does not answer in time is left out."""
@@ -453,11 +415,11 @@ class ClientCore:
             name: answer for name, answer in zip(names, answers, strict=True) if not isinstance(answer, BaseException)
         }
 
-    async def ask_one(self, request: Any, broker: str, timeout: float | None) -> Any:
+    async def ask_one(self, request: Any, broker: str, timeout: Timeout) -> Any:
         """Ask a named broker."""
-        limit = self.seconds(timeout)
+        deadline = self.deadline(timeout)
         try:
-            async with asyncio.timeout(limit):
+            async with deadline.bound():
                 await self.ready_link()
                 if broker not in self.links.brokers:
                     raise InvalidArgument(f"There is no broker {broker}.", object=broker)
@@ -465,7 +427,7 @@ class ClientCore:
                     await self.changes(limits.LINK_WATCH_S)
                 return await link.request(request)
         except TimeoutError as error:
-            raise self.late(type(request).__name__, limit) from error
+            raise self.late(type(request).__name__, deadline.seconds) from error
 
     async def changes(self, seconds: float) -> None:
         """Wait until something about links or routes changed, for a while at most."""
@@ -487,21 +449,24 @@ class ClientCore:
             self.link_listeners.discard(wake)
             self.route_listeners.discard(wake)
 
-    async def call(self, request: Any, timeout: float | None = None) -> Any:
+    async def call(self, request: Any, timeout: Timeout = None) -> Any:
         """Send a request, wait for its answer; repeat what may be repeated when the link breaks."""
-        limit = self.seconds(timeout)
+        deadline = self.deadline(timeout)
         try:
-            async with asyncio.timeout(limit):
+            async with deadline.bound():
                 while True:
                     link = await self.ready_link()
                     try:
-                        async with self._asking:
-                            return await link.request(request)
+                        return await self.ask_link(link, request)
                     except ConnectionFailed:
                         if not isinstance(request, messages.QUESTIONS):
                             raise
         except TimeoutError as error:
-            raise self.late(type(request).__name__, limit) from error
+            raise self.late(type(request).__name__, deadline.seconds) from error
+
+    def deadline(self, timeout: Timeout) -> Deadline:
+        """The deadline of a call that begins now; a step of a call has that of the call."""
+        return timeout if isinstance(timeout, Deadline) else Deadline(self.seconds(timeout))
 
     def seconds(self, timeout: float | None) -> float:
         """How long a call may take: what it says itself, else what the client says."""
@@ -549,23 +514,17 @@ class ClientCore:
         for listener in list(self.route_listeners):
             listener()
 
-    async def topic(self, name: str, timeout: float | None = None) -> messages.TopicRoute:
+    async def topic(self, name: str, timeout: Timeout = None) -> messages.TopicRoute:
         """A topic's route; made on the way if the broker makes topics by itself."""
         check_topic_name(name)
-        limit = self.seconds(timeout)
-        try:
-            async with asyncio.timeout(limit):
-                await self.ready_link()
-                while name not in self.routes:  # somebody may delete it meanwhile
-                    await self.call(messages.CreateTopic(name=name, automatic=True), limit)
-                    await self.refresh_routes(limit)
-                return self.routes[name]
-        except TimeoutError as error:
-            if isinstance(error, StentorError):
-                raise  # it knows better what took so long
-            raise self.late(f"find topic {name}", limit) from error
+        deadline = self.deadline(timeout)
+        await self.link_within(deadline, f"find topic {name}")
+        while name not in self.routes:  # somebody may delete it meanwhile
+            await self.call(messages.CreateTopic(name=name, automatic=True), deadline)
+            await self.refresh_routes(deadline)
+        return self.routes[name]
 
-    async def refresh_routes(self, timeout: float | None = None) -> None:
+    async def refresh_routes(self, timeout: Timeout = None) -> None:
         """Ask for the table, instead of waiting for news of it."""
         self._take_table(await self.call(messages.WatchRoutes(stale=True), timeout))
 

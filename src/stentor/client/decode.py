@@ -41,14 +41,25 @@ _RUN_MAX: Final = 256  # messages decoded at once: what fits the processor's cac
 _RUN_MIN: Final = 8  # below this a run costs more than it saves
 
 
+def position_of(chunk: bytes, position: int, floor: int) -> int:
+    """Where the batch begins that holds an offset, or is the last before it; looked for from a batch before it on."""
+    header = check_header(chunk, position)
+    while header.base_offset < floor and position + header.length < len(chunk):
+        following = check_header(chunk, position + header.length)
+        if following.base_offset > floor:
+            break
+        position, header = position + header.length, following
+    return position
+
+
 def decode_messages(
-    chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None
+    chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None, position: int = 0
 ) -> Iterator[Iterator[Message]]:
     """The messages of a delivery with floor <= offset < ceiling, one iterator per batch or run.
 
     CorruptData where a checksum fails.
     """
-    position, end = 0, len(chunk)
+    end = len(chunk)
     while position < end:
         found, position = _decode_singles(chunk, position, topic, partition)
         if found:
@@ -183,9 +194,9 @@ def offset_batches(
     partition: int,  # noqa: ARG001 - the same
     floor: int,
     ceiling: int | None,
+    position: int = 0,
 ) -> Iterator[tuple[int, Any]]:
     """The same as Arrow record batches, as they were stored, each with the offset of its first message."""
-    position = 0
     while position < len(chunk):
         header = check_header(chunk, position)
         found = wire_batch.record_batch(chunk, position, header)

@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from stentor.client.message import Message
+    from stentor.client.streams import SubscriptionCore
     from stentor.client.subscription import AsyncSubscription, Subscription
 
 
 class _Bounded:
-    """What both faces share: how much may still be handed out."""
+    """What both faces share: where it ends, and how much may still be handed out."""
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, core: SubscriptionCore, limit: int | None) -> None:
+        self.ends = core.ends()
+        """The offset before which it ends, by topic and partition."""
+        self.sure = core.sure
+        """Whether that was all that was committed when the read began. False only with `stale="allow"`."""
         self._left = limit  # messages until the limit; None without one
         self._abandoned = False  # it was left before its end, and its streams were let go
 
@@ -47,7 +52,7 @@ class History(_Bounded):
     """Everything between `start` and `end`. Iterate it once, or take it as a table."""
 
     def __init__(self, subscription: Subscription, limit: int | None) -> None:
-        super().__init__(limit)
+        super().__init__(subscription._core, limit)  # noqa: SLF001 - two halves of one thing
         self._subscription = subscription
 
     def __iter__(self) -> Iterator[Message]:
@@ -113,7 +118,7 @@ class AsyncHistory(_Bounded):
     """The same for `async` code."""
 
     def __init__(self, subscription: AsyncSubscription, limit: int | None) -> None:
-        super().__init__(limit)
+        super().__init__(subscription._core, limit)  # noqa: SLF001 - two halves of one thing
         self._subscription = subscription
 
     @asynccontextmanager

@@ -15,7 +15,9 @@ A batch is sent at once when nothing is in flight, and gathers while something i
 waits for nothing, and load makes batches.
 
 C18: sequences count up by one; sent batches are immutable; after a lost link everything unanswered is
-sent again in order; after giving a batch up the lane goes on under the next generation.
+sent again in order; after giving a batch up the lane goes on under the next generation. It also does so, with what is
+unanswered, where the log has certainly none of it: in a topic that was made anew, and behind batches that were
+acknowledged below `all` and lost with their head.
 """
 
 from __future__ import annotations
@@ -101,6 +103,13 @@ class Sent:
         self.answer: int | None = None  # where it is in the log, once a broker has said so
         self.done = False  # and its callbacks know
 
+    def readdress(self, header: bytearray) -> None:
+        """It begins anew, in another log or under another number."""
+        self.header = header
+        self.generation = self.lane.generation
+        self.attempts = 0
+        self.refused = self.doubtful = False
+
     @property
     def may_be_in_log(self) -> bool:
         """A refusal of a resend says nothing about an earlier copy that nobody answered (C6)."""
@@ -129,6 +138,7 @@ class Lane:
         "awake",
         "bytes",
         "done_bytes",
+        "gathering_since",
         "generation",
         "link",
         "lock",
@@ -151,6 +161,7 @@ class Lane:
         self.bytes = 0  # about how much large values are in rows; exact whenever rows is empty
         self.awake = False  # the loop will look at this lane by itself
         self.opened_us = 0  # when the batch that gathers now was begun
+        self.gathering_since: float | None = None  # since when its messages were seen to wait; only under the lock
         self.pending: deque[Sent] = deque()
         self.unsent: deque[Sent] = deque()
         self.sealed_bytes = 0  # only changed under the lock
@@ -186,6 +197,7 @@ class Lane:
         if rows:
             self._seal_rows(rows)
         self.opened_us = time.time_ns() // 1000
+        self.gathering_since = None
         return len(rows)
 
     def _seal_rows(self, rows: list[Any]) -> None:
@@ -270,20 +282,27 @@ class Lane:
 
     def _seal(self, encoded: Encoded, callbacks: list[Any]) -> None:
         producer = self.producer
-        header = batch.address(
+        header = self._address(encoded)
+        # Messages that gathered behind a batch that nobody answered have waited already: their time began with `send`.
+        began = time.monotonic() if self.gathering_since is None else self.gathering_since
+        sent = Sent(self, encoded, header, callbacks, began + producer.timeout)
+        self.sealed_bytes += sent.size
+        self.pending.append(sent)
+        self.unsent.append(sent)
+
+    def _address(self, encoded: Encoded) -> bytearray:
+        """The header of a batch, with the next number."""
+        producer, sequence = self.producer, self.sequence
+        self.sequence += 1
+        return batch.address(
             encoded,
             topic_id=producer.topic_id,
             partition=self.partition,
             # Without answers nobody would notice a gap in the sequence: ack=none goes unnumbered.
             producer_id=producer.producer_id if producer.ack else ANONYMOUS,
             generation=self.generation,
-            sequence=self.sequence,
+            sequence=sequence,
         )
-        self.sequence += 1
-        sent = Sent(self, encoded, header, callbacks, time.monotonic() + producer.timeout)
-        self.sealed_bytes += sent.size
-        self.pending.append(sent)
-        self.unsent.append(sent)
 
     # --- sending: the loop ----------------------------------------------------------------------
 
@@ -388,9 +407,16 @@ class Lane:
             self.give_up(sent, _not_looked_for(error))
             return
         gap = reason in _OVERTAKEN
+        if gap and self._lost_provisional(sent, reason):
+            self.producer.note_provisional_loss(self)
+            self.renumber()
+            self.dispatch()
+            return
         if isinstance(error, NotHead):
             self.producer.core.redirected(self.producer.topic, self.partition, error)
         elif isinstance(error, PartitionNotFound):
+            if self.producer.follow():
+                return
             error.retriable = self.producer.is_known()  # that broker has not heard of the topic yet
         if error.retriable or (gap and self.pending and self.pending[0] is not sent):
             self.refusal = self.refusal if gap else error
@@ -398,7 +424,35 @@ class Lane:
                 self.stalled = True
                 self.producer.resend_later(self)
             return
-        self.give_up(sent, error)
+        self.give_up(sent, self.producer.gone(error) if isinstance(error, PartitionNotFound) else error)
+
+    def _lost_provisional(self, sent: Sent, reason: str | None) -> bool:
+        """Whether a batch that was acknowledged below `all` went down with the head that had acknowledged it (C7).
+
+        The oldest unanswered batch then comes behind a gap. Neither it nor a later one is in the log: a head that
+        misses the one before has taken none of them. A head that does not know the producer has no such memory.
+        """
+        producer = self.producer
+        if producer.ack == Ack.ALL or producer.lasting or not self.pending or self.pending[0] is not sent:
+            return False
+        return reason == "gap" or not any(waiting.doubtful for waiting in self.pending)
+
+    def renumber(self) -> None:
+        """What is unanswered goes out anew, under the next generation: the log it was numbered for does not have it.
+
+        Answers that are still on their way are to the old numbers, and are not waited for.
+        """
+        producer = self.producer
+        with self.lock:
+            self.generation += 1
+            self.sequence = 0
+            for sent in self.pending:
+                if sent.answer is None:
+                    sent.readdress(self._address(sent.encoded))
+            self.unsent = deque(self.pending)
+            unanswered = set(self.pending)
+        producer.core.links.disown(unanswered)
+        self.stalled, self.refusal = False, None
 
     def give_up(self, first: Sent, error: StentorError) -> None:
         """A batch failed for good. What was numbered behind it cannot be taken either; what is before it can."""
@@ -435,6 +489,12 @@ class Lane:
                 operation="publish",
             )
         return error if first else _behind(error)
+
+    def note_gathering(self, now: float) -> None:
+        """Remember that messages wait to become a batch. Looked at now and then, because `send` has no time for it."""
+        with self.lock:
+            if self.rows and self.gathering_since is None:
+                self.gathering_since = now
 
     def expire(self, now: float) -> None:
         """Past its deadline a batch is given up; if it was ever sent, its fate is not known."""

@@ -195,8 +195,47 @@ class ProducerCore:
         self._rerouted()
 
     def _rerouted(self) -> None:
+        if not self.follow():
+            for lane in self.lanes:
+                lane.reroute()
+
+    def follow(self) -> bool:
+        """Go on in a topic that was deleted and made anew, with all that is unanswered; whether there is one.
+
+        Not under a lasting identity, which is about one log, and not where keys would move to other partitions.
+        """
+        route = self.core.routes.get(self.topic)
+        if route is None or route.id == self.topic_id or not self._fits(route):
+            return False
+        logger.warning("Topic %s was deleted and made anew; unacknowledged messages go to the new one.", self.topic)
+        self.topic_id = route.id
         for lane in self.lanes:
-            lane.reroute()
+            lane.renumber()
+        for lane in self.lanes:
+            lane.pump()
+        return True
+
+    def _fits(self, route: TopicRoute) -> bool:
+        return not self.lasting and len(route.partitions) == len(self.lanes)
+
+    def gone(self, error: StentorError) -> StentorError:
+        """What to do about a topic that is not there any more."""
+        route = self.core.routes.get(self.topic)
+        if route is None:
+            error.hint = f"Topic {self.topic} was deleted; this producer goes on once it is made again."
+        elif route.id != self.topic_id:
+            error.hint = f"Topic {self.topic} was deleted and made anew, with other partitions; make a new producer."
+            if self.lasting:
+                error.hint = f"Topic {self.topic} was deleted and made anew; make a new producer for it."
+        return error
+
+    def note_provisional_loss(self, lane: Lane) -> None:
+        logger.warning(
+            "%s/%d lost messages that a head had acknowledged before it failed; those that follow are not affected."
+            " Only ack='all' outlives a head.",
+            self.topic,
+            lane.partition,
+        )
 
     def introduce(self, link: Link) -> None:
         """Before the first batch on a link: a lasting producer shows that it may send under its id."""
@@ -216,7 +255,10 @@ class ProducerCore:
         link.when_writable(lambda: sent.published(-1, 0, 0))
 
     def _expire(self) -> None:
-        self._give_up_due(time.monotonic())
+        now = time.monotonic()
+        for lane in self.lanes:
+            lane.note_gathering(now)
+        self._give_up_due(now)
         if not self.closed:
             self._expiry = self.core.loop.call_later(_EXPIRE_S, self._expire)
 

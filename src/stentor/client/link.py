@@ -209,6 +209,10 @@ class Link:
         else:
             self.connection.write((prefix, body))
 
+    def disown(self, sinks: set[Any]) -> None:
+        """Whatever is answered to what these have published, they do not hear of it."""
+        self._publishes = {key: sink for key, sink in self._publishes.items() if sink not in sinks}
+
     def when_writable(self, wake: Callable[[], None]) -> None:
         """Call back once the socket takes more."""
         if self.connection.writable:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.client.link import Link
@@ -43,6 +44,7 @@ class Links:
         self._closed = False
         self._lost_once: set[str] = set()  # brokers that were linked, and are not
         self._unreachable: set[str] = set()  # brokers whose last attempt failed
+        self._dialling: set[asyncio.Task[Link]] = set()  # to brokers that are spoken to through others meanwhile
         self._made: list[Link] = []  # all that may still have a socket
 
     # --- finding --------------------------------------------------------------------------------
@@ -76,6 +78,11 @@ class Links:
 
     def alive(self) -> list[Link]:
         return [link for link in self._links.values() if link.alive]
+
+    def disown(self, publishes: set[Any]) -> None:
+        """Nobody waits for answers to these any more: they will be published anew."""
+        for link in self.alive():
+            link.disown(publishes)
 
     def learned(self, brokers: Iterable[BrokerInfo]) -> None:
         """The route table names these brokers."""
@@ -128,12 +135,52 @@ class Links:
             self.on_unreachable()
 
     async def _open(self, broker: str, attempt: int) -> Link:
-        """Directly; but every other time, where that fails, through a broker that is linked already."""
+        """Directly, and beside that, where it takes long, through a broker that is linked already. Where it fails at
+        once, in turn: nobody can be there, and a thousand clients need not ask others about that at once.
+        """
+        if attempt % 2 == 1 and self._relays(broker):
+            return await self._make_relayed(broker)
+        dialling = self._loop.create_task(self._make(self.brokers[broker].address, limits.LINK_OPEN_S))
+        kept = False
+        try:
+            while not (await asyncio.wait([dialling], timeout=limits.LINK_RELAY_S))[0]:
+                if self._relays(broker):
+                    with suppress(StentorError):
+                        link = await self._make_relayed(broker)
+                        kept = True
+                        self._keep_dialling(broker, dialling)
+                        return link
+            return await dialling
+        finally:
+            if not kept:
+                await _abandon(dialling)
+
+    def _relays(self, broker: str) -> list[str]:
+        """The addresses of brokers that can be asked to pass on what is for this one."""
+        info = self.brokers.get(broker)
+        if info is None or not info.alive:
+            return []
         others = (link for name, link in self._links.items() if name != broker)
-        relays = [link.address for link in others if link.alive and not link.relayed]
-        if relays and attempt % 2 == 1 and self.brokers[broker].alive:
-            return await self._make(random.choice(relays), limits.LINK_OPEN_S, broker)  # noqa: S311
-        return await self._make(self.brokers[broker].address, limits.LINK_OPEN_S)
+        return [link.address for link in others if link.alive and not link.relayed]
+
+    async def _make_relayed(self, broker: str) -> Link:
+        return await self._make(random.choice(self._relays(broker)), limits.LINK_OPEN_S, broker)  # noqa: S311
+
+    def _keep_dialling(self, broker: str, dialling: asyncio.Task[Link]) -> None:
+        """A broker that is only slow is spoken to directly as soon as it answers: a relay is work for another one."""
+        self._dialling.add(dialling)
+
+        def done(task: asyncio.Task[Link]) -> None:
+            self._dialling.discard(task)
+            if task.cancelled() or task.exception() is not None:
+                return
+            link, known = task.result(), self.existing(broker)
+            if self._closed or (known is not None and not known.relayed):
+                link.close()
+            else:
+                self.add(link)
+
+        dialling.add_done_callback(done)
 
     async def _make(self, address: str, timeout: float, target: str = "") -> Link:
         self._made = [link for link in self._made if not link.gone]
@@ -218,7 +265,7 @@ class Links:
         self._closed = True
         if self._watch is not None:
             self._watch.cancel()
-        attempts = list(self._connecting.values())
+        attempts = [*self._connecting.values(), *self._dialling]
         for task in attempts:
             task.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)
@@ -241,6 +288,15 @@ class Links:
                 return False
             await asyncio.sleep(_POLL_S)
         return True
+
+
+async def _abandon(dialling: asyncio.Task[Link]) -> None:
+    """Nobody wants its link any more."""
+    if not dialling.done():
+        dialling.cancel()
+        (outcome,) = await asyncio.gather(dialling, return_exceptions=True)
+        if isinstance(outcome, Link):
+            outcome.close()
 
 
 def _outcome(

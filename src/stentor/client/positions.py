@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -13,6 +13,9 @@ from stentor.wire.messages import FindOffset
 
 if TYPE_CHECKING:
     Position = "str | int | datetime | timedelta | Last"
+
+Stale = Literal["refuse", "allow"]
+"""Whether a position may be one that the brokers are not certain of: refuse it, or take what they know."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _AHEAD_MAX = timedelta(days=9_999 * 366)  # no time that a datetime can show is further away
@@ -55,16 +58,17 @@ def _wrong(position: object, name: str) -> InvalidArgument:
     )
 
 
-def find_request(position: object, topic_id: int, partition: int, now_us: int) -> FindOffset | int:
+def find_request(
+    position: object, topic_id: int, partition: int, now_us: int, *, stale: bool = False
+) -> FindOffset | int:
     """The request that turns a position into an offset; an offset is one already."""
     if isinstance(position, int):
         return position
+    wish = FindOffset(topic_id=topic_id, partition=partition, stale=stale)
     if isinstance(position, Last):
-        return FindOffset(topic_id=topic_id, partition=partition, last=position.count)
+        return msgspec.structs.replace(wish, last=position.count)
     if isinstance(position, datetime):
-        timestamp_us = max(0, to_microseconds(position))
-        return FindOffset(topic_id=topic_id, partition=partition, timestamp_us=timestamp_us)
+        return msgspec.structs.replace(wish, timestamp_us=max(0, to_microseconds(position)))
     if isinstance(position, timedelta):
-        timestamp_us = max(0, now_us + position // timedelta(microseconds=1))
-        return FindOffset(topic_id=topic_id, partition=partition, timestamp_us=timestamp_us)
-    return FindOffset(topic_id=topic_id, partition=partition, at="earliest" if position == "earliest" else "latest")
+        return msgspec.structs.replace(wish, timestamp_us=max(0, now_us + position // timedelta(microseconds=1)))
+    return msgspec.structs.replace(wish, at="earliest" if position == "earliest" else "latest")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -23,18 +22,18 @@ async def mark_recorded(core: ClientCore, topic: str, ends: Mapping[int, int], t
         numbers: tuple[object, object] = (partition, end)
         if not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise InvalidArgument(f"Offset {end!r} of partition {partition!r} cannot be marked: both count from 0.")
-    limit = core.timeout if timeout is None else timeout
+    deadline = core.deadline(timeout)
     left = dict(ends)
     try:
-        async with asyncio.timeout(limit):
+        async with deadline.bound():
             while True:
-                described = await core.call(messages.DescribeTopic(name=topic), limit)
+                described = await core.call(messages.DescribeTopic(name=topic), deadline)
                 left = await _tell_heads(core, described.topic, left)
                 if not left:
                     return
                 await core.changes(limits.LINK_WATCH_S)
     except TimeoutError as error:
-        raise core.late("mark_recorded", limit) from error
+        raise core.late("mark_recorded", deadline.seconds) from error
 
 
 async def _tell_heads(core: ClientCore, topic: TopicInfo, ends: dict[int, int]) -> dict[int, int]:

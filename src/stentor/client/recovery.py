@@ -10,14 +10,15 @@ from stentor.wire import messages
 
 if TYPE_CHECKING:
     from stentor.client.core import ClientCore
+    from stentor.client.deadline import Deadline
     from stentor.wire.messages import PartitionInfo
 
 
-async def best_copy(core: ClientCore, topic: str, partition: int) -> str:
+async def best_copy(core: ClientCore, topic: str, partition: int, deadline: Deadline) -> str:
     """The broker whose copy is of the latest epoch and, of those, the longest. Every broker must answer: one that
     is silent may be the one.
     """
-    copies = await _copies(core, topic, partition)
+    copies = await _copies(core, topic, partition, deadline)
     silent = sorted(broker for broker, copy in copies.items() if copy is None)
     if silent:
         raise NotReady(
@@ -31,11 +32,11 @@ async def best_copy(core: ClientCore, topic: str, partition: int) -> str:
     return max(found, key=lambda broker: (found[broker].epoch, found[broker].end))
 
 
-async def _copies(core: ClientCore, topic: str, partition: int) -> dict[str, PartitionInfo | None]:
+async def _copies(core: ClientCore, topic: str, partition: int, deadline: Deadline) -> dict[str, PartitionInfo | None]:
     """What each broker says of its own copy; None of one that does not answer."""
     request = messages.DescribeTopic(name=topic)
-    at_home = await core.call(request)
-    answers = await core.ask_others(request, set(core.links.brokers), limits.LINK_OPEN_S)
+    at_home = await core.call(request, deadline)
+    answers = await core.ask_others(request, set(core.links.brokers), deadline.left_of(limits.LINK_OPEN_S))
     if core.link is not None and core.link.broker is not None:
         answers[core.link.broker.id] = at_home
     if not 0 <= partition < len(at_home.topic.partitions):

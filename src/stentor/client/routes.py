@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from stentor.client.core import ClientCore
+    from stentor.client.deadline import Deadline
     from stentor.wire.messages import TopicRoute
 
     Routes = dict[str, TopicRoute]
@@ -58,9 +59,9 @@ def matching(routes: Routes, topics: list[str]) -> list[TopicRoute]:
     return [found[name] for name in sorted(found)]
 
 
-async def existing(core: ClientCore, topics: list[str], timeout: float | None = None) -> list[TopicRoute]:
+async def existing(core: ClientCore, topics: list[str], deadline: Deadline) -> list[TopicRoute]:
     """The same of what a client knows, which has not heard yet of a topic that was made a moment ago."""
-    await core.link_within(timeout, "find topics")
+    await core.link_within(deadline, "find topics")
     if not all(is_pattern(topic) or topic in core.routes for topic in topics):
-        await core.refresh_routes(timeout)
+        await core.refresh_routes(deadline)
     return matching(core.routes, topics)

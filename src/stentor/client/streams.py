@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stentor import limits
+from stentor.client.convert import allows_stale
 from stentor.client.positions import check_position, find_request
 from stentor.client.routes import existing
 from stentor.core.names import check_pattern, is_pattern, matches
@@ -30,6 +31,7 @@ from stentor.errors import (
     CorruptData,
     InvalidArgument,
     NotReady,
+    OffsetOutOfRange,
     PartitionNotFound,
     StentorError,
 )
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stentor.client.core import ClientCore
+    from stentor.client.deadline import Deadline
     from stentor.client.link import Link
+    from stentor.client.positions import Stale
 
 ALERTS_TOPIC: Final = "_alerts"
 _ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
@@ -74,6 +78,7 @@ class Reader:
         self.partition = partition
         self.start = 0  # the first offset the application wants
         self.end: int | None = None
+        self.sure = True  # nothing was committed beyond the end when it was found
         self.received = 0  # the offset after the last one received
         self.taken = 0  # the offset after the last one the application took
         self.committed = 0  # the partition's commit point, as last heard
@@ -83,6 +88,10 @@ class Reader:
         self.owed = 0  # bytes taken but not granted again yet
         self.waiting = 0  # bytes received that the application has not taken
         self.refused: set[str] = set()  # members that could not serve it: others are asked first
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.partition}"
 
     # --- what the link reports ------------------------------------------------------------------
 
@@ -109,7 +118,7 @@ class Reader:
         error = messages.raised(ended.failure)
         if isinstance(error, Closed):
             return  # the broker stops; the link will break and be made again
-        if self.owner.will_be_back(self, error):
+        if self.owner.will_be_back(self, error) or self.owner.doubts(self, error):
             return
         self.owner.reader_failed(self, error)
 
@@ -132,6 +141,7 @@ class SubscriptionCore:
         partition: int | None = None,
         on_slow: str = "catch_up",
         max_lag: int | timedelta | None = None,
+        stale: Stale = "refuse",
         put: Callable[[Any], None],
         credit: int = limits.SUBSCRIPTION_CREDIT_BYTES,
     ) -> None:
@@ -151,6 +161,7 @@ class SubscriptionCore:
         self.partition = partition
         self.on_slow = on_slow
         self.max_lag = max_lag
+        self.stale = allows_stale(stale)
         self.put = put
         self.credit = credit
         self.readers: dict[tuple[int, int], Reader] = {}
@@ -159,21 +170,22 @@ class SubscriptionCore:
         self.events: list[Event] = []
         self.skipped = 0  # messages jumped over by on_slow="skip"
         self._finding: asyncio.Task[None] | None = None
+        self._checking: set[asyncio.Task[None]] = set()  # whether the starts that members refused are beyond the end
         self._routes_stale = False  # topics may have come since we looked
         self._retry: asyncio.TimerHandle | None = None  # when readers that were refused ask again, all at once
 
-    async def open(self) -> None:
+    async def open(self, deadline: Deadline) -> None:
         """Find the partitions and position every stream, so that nothing published later is missed."""
         self.core.route_listeners.add(self._routes_changed)
         try:
-            await self._open()
+            await self._open(deadline)
         except BaseException:
             self.core.route_listeners.discard(self._routes_changed)
             raise
 
-    async def _open(self) -> None:
-        await self._find_named()
-        await self._add_readers(self.start)
+    async def _open(self, deadline: Deadline) -> None:
+        await self._find_named(deadline)
+        await self._add_readers(self.start, deadline)
         if self.partition is not None and not self.readers:
             raise PartitionNotFound(
                 f"{', '.join(self.patterns)} has no partition {self.partition}.",
@@ -188,16 +200,16 @@ class SubscriptionCore:
         self.reader_finished()
         self._routes_changed()  # topics that came while we were looking
 
-    async def _find_named(self) -> None:
+    async def _find_named(self, deadline: Deadline) -> None:
         """A subscription may come before the first message, and makes the topics it names; a bounded read does not."""
         named = [pattern for pattern in self.patterns if not is_pattern(pattern)]
         if self.end is not None:
-            await existing(self.core, named)
+            await existing(self.core, named, deadline)
             return
         for name in named:
-            await self.core.topic(name)
+            await self.core.topic(name, deadline)
 
-    async def _add_readers(self, start: Any) -> list[Reader]:
+    async def _add_readers(self, start: Any, deadline: Deadline) -> list[Reader]:
         wanted = [
             Reader(self, route.name, route.id, index)
             for route in self.core.routes.values()
@@ -205,7 +217,7 @@ class SubscriptionCore:
             for index in range(len(route.partitions))
             if (route.id, index) not in self.readers and self.partition in (None, index)
         ]
-        outcomes = await asyncio.gather(*(self._position(r, start) for r in wanted), return_exceptions=True)
+        outcomes = await asyncio.gather(*(self._position(r, start, deadline) for r in wanted), return_exceptions=True)
         found = []
         for reader, outcome in zip(wanted, outcomes, strict=True):
             if outcome is None:
@@ -215,19 +227,34 @@ class SubscriptionCore:
                 raise outcome
         return found
 
-    async def _position(self, reader: Reader, start: Any) -> None:
-        reader.start, reader.committed = await self._resolve(reader, start)
+    async def _position(self, reader: Reader, start: Any, deadline: Deadline) -> None:
+        found = await self._resolve(reader, start, deadline, stale=self.stale)
+        reader.start, reader.committed = found.offset, found.committed
         reader.received = reader.taken = reader.start
         if self.end is not None:
-            reader.end = (await self._resolve(reader, self.end))[0]
+            end = await self._resolve(reader, self.end, deadline, stale=self.stale)
+            reader.end, reader.sure = end.offset, end.sure
             reader.finished = reader.end <= reader.start
 
-    async def _resolve(self, reader: Reader, position: Any) -> tuple[int, int]:
-        wish = find_request(position, reader.topic_id, reader.partition, time.time_ns() // 1000)
+    async def _resolve(self, reader: Reader, position: Any, deadline: Deadline, *, stale: bool) -> messages.OffsetFound:
+        now_us = time.time_ns() // 1000
+        wish = find_request(position, reader.topic_id, reader.partition, now_us, stale=stale)
         if isinstance(wish, int):
-            return wish, 0
-        found = await self.core.find_offset(wish, reader.topic)
-        return found.offset, found.committed
+            seen = self.core.seen.of(reader.topic_id, reader.partition)
+            return messages.OffsetFound(offset=wish, start=0, committed=seen.committed)
+        return await self.core.find_offset(wish, reader.topic, deadline)
+
+    def ends(self) -> dict[str, dict[int, int]]:
+        """Where a bounded read ends, by topic and partition."""
+        found: dict[str, dict[int, int]] = {}
+        for reader in self.readers.values():
+            found.setdefault(reader.topic, {})[reader.partition] = reader.start if reader.end is None else reader.end
+        return found
+
+    @property
+    def sure(self) -> bool:
+        """Whether nothing was committed beyond those ends when they were found (C30)."""
+        return all(reader.sure for reader in self.readers.values())
 
     def _open_stream(self, reader: Reader) -> None:
         """Open it at a member of the chain; if none can be reached yet, a new link will tell."""
@@ -284,11 +311,40 @@ class SubscriptionCore:
         unknown = isinstance(error, PartitionNotFound) and len(self.core.links.brokers) > 1
         if not isinstance(error, NotReady) and not (unknown and route is not None and route.id == reader.topic_id):
             return False
+        self._try_another(reader)
+        return True
+
+    def _try_another(self, reader: Reader) -> None:
         if reader.link is not None and reader.link.broker is not None:
             reader.refused.add(reader.link.broker.id)
         if self._retry is None and not self.closed:
             self._retry = self.core.loop.call_later(limits.LINK_WATCH_S, self._ask_again)
-        return True
+
+    def doubts(self, reader: Reader, error: StentorError) -> bool:
+        """A member says that its messages end before the start. It may be behind: the head is asked first (C24)."""
+        ends_before = isinstance(error, OffsetOutOfRange) and reader.received > (error.end or 0)
+        if ends_before and not self.closed:
+            task = self.core.loop.create_task(self._check_end(reader, error))
+            self._checking.add(task)
+            task.add_done_callback(self._checking.discard)
+        return ends_before
+
+    async def _check_end(self, reader: Reader, refusal: StentorError) -> None:
+        """Ask another member if the partition does hold the start; tell the application if it does not."""
+        try:
+            found = await self._resolve(reader, "latest", self.core.deadline(None), stale=False)
+        except StentorError as error:
+            self.reader_failed(reader, error)
+            return
+        committed = found.committed
+        if reader.received > committed:
+            start = refusal.detail.get("start", 0)
+            refusal.message = f"{reader.name} holds offsets {start} to {committed}; {reader.received} was asked for."
+            refusal.detail["end"] = committed
+            self.reader_failed(reader, refusal)
+        elif not self.closed:
+            reader.committed = max(reader.committed, committed)
+            self._try_another(reader)
 
     def _ask_again(self) -> None:
         self._retry = None
@@ -308,7 +364,7 @@ class SubscriptionCore:
         """Partitions found after subscribing are read from their start: nothing slips between (C24)."""
         while self._routes_stale and not self.closed:
             self._routes_stale = False
-            for reader in await self._add_readers("earliest"):
+            for reader in await self._add_readers("earliest", self.core.deadline(None)):
                 self.note(Event("topic_found", reader.topic, reader.partition))
                 if not self.closed:
                     self._open_stream(reader)
@@ -356,11 +412,12 @@ class SubscriptionCore:
         self._close_stream(reader)
         first = reader.taken
         try:
-            found, committed = await self._resolve(reader, "latest")
+            # About now will do: who is too slow anyway should not stand still where nobody is certain.
+            found = await self._resolve(reader, "latest", self.core.deadline(None), stale=True)
             self._close_stream(reader)  # a new link may have opened it again meanwhile, and have brought more
-            now = max(found, reader.received)
+            now = max(found.offset, reader.received)
             reader.received = reader.taken = reader.start = now
-            reader.committed = max(committed, now)
+            reader.committed = max(found.committed, now)
             self.note(Event("skipped", reader.topic, reader.partition, first, now))
             self.skipped += now - first
         finally:
@@ -399,6 +456,8 @@ class SubscriptionCore:
         self.core.closers.discard(self.close)
         if self._retry is not None:
             self._retry.cancel()
+        for task in self._checking:
+            task.cancel()
         for reader in self.readers.values():
             self._close_stream(reader)
         self.put(None)
@@ -406,8 +465,8 @@ class SubscriptionCore:
     def statistics(self) -> dict[str, Any]:
         return {
             "topics": sorted({reader.topic for reader in self.readers.values()}),
-            "lag": {f"{r.topic}/{r.partition}": r.lag for r in self.readers.values()},
-            "positions": {f"{r.topic}/{r.partition}": r.taken for r in self.readers.values()},
+            "lag": {r.name: r.lag for r in self.readers.values()},
+            "positions": {r.name: r.taken for r in self.readers.values()},
             "skipped": self.skipped,
         }
 

@@ -3,21 +3,29 @@
 The core (`client.streams`) puts deliveries into an inbox. `Subscription` and `AsyncSubscription` take
 them from there, decode them in the application's thread, and grant credit for what was taken.
 
-One delivery is *at hand*. What the application has not had of it stays with the subscription, never with an
-iterator: a loop may be left and another one begun, and messages and batches may be asked for in turn.
+One delivery is *at hand*, and one batch of it is the *current* one. What the application has not had of them stays
+with the subscription, never with an iterator: a loop may be left and another one begun, messages and batches
+may be asked for in turn, and several threads or tasks may take from one subscription.
+
+    inbox ──hold──► delivery at hand ──next_batch──► current batch ──next──► messages, to whoever asks
+
+Taking a message of the current batch is one step for the interpreter: the batch is an iterator of C, and all who take
+share it. Going on to the next batch, or waiting for the next delivery, is for one at a time: threads take turns by a
+lock; tasks do it without awaiting in between. So nobody replaces what another has not finished with.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-import time
+import threading
 from collections import deque
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
-from stentor.client.decode import decode_messages, offset_batches
+from stentor.client.deadline import Deadline
+from stentor.client.decode import decode_messages, offset_batches, position_of
 from stentor.client.tables import with_position
 from stentor.errors import Closed, CorruptData, DeadlineExceeded, SlowSubscriber, StentorError
 
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
 
     from stentor.client.message import Message
     from stentor.client.streams import Delivery, Event, Reader, SubscriptionCore
+
+    Rows = tuple[Reader, int, Any]  # of which partition, the offset of the first message, a pyarrow.RecordBatch
 
 
 _SLICE_S = 1.0
@@ -42,8 +52,10 @@ class _Face:
         self._current: Iterator[Message] = iter(())  # messages of its batch at hand
         self._batches: Iterator[Iterator[Message]] = iter(())  # its further batches
         self._rows: Iterator[tuple[int, Any]] = iter(())  # its further batches as Arrow, with their first offsets
+        self._place: tuple[Delivery | None, int] = (None, 0)  # where in it that began: taking turns starts not from 0
         self._again: Delivery | None = None  # it should have been skipped, which failed: it is the next one
         self._ended = False
+        self._failure: StentorError | None = None  # why it ended, for everyone who takes from it
 
     @property
     def topics(self) -> list[str]:
@@ -78,7 +90,11 @@ class _Face:
     def _decoded(self, delivery: Delivery, decode: Callable[..., Iterator[Any]], floor: int) -> Iterator[Any]:
         reader = delivery.reader
         try:
-            yield from decode(delivery.body, reader.topic, reader.partition, floor, reader.end)
+            if self._place[0] is not delivery:
+                self._place = (delivery, 0)
+            position = position_of(delivery.body, self._place[1], floor)
+            self._place = (delivery, position)
+            yield from decode(delivery.body, reader.topic, reader.partition, floor, reader.end, position)
         except CorruptData as error:
             error.object = f"{reader.topic}/{reader.partition}"
             raise self._damaged(delivery, error) from error
@@ -109,21 +125,20 @@ class _Face:
         self._batches = self._messages(self._delivery, left[0])
         return next(self._batches, None) is not None
 
-    def _next_rows(self) -> tuple[int, Any] | None:
-        """The next batch of the delivery at hand as Arrow, with the offset of its first message."""
+    def _next_rows(self) -> Rows | None:
+        """The next batch of the delivery at hand as Arrow."""
         found = next(self._rows, None)
-        if found is None and (left := self._next_message()) is not None:
-            assert self._delivery is not None
-            deque(self._current, maxlen=0)  # emptied, not replaced: a loop that was not left yet may hold it
-            self._batches = iter(())
-            self._rows = self._decoded(self._delivery, offset_batches, left.offset)
-            found = next(self._rows, None)
-        return found
-
-    def _with_position(self, first_offset: int, rows: Any) -> Any:
+        while found is None:
+            left = list(self._current)  # in one step: who shares the current batch finds it used up, never half of it
+            if left:
+                assert self._delivery is not None
+                self._batches = iter(())
+                self._rows = self._decoded(self._delivery, offset_batches, left[0].offset)
+                found = next(self._rows, None)
+            elif not self._next_batch():
+                return None
         assert self._delivery is not None
-        reader = self._delivery.reader
-        return with_position(rows, reader.topic, reader.partition, first_offset)
+        return self._delivery.reader, *found
 
     def _check_process(self) -> None:
         """After a fork the loop is not there: nothing would come, and what is at hand is the parent's."""
@@ -133,6 +148,14 @@ class _Face:
     def _put_back(self) -> Delivery | None:
         delivery, self._again = self._again, None
         return delivery
+
+    def _end(self, failure: StentorError | None = None) -> None:
+        self._ended, self._failure = True, failure
+
+    def _check_failure(self) -> None:
+        """All who share it hear why it ended: the loop of one must not look as if it had come to the end."""
+        if self._failure is not None:
+            raise self._failure
 
     def _is_due(self, delivery: Delivery) -> bool:
         """Whether it was not skipped over while it was on its way."""
@@ -155,45 +178,90 @@ class _Face:
             object=f"{reader.topic}/{reader.partition}",
         )
 
+    def _late(self, deadline: Deadline) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"No message within {deadline.seconds:.3g} s.",
+            operation="subscribe",
+            object=", ".join(self._core.patterns),
+        )
+
     def _closed_error(self) -> Closed:
         return Closed("This subscription has ended.", hint="Subscribe again.")
 
 
 class Subscription(_Face):
-    """Messages as they come. Iterate, or `get(timeout=...)`; use as a context manager."""
+    """Messages as they come. Iterate, or `get(timeout=...)`; use as a context manager.
 
-    def _take(self, timeout: float | None) -> Any:
-        """Wait in slices: a signal that comes just before a wait without end would not be seen until it ends."""
-        while timeout is None or timeout > _SLICE_S:
-            with suppress(queue.Empty):
-                return self._inbox.get(timeout=_SLICE_S)
-            timeout = None if timeout is None else timeout - _SLICE_S
-        return self._inbox.get(timeout=max(0.0, timeout))
+    Threads may share one: each message goes to one of them. Every thread has a loop of its own (`for message in
+    subscription`), or calls `get`, or iterates `batches()`; they may do different things. Messages of a partition are
+    handed out in order; who is done with one first depends on the threads. `close()` releases all who wait.
+    """
 
     def __init__(self, core: SubscriptionCore, inbox: queue.SimpleQueue[Any]) -> None:
         super().__init__(core)
         self._inbox = inbox
+        self._turn = threading.Lock()  # who has it goes on to another batch, or waits for a delivery
 
-    def _next_delivery(self, timeout: float | None) -> Delivery | None:
-        """The next delivery; None when the subscription has ended."""
+    # --- one thread at a time -------------------------------------------------------------------
+
+    def _take_turn(self, deadline: Deadline) -> None:
+        """Waits in slices: a signal that comes just before a wait without end would not be seen until it ends."""
         self._check_process()
-        while not self._ended:
+        if self._turn.acquire(blocking=False):
+            return
+        while not self._turn.acquire(timeout=deadline.left_of(_SLICE_S)):
+            if deadline.has_passed():
+                raise self._late(deadline)
+
+    def _take(self, deadline: Deadline) -> Any:
+        """The next item of the inbox, also waited for in slices."""
+        while True:
             try:
-                item = self._put_back() or self._take(timeout)
+                return self._inbox.get(timeout=deadline.left_of(_SLICE_S))
             except queue.Empty:
-                raise DeadlineExceeded(
-                    f"No message within {timeout:.3g} s.", operation="subscribe", object=", ".join(self._core.patterns)
-                ) from None
+                if deadline.has_passed():
+                    raise self._late(deadline) from None
+
+    def _next_delivery(self, deadline: Deadline) -> Delivery | None:
+        """The next delivery; None when the subscription has ended."""
+        while not self._ended:
+            item = self._put_back() or self._take(deadline)
             if item is None or isinstance(item, StentorError):
-                self._ended = True
-                if item is not None:
-                    raise item
-                return None
+                self._end(item)
+                break
             delivery: Delivery = item
             if self._is_due(delivery) and (not self._is_slow(delivery) or self._handle_slow(delivery)):
+                self._grant(delivery)
                 return delivery
             self._grant(delivery)  # skipped over: what it took of the credit is free again
+        self._check_failure()
         return None
+
+    def _go_on(self, spent: Iterator[Message], deadline: Deadline) -> bool:
+        """Make another batch the current one, unless another thread has done so; False at the end."""
+        self._take_turn(deadline)
+        try:
+            while self._current is spent and not self._next_batch():
+                delivery = self._next_delivery(deadline)
+                if delivery is None:
+                    return False
+                self._hold(delivery)
+            return True
+        finally:
+            self._turn.release()
+
+    def _take_rows(self, deadline: Deadline) -> Rows | None:
+        """The next batch as Arrow, for this thread; None at the end."""
+        self._take_turn(deadline)
+        try:
+            while (found := self._next_rows()) is None:
+                delivery = self._next_delivery(deadline)
+                if delivery is None:
+                    return None
+                self._hold_rows(delivery)
+            return found
+        finally:
+            self._turn.release()
 
     def _grant(self, delivery: Delivery) -> None:
         with suppress(RuntimeError):  # the client was closed: nobody needs credit any more
@@ -213,10 +281,11 @@ class Subscription(_Face):
         if core.on_slow == "skip":
             self._skip(delivery)
             return False
-        self._ended = True
         if core.on_slow == "raise":
             core.core.loop.call_soon_threadsafe(core.squawk, reader)
-            raise self._slow_error(reader)
+            self._end(self._slow_error(reader))
+            return False
+        self._end()
         self.close()
         return False
 
@@ -227,19 +296,16 @@ class Subscription(_Face):
             self._again = delivery
             raise
 
+    # --- what applications call -----------------------------------------------------------------
+
     def _iterators(self) -> Iterator[Iterator[Message]]:
-        """What is left of the delivery at hand, then delivery by delivery."""
+        """What is left of the batch at hand, then batch by batch."""
         self._check_process()
         while True:
             current = self._current
             yield current
-            if self._current is not current or self._next_batch():  # a get() in the loop may have gone on already
-                continue
-            delivery = self._next_delivery(self._patience_s)
-            if delivery is None:
+            if self._current is current and not self._go_on(current, Deadline(self._patience_s)):
                 return
-            self._grant(delivery)
-            self._hold(delivery)
 
     def __iter__(self) -> Iterator[Message]:
         return chain.from_iterable(self._iterators())
@@ -247,39 +313,32 @@ class Subscription(_Face):
     def get(self, timeout: float | None = None) -> Message:
         """The next message; DeadlineExceeded when none comes in time."""
         self._check_process()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            message = self._next_message()
-            if message is not None:
-                return message
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            delivery = self._next_delivery(left)
-            if delivery is None:
+        current = self._current
+        message = next(current, None)
+        if message is not None:
+            return message
+        deadline = Deadline(timeout)
+        while message is None:
+            if not self._go_on(current, deadline):
                 raise self._closed_error()
-            self._grant(delivery)
-            self._hold(delivery)
+            current = self._current
+            message = next(current, None)
+        return message
 
     def batches(self) -> Iterator[Any]:
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
-        for first_offset, rows in self.offset_batches():
-            yield self._with_position(first_offset, rows)
+        while (found := self._take_rows(Deadline(self._patience_s))) is not None:
+            yield _with_position(*found)
 
     def offset_batches(self) -> Iterator[tuple[int, Any]]:
         """As they were stored: the offset of the first message, and a pyarrow.RecordBatch of timestamp, key, value,
         headers. For subscriptions of one partition, where nobody needs to be told which.
         """
-        self._check_process()
-        while True:
-            while (found := self._next_rows()) is not None:
-                yield found
-            delivery = self._next_delivery(self._patience_s)
-            if delivery is None:
-                return
-            self._grant(delivery)
-            self._hold_rows(delivery)
+        while (found := self._take_rows(Deadline(self._patience_s))) is not None:
+            yield found[1:]
 
     def close(self) -> None:
-        """End it; a thread that waits in it is released. After a fork it is the parent's, and stays open."""
+        """End it; threads that wait in it are released. After a fork it is the parent's, and stays open."""
         core = self._core
         if not (core.closed or core.core.closed or core.core.forked):
             with suppress(Closed):  # by the client, at this moment
@@ -293,45 +352,87 @@ class Subscription(_Face):
 
 
 class AsyncInbox:
-    """A queue for one loop, put to from that loop."""
+    """A queue for the tasks of one loop, put to from that loop.
+
+    Who waits is woken, looks again, and takes what is there without awaiting in between: a task that is
+    cancelled has taken nothing, and lets the next one look instead.
+    """
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.items: deque[Any] = deque()
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     def put(self, item: Any) -> None:
-        self._queue.put_nowait(item)
+        self.items.append(item)
+        self.wake()
 
-    async def get(self, timeout: float | None) -> Any:
-        """The next item; TimeoutError when none comes in time. One that waits is had at once."""
-        if not self._queue.empty() or timeout is None:
-            return await self._queue.get()
-        return await asyncio.wait_for(self._queue.get(), timeout)
+    def wake(self) -> None:
+        """Let one of those who wait look again."""
+        while self._waiting:
+            woken = self._waiting.popleft()
+            if not woken.done():
+                woken.set_result(None)
+                return
+
+    def wake_all(self) -> None:
+        while self._waiting:
+            self.wake()
+
+    async def changed(self, deadline: Deadline) -> None:
+        """Wait until it may be worth looking again; TimeoutError when the deadline comes first."""
+        woken = asyncio.get_running_loop().create_future()
+        self._waiting.append(woken)
+        try:
+            async with deadline.bound():
+                await woken
+        except BaseException:
+            if woken.done() and not woken.cancelled():
+                self.wake()
+            else:
+                with suppress(ValueError):  # `wake` met it, and passed it over
+                    self._waiting.remove(woken)
+            raise
 
 
 class AsyncSubscription(_Face):
-    """The same for `async` code."""
+    """The same for `async` code.
+
+    Tasks of one loop may share one: each message goes to one of them, whether they loop, call `get` or iterate
+    `batches()`. Nothing is lost when one of them is cancelled. `close()` releases all who wait.
+    """
 
     def __init__(self, core: SubscriptionCore, inbox: AsyncInbox) -> None:
         super().__init__(core)
         self._inbox = inbox
+        self._handling = False  # some task handles a delivery that came too late; the others wait
 
-    async def _next_delivery(self, timeout: float | None) -> Delivery | None:
+    # --- one task at a time ---------------------------------------------------------------------
+
+    async def _more(self, hold: Callable[[Delivery], None], deadline: Deadline) -> bool:
+        """Nothing is at hand: hold the next delivery, or wait until it is worth looking again. False at the end."""
         self._check_process()
-        while not self._ended:
+        if self._ended:
+            self._check_failure()
+            return False
+        if self._handling or not (self._again or self._inbox.items):
             try:
-                item = self._put_back() or await self._inbox.get(timeout)
+                await self._inbox.changed(deadline)
             except TimeoutError as error:
-                raise DeadlineExceeded(f"No message within {timeout:.3g} s.", operation="subscribe") from error
-            if item is None or isinstance(item, StentorError):
-                self._ended = True
-                if item is not None:
-                    raise item
-                return None
-            delivery: Delivery = item
-            if self._is_due(delivery) and (not self._is_slow(delivery) or await self._handle_slow(delivery)):
-                return delivery
-            self._grant(delivery)
-        return None
+                raise self._late(deadline) from error
+            return True
+        item = self._put_back() or self._inbox.items.popleft()
+        if item is None or isinstance(item, StentorError):
+            self._finish(item)
+        elif not self._is_due(item) or (self._is_slow(item) and not await self._handle_slow(item)):
+            self._grant(item)
+        else:
+            self._grant(item)
+            hold(item)
+        return True
+
+    def _finish(self, failure: StentorError | None = None) -> None:
+        self._end(failure)
+        self._inbox.wake_all()
 
     def _grant(self, delivery: Delivery) -> None:
         self._core.grant(delivery.reader, len(delivery.body))
@@ -348,20 +449,26 @@ class AsyncSubscription(_Face):
             return True
         if core.on_slow == "skip":
             await self._skip(delivery)
-            return False
-        self._ended = True
-        if core.on_slow == "raise":
+        elif core.on_slow == "raise":
             core.squawk(reader)
-            raise self._slow_error(reader)
-        await core.close()
+            self._finish(self._slow_error(reader))
+        else:
+            self._finish()
+            await core.close()
         return False
 
     async def _skip(self, delivery: Delivery) -> None:
+        self._handling = True
         try:
             await self._core.skip_to_now(delivery.reader)
         except BaseException:
             self._again = delivery
             raise
+        finally:
+            self._handling = False
+            self._inbox.wake_all()
+
+    # --- what applications call -----------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         self._check_process()
@@ -369,48 +476,48 @@ class AsyncSubscription(_Face):
             current = self._current
             for message in current:
                 yield message
-            if self._current is not current or self._next_batch():
-                continue
-            delivery = await self._next_delivery(self._patience_s)
-            if delivery is None:
-                return
-            self._grant(delivery)
-            self._hold(delivery)
+            while self._current is current and not self._next_batch():
+                if not await self._more(self._hold, Deadline(self._patience_s)):
+                    return
+            self._inbox.wake()  # there may be more at hand than this task takes
 
     async def get(self, timeout: float | None = None) -> Message:
         """The next message; DeadlineExceeded when none comes in time."""
         self._check_process()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
+        message = self._next_message()
+        if message is None:
+            message = await self._wait_for_message(Deadline(timeout))
+        self._inbox.wake()
+        return message
+
+    async def _wait_for_message(self, deadline: Deadline) -> Message:
+        while await self._more(self._hold, deadline):
             message = self._next_message()
             if message is not None:
                 return message
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            delivery = await self._next_delivery(left)
-            if delivery is None:
-                raise self._closed_error()
-            self._grant(delivery)
-            self._hold(delivery)
+        raise self._closed_error()
+
+    async def _take_rows(self, deadline: Deadline) -> Rows | None:
+        while (found := self._next_rows()) is None:
+            if not await self._more(self._hold_rows, deadline):
+                return None
+        self._inbox.wake()
+        return found
 
     async def batches(self) -> AsyncIterator[Any]:
         """The same as pyarrow.RecordBatch."""
-        async for first_offset, rows in self.offset_batches():
-            yield self._with_position(first_offset, rows)
+        self._check_process()
+        while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
+            yield _with_position(*found)
 
     async def offset_batches(self) -> AsyncIterator[tuple[int, Any]]:
         """As they were stored; see Subscription.offset_batches."""
         self._check_process()
-        while True:
-            while (found := self._next_rows()) is not None:
-                yield found
-            delivery = await self._next_delivery(self._patience_s)
-            if delivery is None:
-                return
-            self._grant(delivery)
-            self._hold_rows(delivery)
+        while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
+            yield found[1:]
 
     async def close(self) -> None:
-        """End it. After a fork it is the parent's, and stays open."""
+        """End it; tasks that wait in it are released. After a fork it is the parent's, and stays open."""
         if not self._core.core.forked:
             await self._core.close()
 
@@ -419,3 +526,7 @@ class AsyncSubscription(_Face):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _with_position(reader: Reader, first_offset: int, rows: Any) -> Any:
+    return with_position(rows, reader.topic, reader.partition, first_offset)

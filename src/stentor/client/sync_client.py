@@ -10,13 +10,12 @@ import asyncio
 import atexit
 import queue
 import threading
-import time
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor import limits
-from stentor.client.async_client import AsyncClient, known
+from stentor.client.async_client import REASON_S, AsyncClient, known
 from stentor.client.convert import check_limit
 from stentor.client.history import History
 from stentor.client.producer import Producer
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from datetime import timedelta
 
-    from stentor.client.async_client import TopicOffsets
+    from stentor.client.async_client import Offsets, TopicOffsets
+    from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
+    from stentor.client.positions import Stale
     from stentor.client.selectors import Partitioner, Selector
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
@@ -170,27 +171,31 @@ class Client:
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged; by default, until it is committed."""
-        due = 0.0 if timeout is None else time.monotonic() + self._core.seconds(timeout)
-        publisher = self._publisher(topic, ack, timeout)
+        deadline = self._core.deadline(timeout)
+        found = self._ready_publisher(topic, ack)
+        publisher = found or self._publisher(topic, ack, deadline)
         answer = _Answer()
         publisher.offer(value, key, headers, timestamp, partition, answer)
         # Without a deadline of its own the call ends with the producer's, which knows the reason.
-        if not answer.wait(self._timeout + _GRACE_S if timeout is None else max(0.0, due - time.monotonic())):
-            raise self._core.late_publish(self._timeout if timeout is None else timeout, publisher.refusal)
+        grace_s = 0.0 if timeout is not None else REASON_S if found is None else _GRACE_S
+        if not answer.wait(grace_s + (deadline.left() or 0.0)):
+            raise self._core.late_publish(deadline.seconds, publisher.refusal)
         if answer.error is not None:
             raise answer.error
         assert answer.receipt is not None
         return answer.receipt
 
-    def _publisher(self, topic: str, ack: str, timeout: float | None) -> Producer:
-        """The shared producer behind `publish`, found without entering the loop when it is known."""
+    def _ready_publisher(self, topic: str, ack: str) -> Producer | None:
+        """The shared producer behind `publish`, found without entering the loop; None if none works."""
         if self._core.forked:
             self._core.check_open()
         self._core.check_caller()
         found = known(self._publishers, topic, ack)
-        if found is not None and not self._closed and not self._async._stale(found):  # noqa: SLF001
-            return found
-        shared = self._call(self._async.publisher(topic, ack, timeout))
+        return None if found is None or self._closed or self._async._stale(found) else found  # noqa: SLF001
+
+    def _publisher(self, topic: str, ack: str, deadline: Deadline) -> Producer:
+        """The same, made if there is none."""
+        shared = self._call(self._async.publisher(topic, ack, deadline))
         found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001
         return found
 
@@ -241,6 +246,7 @@ class Client:
         partition: int | None = None,
         on_slow: str = "catch_up",
         max_lag: int | timedelta | None = None,
+        stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> Subscription:
         """Messages of one or more topics or patterns (`orders.*`, `orders.>`), from a position on."""
@@ -251,6 +257,7 @@ class Client:
             "partition": partition,
             "on_slow": on_slow,
             "max_lag": max_lag,
+            "stale": stale,
             "timeout": timeout,
         }
         return Subscription(self._call(self._async.subscription_core(topics, inbox.put, **options)), inbox)
@@ -263,11 +270,18 @@ class Client:
         end: Any = "now",
         partition: int | None = None,
         limit: int | None = None,
+        stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> History:
-        """What topics hold between two positions: iterate it, or take it as a table. A read makes no topic."""
+        """What topics hold between two positions: iterate it, or take it as a table. A read makes no topic.
+
+        A read knows its end. While no broker is certain where the committed messages end, it waits, and raises
+        EndUnknown at its deadline. With `stale="allow"` it takes what is known to be committed; `sure` and `ends` of
+        what it returns say whether that was all, and up to where it goes.
+        """
         check_limit(limit)
-        return History(self.subscribe(topics, start=start, end=end, partition=partition, timeout=timeout), limit)
+        subscription = self.subscribe(topics, start=start, end=end, partition=partition, stale=stale, timeout=timeout)
+        return History(subscription, limit)
 
     def topic(
         self,
@@ -315,15 +329,21 @@ class Client:
         """Delete a topic and all its messages."""
         self._call(self._async.delete_topic(name, timeout=timeout))
 
-    def offsets(self, topic: str, at: Any = "latest", *, timeout: float | None = None) -> dict[int, int]:
-        """The offset of a position in each partition."""
-        return self._call(self._async.offsets(topic, at, timeout=timeout))  # type: ignore[no-any-return]
+    def offsets(
+        self, topic: str, at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+    ) -> Offsets:
+        """The offset of a position in each partition.
+
+        EndUnknown at the deadline, if no broker is certain where the committed messages end. With `stale="allow"`
+        it is what is known to be committed, and `sure` of the answer says whether that was all.
+        """
+        return self._call(self._async.offsets(topic, at, stale=stale, timeout=timeout))  # type: ignore[no-any-return]
 
     def find_offsets(
-        self, topics: list[str], at: Any = "latest", *, timeout: float | None = None
+        self, topics: list[str], at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> dict[str, TopicOffsets]:
         """The offset of a position in each partition of topics or patterns, with the topics' ids."""
-        return self._call(self._async.find_offsets(topics, at, timeout=timeout))  # type: ignore[no-any-return]
+        return self._call(self._async.find_offsets(topics, at, stale=stale, timeout=timeout))  # type: ignore[no-any-return]
 
     def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
         """All brokers of the cluster, as the one that is asked sees them."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import msgspec
 
+from stentor.client.deadline import Deadline
 from stentor.errors import DecodeFailed, InvalidArgument
 
 if TYPE_CHECKING:
@@ -173,8 +174,9 @@ class TypedSubscription(TypedReader):
 
     def get(self, timeout: float | None = None) -> Any:
         """The next typed message; undecodable ones follow `on_error`."""
+        deadline = Deadline(timeout)
         while True:
-            typed = self._codec.message(self._inner.get(timeout))
+            typed = self._codec.message(self._inner.get(deadline.left()))
             if typed is not None:
                 return typed
 
@@ -184,8 +186,9 @@ class AsyncTypedSubscription(TypedReader):
 
     async def get(self, timeout: float | None = None) -> Any:
         """The next typed message."""
+        deadline = Deadline(timeout)
         while True:
-            typed = self._codec.message(await self._inner.get(timeout))
+            typed = self._codec.message(await self._inner.get(deadline.left()))
             if typed is not None:
                 return typed
 
@@ -216,6 +219,10 @@ class Topic:
         """A bounded read of this topic."""
         inner = self._client.read(self.name, **options)
         return inner if self._codec is None else TypedReader(inner, self._codec)
+
+    def offsets(self, at: Any = "latest", **options: Any) -> Any:
+        """The offset of a position in each partition; see Client.offsets."""
+        return self._client.offsets(self.name, at, **options)
 
     def describe(self) -> Any:
         """Settings and partitions."""

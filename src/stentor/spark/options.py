@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from stentor.client.convert import allows_stale
+from stentor.client.positions import Stale
 from stentor.core.names import check_pattern, check_topic_name
 from stentor.errors import InvalidArgument
 from stentor.spark import columns
@@ -39,6 +41,7 @@ _READ: Final = (
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
+    "stale",
     "includeHeaders",
     "columns",
 )
@@ -86,6 +89,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     partitions_min: int | None = None
     rows_per_partition_max: int = RECORDS_PER_PARTITION_DEFAULT
     fail_on_data_loss: bool = True
+    stale: Stale = "refuse"
     columns: tuple[str, ...] = columns.DEFAULT
 
 
@@ -127,8 +131,16 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         partitions_min=options.count("minPartitions"),
         rows_per_partition_max=options.count("maxRecordsPerPartition") or RECORDS_PER_PARTITION_DEFAULT,
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+        stale=_stale(options, streaming=streaming),
         columns=_columns(options),
     )
+
+
+def _stale(options: _Options, *, streaming: bool) -> Stale:
+    """A stream that ends a micro-batch too early has the rest in the next one: it needs no such choice."""
+    if streaming and options.has("stale"):
+        raise InvalidArgument("stale is for batch reads.", hint="Leave it out: a stream waits for a certain end.")
+    return "allow" if allows_stale(options.text("stale", "refuse").strip().lower()) else "refuse"
 
 
 def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from stentor.spark.options import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from stentor.spark.options import Given, ReadOptions
+
+logger = logging.getLogger(__name__)
 
 
 class Topics:
@@ -34,12 +37,15 @@ class Topics:
     def _found(self, names: list[str], position: Any, gone_ok: bool) -> Places:
         client = self._options.connection.client()
         try:
-            return places_of(client.find_offsets(names, position))
+            found = client.find_offsets(names, position, stale=self._options.stale)
         except TopicNotFound as error:
             left = [name for name in names if name != error.object]
             if len(left) == len(names) or not (gone_ok or (left and not self._options.fail_on_data_loss)):
                 raise
             return self._found(left, position, gone_ok) if left else {}
+        for name in (name for name, topic in found.items() if not topic.sure):
+            logger.warning("It is not certain where the messages of %s end: more may be committed than is read.", name)
+        return places_of(found)
 
     def _assigned(self, found: Places) -> Places:
         chosen = self._options.partitions

@@ -2,9 +2,13 @@ import json
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from stentor.client.link import Link
+from stentor.errors import EndUnknown
 from stentor.testing import broker
+from stentor.wire.messages import FindOffset
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -184,3 +188,31 @@ def test_a_read_whose_broker_dies_ends_with_a_sentence(shell, tmp_path):
     assert process.returncode == 1
     assert err.startswith(b"stentor: ")
     assert err.count(b"\n") == 1
+
+
+@pytest.fixture
+def unsure(monkeypatch):
+    """The broker is not certain where messages end, and knows of four."""
+    request = Link.request
+
+    async def answer(link, message):
+        if not isinstance(message, FindOffset) or message.at == "earliest":
+            return await request(link, message)
+        if not message.stale:
+            raise EndUnknown("A member of the chain does not answer.")
+        found = await request(link, message)
+        return msgspec.structs.replace(found, offset=min(found.offset, 4), committed=4, sure=False)
+
+    monkeypatch.setattr(Link, "request", answer)
+
+
+@pytest.mark.parametrize("command", ["read", "offsets"])
+@pytest.mark.usefixtures("unsure")
+def test_an_uncertain_end_is_refused_unless_stale_is_allowed(cli, command):
+    refused = cli(command, "numbers", "--timeout", "0.5")
+    assert (refused.code != 0, refused.out) == (True, "")
+    assert "numbers/0" in refused.err
+    allowed = cli(command, "numbers", "--stale", "--timeout", "5")
+    assert allowed.code == 0
+    assert "may be committed" in allowed.err
+    assert "".join(allowed.out.split()) == {"read": "0123", "offsets": "PARTITIONOFFSET04"}[command]

@@ -213,3 +213,117 @@ def test_an_address_that_is_none_is_one_where_nobody_is(address):
     """A broker may advertise it; whoever looks for a home goes on to the next one."""
     with pytest.raises(ConnectionFailed):
         asyncio.run(Link.open(address, "client", 5.0))
+
+
+# --- through another broker ---------------------------------------------------------------------
+
+
+class Stub:
+    """As much of a link as `Links` needs."""
+
+    def __init__(self, name, *, relayed):
+        self.broker = BrokerInfo(id=name, cluster_id="c", version="1", address=f"{name}:1")
+        self.address = self.broker.address
+        self.alive, self.relayed, self.opened, self.gone = True, relayed, False, True
+
+    def close(self):
+        self.alive = False
+
+    def give_way(self):
+        self.close()
+
+    def excuse(self, seconds):
+        pass
+
+    def look(self, *, impatient):
+        pass
+
+
+class Ways(Links):
+    """Links whose attempts a test lets succeed or fail."""
+
+    def __init__(self):
+        super().__init__("tester")
+        self.attempts = []  # (address, through it to whom), and the future of each
+
+    async def _make(self, address, timeout, target=""):
+        attempt = asyncio.get_running_loop().create_future()
+        self.attempts.append((address, target, attempt))
+        return await attempt
+
+    async def attempt(self, number):
+        await until(lambda: len(self.attempts) > number)
+        return self.attempts[number]
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - the test's own deadline ends it
+        await asyncio.sleep(0.001)
+
+
+async def ways():
+    """A client that is linked to one broker and wants to speak to another one."""
+    links = Ways()
+    near, far = Stub("near", relayed=False), Stub("far", relayed=False)
+    links.learned([near.broker, far.broker])
+    links.add(near)
+    assert links.to("far") is None
+    return links, far
+
+
+def test_a_broker_that_is_slow_to_answer_is_spoken_to_through_another_one_meanwhile():
+    async def run():
+        links, far = await ways()
+        *address, direct = await links.attempt(0)
+        assert address == ["far:1", ""]
+        *address, through = await links.attempt(1)
+        assert address == ["near:1", "far"]
+        relayed = Stub("far", relayed=True)
+        through.set_result(relayed)
+        await until(lambda: links.to("far") is relayed)
+        direct.set_result(far)  # it was only slow
+        await until(lambda: links.to("far") is far)
+        assert not relayed.alive
+        await links.close()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_a_broker_that_refuses_at_once_is_not_looked_for_through_another_one_first(monkeypatch):
+    monkeypatch.setattr(limits, "LINK_RELAY_S", 30.0)
+
+    async def run():
+        links, _ = await ways()
+        (*_, direct) = await links.attempt(0)
+        direct.set_exception(ConnectionFailed("Nobody is there."))
+        *address, _ = await links.attempt(1)
+        assert address == ["near:1", "far"]
+        assert len(links.attempts) == 2
+        await links.close()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_a_client_that_closes_leaves_no_attempt_behind():
+    async def run():
+        links, _ = await ways()
+        *_, direct = await links.attempt(0)
+        *_, through = await links.attempt(1)
+        through.set_result(Stub("far", relayed=True))
+        await until(lambda: links.to("far") is not None)
+        await links.close()
+        assert direct.cancelled()
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_an_attempt_that_is_given_up_ends_both_ways():
+    async def run():
+        links, _ = await ways()
+        *_, direct = await links.attempt(0)
+        *_, through = await links.attempt(1)
+        await links.close()
+        assert direct.cancelled()
+        assert through.cancelled()
+
+    asyncio.run(asyncio.wait_for(run(), 10))

@@ -4,6 +4,8 @@ import pytest
 
 from stentor.client.seen import Seen, Sight
 from stentor.errors import NotReady
+from stentor.wire import messages
+from stentor.wire.frames import Kind
 from stentor.wire.messages import FindOffset
 
 
@@ -53,3 +55,22 @@ def test_the_head_of_a_later_epoch_may_say_that_something_is_lost(client, shared
     client._core.seen.saw(info.id, 0, 2, info.partitions[0].epoch - 1)
     assert client.offsets("lost") == {0: 1}
     assert client._core.seen.of(info.id, 0).committed == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "seen", "answer"),
+    [(2, 0, "offset_out_of_range"), (2, 1, "offset_out_of_range"), (9, 5, "not_ready"), (1, 1, None), (5, 5, None)],
+)
+def test_a_broker_that_is_behind_refuses_no_start_for_good(client, shared, raw, start, seen, answer):
+    client.publish("behind.seen", "x")
+    info = client.describe_topic("behind.seen")
+    end = client.offsets("behind.seen")[0]
+    link = raw(shared.url).greet()
+    wish = messages.OpenStream(
+        topic_id=info.id, partition=0, start=start + end - 1, seen=seen and seen + end - 1, credit=1_000
+    )
+    link.send(Kind.OPEN_STREAM, 1, messages.encode(wish))
+    link.send(Kind.PING, 2)  # answered after the stream
+    kind, _, body = link.receive()
+    told = messages.decode(body, messages.StreamEnded).failure.code if kind == Kind.STREAM_ENDED else None
+    assert told == answer

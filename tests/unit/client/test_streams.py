@@ -9,7 +9,7 @@ import pytest
 import stentor
 from stentor import limits
 from stentor.client.streams import Reader, SubscriptionCore
-from stentor.errors import NotReady, PartitionNotFound
+from stentor.errors import NotReady, OffsetOutOfRange, PartitionNotFound
 from stentor.wire import messages
 from stentor.wire.messages import BrokerInfo
 
@@ -142,8 +142,10 @@ class Refusing(Member):
 
     relayed = False
 
+    answer = REFUSED
+
     def open_stream(self, wish, reader):
-        asyncio.get_running_loop().call_soon(reader.ended, REFUSED)
+        asyncio.get_running_loop().call_soon(reader.ended, self.answer)
         return super().open_stream(wish, reader)
 
     async def request(self, _):
@@ -159,20 +161,72 @@ class Refusing(Member):
         pass
 
 
+class Behind(Refusing):
+    """A broker that has not heard of the last messages, and takes what it has for all there is."""
+
+    answer = messages.StreamEnded(
+        next_offset=0, failure=messages.failure(OffsetOutOfRange("It ends at 0.", start=0, end=0), "subscribe")
+    )
+
+
+def join_chain(core, topic, member):
+    """Make a member the tail of a real topic, where readers go first."""
+    core.links.learned([member.broker])
+    core.links._links[member.broker.id] = member
+    route = core.routes[topic]
+    (partition,) = route.partitions
+    longer = messages.PartitionRoute(epoch=partition.epoch, chain=[*partition.chain, member.broker.id])
+    core.routes[topic] = msgspec.structs.replace(route, partitions=[longer])
+
+
 def test_a_reader_that_is_refused_moves_to_a_member_that_serves(shared):
     async def work():
         async with stentor.connect_async(shared.url) as client:
             await client.publish("moves", "x")
-            core, refusing = client._core, Refusing("refusing")
-            core.links.learned([refusing.broker])
-            core.links._links["refusing"] = refusing
-            route = core.routes["moves"]
-            chain = [*route.partitions[0].chain, "refusing"]
-            core.routes["moves"] = msgspec.structs.replace(
-                route, partitions=[messages.PartitionRoute(epoch=route.partitions[0].epoch, chain=chain)]
-            )
+            refusing = Refusing("refusing")
+            join_chain(client._core, "moves", refusing)
             subscription = await client.subscribe("moves", start="earliest")
             assert (await subscription.get(timeout=5)).value == b"x"
             assert len(refusing.asked) == 1
 
     asyncio.run(work())
+
+
+def test_an_offset_that_one_member_has_not_heard_of_is_read_from_another(shared, client):
+    """Published by somebody else: this client has seen nothing of it, and cannot tell the member so."""
+    offset = [client.publish("behind", f"{number}").offset for number in range(3)][-1]
+
+    async def work():
+        async with stentor.connect_async(shared.url) as reading:
+            await reading.find_topic("behind")
+            behind = Behind("behind")
+            join_chain(reading._core, "behind", behind)
+            subscription = await reading.subscribe("behind", start=offset)
+            assert (await subscription.get(timeout=5)).value == b"2"
+            assert len(behind.asked) == 1
+
+    asyncio.run(work())
+
+
+def test_an_offset_beyond_the_end_is_refused_with_the_end_that_the_head_knows(shared, client):
+    client.publish("beyond", "x")
+
+    async def work():
+        async with stentor.connect_async(shared.url) as reading:
+            await reading.find_topic("beyond")
+            join_chain(reading._core, "beyond", Behind("behind"))
+            subscription = await reading.subscribe("beyond", start=2)
+            with pytest.raises(OffsetOutOfRange, match="0 to 1; 2 was asked") as refused:
+                await subscription.get(timeout=5)
+            assert refused.value.end == 1
+
+    asyncio.run(work())
+
+
+def test_a_reader_says_what_its_client_has_seen(client):
+    """A member that lacks one's own message then knows that it is behind, and waits instead of refusing."""
+    receipt = client.publish("own", "x")
+    with client.subscribe("own", start=receipt.offset) as subscription:
+        (reader,) = subscription._core.readers.values()
+        assert reader.committed >= receipt.offset + 1
+        assert subscription.get(timeout=5).value == b"x"

@@ -249,7 +249,7 @@ def test_a_waiting_message_is_had_without_waiting(shared):
             subscription = await client.subscribe("at.once")
             await client.publish("at.once", "x")
             deadline = time.monotonic() + 10
-            while subscription._inbox._queue.empty():
+            while not subscription._inbox.items:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0)
             assert (await subscription.get(timeout=0)).value == b"x"
