@@ -31,6 +31,13 @@ CLIENT_READ_BUFFER_BYTES: Final = 2 * MIB + 64 * KIB
 READ_BUFFER_IDLE_BYTES: Final = 16 * KIB
 """What a connection starts with, so that 10,000 quiet clients cost 160 MB, not 10 GB."""
 
+RECEIVE_BYTES_MAX: Final = 96 * MIB
+"""What all connections of a broker together may hold to receive with, beyond the small buffer of each: some frames of
+the largest kind, or full-speed buffers for a hundred publishers."""
+
+RECEIVE_RESERVED_BYTES: Final = 32 * MIB
+"""The part of it that only the other brokers may use: strangers cannot stop replication."""
+
 # --- batches ------------------------------------------------------------------------------------
 
 BATCH_BYTES_MAX: Final = FRAME_BODY_BYTES_MAX - 4 * KIB
@@ -111,6 +118,12 @@ HISTORY_SESSIONS_MAX: Final = 100
 WRITE_BUFFER_BYTES_MAX: Final = 1 * MIB
 """Per connection; above it the streams of that connection wait for the socket."""
 
+UNSENT_BYTES_MAX: Final = 16 * MIB
+"""Per connection: answers and news from before its socket was full. Who is further behind is dropped."""
+
+UNSENT_TOTAL_BYTES_MAX: Final = 128 * MIB
+"""The same for all clients of a broker together: those that have not read for longest are dropped first."""
+
 TAIL_CACHE_BYTES: Final = 4 * MIB
 """Per partition: the newest batches are kept in memory so that live subscribers cost no read."""
 
@@ -118,6 +131,26 @@ STREAMS_PER_CONNECTION_MAX: Final = 4_096
 """A stream is one partition of one subscription."""
 
 CONNECTIONS_MAX: Final = 10_000
+
+ANTECHAMBER_CONNECTIONS: Final = 64
+ANTECHAMBER_S: Final = 0.5
+"""Beyond the limit of connections, so many newcomers may say within this time that they are brokers."""
+
+HTTP_CONNECTIONS_MAX: Final = 128
+"""Those who ask for health and metrics are few; more are refused, so that logs have their descriptors."""
+
+DESCRIPTORS_RESERVED: Final = 128
+"""Open files that neither clients nor new logs may use up: segments that begin while old ones are sealed, reads, books,
+the coordination store, other brokers."""
+
+DESCRIPTORS_CLIENTS_MIN: Final = 64
+"""Topics may not take the last open files: so many clients can always connect."""
+
+DESCRIPTORS_WANTED: Final = 1_000_000
+"""What a process asks for where the system names no limit."""
+
+HTTP_REQUEST_S: Final = 10.0
+"""A connection to the HTTP port must have asked something by then, and taken its answer: no slow loris."""
 
 LISTENERS_MAX: Final = 8
 """One per network that a broker is in; each multiplies the route changes that it encodes."""

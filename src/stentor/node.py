@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor.broker import Broker
-from stentor.memory import keep_freed_memory
+from stentor.broker.guests import raise_descriptor_limit
+from stentor.memory import give_back_freed_memory, keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +72,7 @@ def run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> None:
     """Run a node until SIGTERM or SIGINT; returns after a graceful stop."""
     configure_logging(config)
     keep_freed_memory()
+    raise_descriptor_limit()
     try:
         import uvloop
 
@@ -93,11 +95,13 @@ async def _run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> 
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return
+    trimming = loop.create_task(give_back_freed_memory())
     try:
         on_ready(starting.result())
         await stopping
     finally:
         stopping.cancel()
+        trimming.cancel()
     await node.stop()
 
 

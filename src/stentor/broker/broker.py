@@ -20,6 +20,7 @@ from stentor import limits
 from stentor._version import __version__
 from stentor.broker.catalogue import Catalogue, Topic, deleted_key
 from stentor.broker.cluster import Cluster
+from stentor.broker.guests import Guests
 from stentor.broker.listeners import Listeners
 from stentor.broker.lone import LonePublisher
 from stentor.broker.operators import Operators
@@ -34,7 +35,6 @@ from stentor.broker.waiting import Waiting, without_store
 from stentor.coordination import EmbeddedStore
 from stentor.core import refusals
 from stentor.errors import (
-    Closed,
     CorruptData,
     InvalidArgument,
     NotHead,
@@ -82,8 +82,9 @@ class Broker:
         self.clock: Clock = clock or SystemClock()
         self.loop = asyncio.get_running_loop()
         self.turn = Turn(self.loop)
-        self.sessions: set[Session] = set()
-        self.refusals = 0
+        self.guests = Guests(self)
+        self.sessions = self.guests.sessions
+        self.receiving = self.guests.receiving
         self.route_version = 1
         self.http_address = ""  # told by whoever serves HTTP for this broker
         self.stopping = False
@@ -385,21 +386,8 @@ class Broker:
 
     # --- sessions -------------------------------------------------------------------------------
 
-    def session_started(self, session: Session) -> None:
-        if self.stopping or len(self.sessions) >= self.config.connections_max:
-            session.refused(
-                Closed(
-                    "This broker is stopping."
-                    if self.stopping
-                    else f"This broker has {len(self.sessions)} connections, which is its limit.",
-                    hint="Try again later, or connect to another broker.",
-                )
-            )
-            return
-        self.sessions.add(session)
-
     def session_ended(self, session: Session) -> None:
-        self.sessions.discard(session)
+        self.guests.ended(session)
         if not self.sessions:
             self._no_sessions.set()
 
@@ -424,10 +412,7 @@ class Broker:
         now = self.clock.monotonic()
         lagged = now - self._swept_at > limits.SWEEP_S + limits.LOOP_LAG_S
         self._swept_at = now
-        for session in list(self.sessions):
-            if lagged:
-                session.excuse(now)
-            session.sweep(now)
+        self.guests.sweep(now, lagged=lagged)
 
     def _note_books(self) -> None:
         self.replicas.note_floors()
@@ -570,7 +555,8 @@ class Broker:
                 "version": __version__,
                 "uptime_s": round(self.clock.monotonic() - self._started_at, 3),
                 "connections": len(self.sessions),
-                "refusals": self.refusals,
+                "refusals": self.guests.refusals,
+                "receiving": self.receiving.statistics(),
                 "syncs_in_loop": self.lone.syncs,
                 "streams": sum(len(session.streams) for session in self.sessions),
                 "topics": len(self.catalogue.topics),

@@ -27,7 +27,7 @@ class Relay:
     def __init__(self, session: Session, address: str, hello: messages.Hello) -> None:
         self._session = session
         self._address = address
-        self._connection = Connection(self)
+        self._connection = Connection(self, budget=session.broker.receiving)
         self._hello = msgspec.structs.replace(hello, target="", listener=session.listener)
         self._ended = False
         self._dialling = session.loop.create_task(self._dial())

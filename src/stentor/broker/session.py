@@ -52,7 +52,7 @@ class Session:
         self.broker = broker
         self.listener = listener  # which one the client came in by
         self.loop = broker.loop
-        self.connection = Connection(self, body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX)
+        self.connection = Connection(self, body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX, budget=broker.receiving)
         self.name = ""
         self.library = ""
         self.greeted = False
@@ -71,6 +71,9 @@ class Session:
         self._deferred: list[Partition] = []  # partitions whose sync waits for the end of the read
         self._answers_scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._responding = asyncio.Lock()  # one answer to a request is encoded at a time
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._holds = 0
         self._discarding = False
         self._seen_bytes = 0
@@ -82,11 +85,12 @@ class Session:
     # --- connection -----------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:  # noqa: ARG002
-        self.broker.session_started(self)
+        self.broker.guests.started(self)
 
     def disconnected(self, error: Exception | None) -> None:  # noqa: ARG002
         self.ended = True
         if self._relay is not None:
+            self.broker.guests.relays -= 1
             self._relay.close()
         for stream in list(self.streams.values()):
             stream.close()
@@ -97,7 +101,7 @@ class Session:
     def refused(self, error: StentorError) -> None:
         """The client broke the protocol: say so once, and close."""
         logger.info("client %s (%s) refused: %s", self.name or "?", self.connection.address, error)
-        self.broker.refusals += 1
+        self.broker.guests.refusals += 1
         self._flush_answers()
         self.connection.send(Kind.ERROR, 0, messages.encode(messages.failure(error, "connection")))
         self.connection.close()
@@ -109,9 +113,11 @@ class Session:
             self._relay.client_writable(writable=writable)
             return
         if writable:
+            self._has_room.set()
             self.release()
             self.pump_blocked()
         else:
+            self._has_room.clear()
             self.hold()
 
     @property
@@ -149,10 +155,9 @@ class Session:
         connection = self.connection
         self._note_progress(now)
         if now - self._deaf_since > limits.SILENCE_S:
-            # It takes nothing, so it would not hear why either.
-            logger.info("client %s (%s) has not read for %g s", self.name or "?", connection.address, limits.SILENCE_S)
-            self.broker.refusals += 1
-            connection.abort()
+            self.drop_deaf(f"it has not read for {limits.SILENCE_S:g} s")
+        elif connection.unsent_bytes > limits.UNSENT_BYTES_MAX:
+            self.drop_deaf(f"it does not read {connection.unsent_bytes} bytes")
         elif connection.closed:
             pass  # refused already; the reason is on its way out
         elif not self.greeted and now - self._started > limits.HANDSHAKE_S:
@@ -165,6 +170,11 @@ class Session:
             for stream in self.streams.values():
                 stream.tell_state()
 
+    @property
+    def deaf_since(self) -> float:
+        """When it last took something, or had taken everything."""
+        return self._deaf_since
+
     def excuse(self, now: float) -> None:
         """The broker itself stood still: what the client did meanwhile is not known yet."""
         self._started = self._silent_since = self._frame_since = self._deaf_since = now
@@ -175,8 +185,9 @@ class Session:
             self._seen_bytes, self._silent_since = connection.bytes_in, now
         if connection.frames_in != self._seen_frames or not connection.mid_frame:
             self._seen_frames, self._frame_since = connection.frames_in, now
-        if self._holds:
+        if self._holds or connection.starved:
             self._silent_since = self._frame_since = now  # the silence is our doing
+        connection.rest()
         unsent = connection.unsent_bytes
         taken = connection.bytes_out - unsent
         if taken != self._seen_taken or not unsent:
@@ -282,11 +293,14 @@ class Session:
                 hint="Upgrade the older of the two.",
             )
         self.name, self.library = hello.name, hello.library
+        if not hello.broker:
+            self.broker.guests.greeted(self)
         self.greeted = True
         self.connection.body_bytes_max = limits.FRAME_BODY_BYTES_MAX
         self.listener = hello.listener or self.listener
         if hello.target not in ("", self.broker.broker_id):
             self._relay = Relay(self, self.broker.address_of(hello.target), hello)
+            self.broker.guests.relays += 1
             return
         features: list[str] = [feature for feature in frames.FEATURES if feature in hello.features]
         welcome = messages.Welcome(version=version, broker=self.broker.info(self.listener), features=features)
@@ -301,6 +315,7 @@ class Session:
                 hint="Check the coordination address of both.",
             )
         self.peer = hello.broker
+        self.broker.guests.proved(self)
         self.broker.cluster.peer_arrived(hello.broker)
 
     def _heard(self, _: int, body: memoryview) -> None:
@@ -425,11 +440,28 @@ class Session:
             logger.exception("request %s failed", operation)
             self.fail(correlation, InternalError(f"{type(error).__name__}: {error}"), operation)
         else:
+            await self._respond(correlation, response)
+
+    async def _respond(self, correlation: int, response: Any) -> None:
+        """Encode an answer when the client takes it: what it asked for and does not read costs no copy."""
+        async with self._responding:
+            await self._has_room.wait()
             self._answer_soon(frames.frame(Kind.RESPONSE, correlation, messages.encode(response)))
+            if len(self._answers[-1]) > limits.WRITE_BUFFER_BYTES_MAX:
+                self._flush_answers()  # so that the next one waits for it
 
     def routes_changed(self, change: bytes) -> None:
         if self.watches_routes and not self.ended:
+            if self.connection.unsent_bytes > limits.UNSENT_BYTES_MAX:
+                self.drop_deaf("it does not read what changes")  # it asks for everything when it is back
+                return
             self._answer_soon(frames.frame(Kind.ROUTES, 0, change))
+
+    def drop_deaf(self, reason: str) -> None:
+        """A client that does not read holds too much memory; it would not hear why either."""
+        logger.info("client %s (%s) is dropped: %s", self.name or "?", self.connection.address, reason)
+        self.broker.guests.refusals += 1
+        self.connection.abort()
 
     def going_away(self) -> None:
         """The broker stops: streams end with a reason that tells clients to come back."""
