@@ -136,6 +136,9 @@ ANTECHAMBER_CONNECTIONS: Final = 64
 ANTECHAMBER_S: Final = 0.5
 """Beyond the limit of connections, so many newcomers may say within this time that they are brokers."""
 
+GUEST_LOG_LINES_PER_S: Final = 20
+"""About connections that are refused or dropped: enough to see who, too few to fill a disk."""
+
 HTTP_CONNECTIONS_MAX: Final = 128
 """Those who ask for health and metrics are few; more are refused, so that logs have their descriptors."""
 
@@ -146,10 +149,13 @@ the coordination store, other brokers."""
 DESCRIPTORS_CLIENTS_MIN: Final = 64
 """Topics may not take the last open files: so many clients can always connect."""
 
+DESCRIPTORS_PARTS: Final = 8
+"""Where few files may be open, none of these parts is more than this fraction of them."""
+
 DESCRIPTORS_WANTED: Final = 1_000_000
 """What a process asks for where the system names no limit."""
 
-HTTP_REQUEST_S: Final = 10.0
+HTTP_REQUEST_S: Final = 15.0
 """A connection to the HTTP port must have asked something by then, and taken its answer: no slow loris."""
 
 LISTENERS_MAX: Final = 8

@@ -43,7 +43,7 @@ class Node:
             # aiohttp is heavy; a broker without HTTP starts without it.
             from stentor.http.server import HttpServer
 
-            self._http = HttpServer(self.broker)
+            self._http = HttpServer(self.broker, connections_max=self.broker.guests.http_max)
             try:
                 await self._http.start(
                     self.config.http_host or self.broker.listeners.plans[0].host, self.config.http_port

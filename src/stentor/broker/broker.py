@@ -316,12 +316,11 @@ class Broker:
 
         await self._until(active, _ACTIVATION_S)
 
-    async def remove_directory(self, key: Key) -> None:
-        """What a topic that was not made left on disk."""
+    def remove_directories(self, keys: list[Key]) -> None:
+        """In a thread: what a topic that was not made left on disk."""
         assert self._directory is not None
-        for found in self._directory.partitions():
-            if (found.topic_id, found.partition) == key:
-                await asyncio.to_thread(self._directory.remove, found)
+        for key in keys:
+            self._directory.remove_partition(*key)
 
     # --- topics ---------------------------------------------------------------------------------
 

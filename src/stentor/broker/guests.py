@@ -14,6 +14,7 @@ there is no room. When the antechamber is full too, whoever was in it for longes
 
 from __future__ import annotations
 
+import logging
 import resource
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,8 @@ from stentor.transport.budget import ReceiveBudget
 if TYPE_CHECKING:
     from stentor.broker.broker import Broker
     from stentor.broker.session import Session
+
+logger = logging.getLogger(__name__)
 
 _DEAF_S: Final = 2 * limits.SWEEP_S  # who took something a moment ago is not dropped for what others do not read
 
@@ -42,6 +45,11 @@ def descriptor_limit() -> int:
     return limits.DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else soft
 
 
+def _part(bound: int) -> int:
+    """So many descriptors, or fewer where there are few."""
+    return min(bound, descriptor_limit() // limits.DESCRIPTORS_PARTS)
+
+
 class Guests:
     """The connections that others made to this broker."""
 
@@ -51,6 +59,7 @@ class Guests:
         self.receiving = ReceiveBudget()
         self.refusals = 0
         self.relays = 0  # connections to other brokers on behalf of clients
+        self._lines = 0  # of the log, about clients, since the last sweep
         self._peers = 0
         self._antechamber: dict[Session, float] = {}  # since when
 
@@ -58,9 +67,8 @@ class Guests:
 
     def check_descriptors(self, logs: int) -> None:
         """LimitExceeded if the files of so many more logs could take those that others need."""
-        limit, held = descriptor_limit(), len(self._broker.replicas.partitions)
-        left = limit - limits.DESCRIPTORS_RESERVED - limits.HTTP_CONNECTIONS_MAX - held
-        left -= max(limits.DESCRIPTORS_CLIENTS_MIN, len(self.sessions))
+        limit = descriptor_limit()
+        left = self._spare - max(_part(limits.DESCRIPTORS_CLIENTS_MIN), len(self.sessions) + self.relays)
         if logs > left:
             raise LimitExceeded(
                 f"{logs} more partitions need as many open files; this broker may open {limit} and can spare"
@@ -73,9 +81,18 @@ class Guests:
     @property
     def clients_max(self) -> int:
         """How many clients there is room for now."""
+        return min(self._broker.config.connections_max, max(_part(limits.DESCRIPTORS_CLIENTS_MIN), self._spare))
+
+    @property
+    def http_max(self) -> int:
+        """How many connections the HTTP side may have."""
+        return _part(limits.HTTP_CONNECTIONS_MAX)
+
+    @property
+    def _spare(self) -> int:
+        """Descriptors for clients and for more logs."""
         logs = len(self._broker.replicas.partitions)
-        spare = descriptor_limit() - limits.DESCRIPTORS_RESERVED - limits.HTTP_CONNECTIONS_MAX - logs
-        return min(self._broker.config.connections_max, max(limits.DESCRIPTORS_CLIENTS_MIN, spare))
+        return descriptor_limit() - _part(limits.DESCRIPTORS_RESERVED) - self.http_max - logs
 
     @property
     def _clients(self) -> int:
@@ -100,7 +117,7 @@ class Guests:
 
     def greeted(self, session: Session) -> None:
         """It is a client, and no broker; Closed if there is no room for it."""
-        if self._antechamber.pop(session, None) is not None:
+        if session in self._antechamber:
             raise self._full()
 
     def proved(self, session: Session) -> None:
@@ -116,14 +133,21 @@ class Guests:
             self._peers -= bool(session.peer)
 
     def _turn_away(self, session: Session) -> None:
+        error = self._full()
         del self._antechamber[session]
-        session.refused(self._full())
+        session.refused(error)
 
     def _full(self) -> Closed:
         return Closed(
             f"This broker has {self._clients} connections, which is its limit.",
             hint="Try again later, or connect to another broker.",
         )
+
+    def tell(self, text: str, *details: object) -> None:
+        """A line in the log about a client; strangers cause only so many a second, and the rest is counted."""
+        self._lines += 1
+        if self._lines <= limits.GUEST_LOG_LINES_PER_S:
+            logger.info(text, *details)
 
     # --- every second ---------------------------------------------------------------------------
 
@@ -137,6 +161,9 @@ class Guests:
             session.sweep(now)
         self.receiving.reclaim(now)
         self._drop_deaf(now)
+        if self._lines > limits.GUEST_LOG_LINES_PER_S:
+            logger.info("%d more lines about clients were left out", self._lines - limits.GUEST_LOG_LINES_PER_S)
+        self._lines = 0
 
     def _drop_deaf(self, now: float) -> None:
         """What all clients together do not read is bounded; who has not read for longest goes first."""

@@ -20,7 +20,15 @@ from stentor.broker.tail import TailCache
 from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.peers import Down, Linked
-from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, ProtocolError, StentorError
+from stentor.errors import (
+    CorruptData,
+    DiskFull,
+    InternalError,
+    NotReady,
+    OutOfDescriptors,
+    ProtocolError,
+    StentorError,
+)
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
 
@@ -41,6 +49,8 @@ if TYPE_CHECKING:
     from stentor.wire.messages import TopicSettings
 
 logger = logging.getLogger(__name__)
+
+_DESCRIPTOR_S = 1.0  # then a sync that found no descriptor is tried again
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -431,6 +441,10 @@ class Partition:
             self._synced(end, None)
 
     def _synced(self, end: int | None, error: StentorError | None) -> None:
+        if isinstance(error, OutOfDescriptors):  # nothing was synced, so it may be tried again (unlike K3)
+            logger.warning("partition %s waits for a descriptor: %s", self.name, error.message)
+            self.loop.call_later(_DESCRIPTOR_S, self._syncs.submit, self.log.sync, self._synced)
+            return
         self._sync_under_way = False
         if self._truncating is not None and error is None:
             self._cut_log()

@@ -19,7 +19,7 @@ from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
 from stentor.core.records import Key, Member
 from stentor.core.replica import Configure, EpochStored, Fail, PeerConnected, Started, Tick, Truncate
-from stentor.errors import CorruptData, DiskFull, StentorError
+from stentor.errors import CorruptData, DiskFull, OutOfDescriptors, StentorError
 from stentor.storage.log import PartitionLog
 from stentor.storage.model import LogSettings
 from stentor.storage.recovery import ForeignSegment
@@ -380,7 +380,7 @@ class Replicas:
                 continue
             if error is None:
                 partition.step(EpochStored(epoch))
-            elif isinstance(error, DiskFull):
+            elif isinstance(error, DiskFull | OutOfDescriptors):
                 self._await_epoch(partition, epoch)  # it stays wedged until there is room (K5)
             else:
                 logger.error("the journal could not be written: %s", error)

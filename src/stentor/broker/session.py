@@ -100,7 +100,7 @@ class Session:
 
     def refused(self, error: StentorError) -> None:
         """The client broke the protocol: say so once, and close."""
-        logger.info("client %s (%s) refused: %s", self.name or "?", self.connection.address, error)
+        self.broker.guests.tell("client %s (%s) refused: %s", self.name or "?", self.connection.address, error)
         self.broker.guests.refusals += 1
         self._flush_answers()
         self.connection.send(Kind.ERROR, 0, messages.encode(messages.failure(error, "connection")))
@@ -459,7 +459,7 @@ class Session:
 
     def drop_deaf(self, reason: str) -> None:
         """A client that does not read holds too much memory; it would not hear why either."""
-        logger.info("client %s (%s) is dropped: %s", self.name or "?", self.connection.address, reason)
+        self.broker.guests.tell("client %s (%s) is dropped: %s", self.name or "?", self.connection.address, reason)
         self.broker.guests.refusals += 1
         self.connection.abort()
 

@@ -6,6 +6,7 @@ afterwards is the controller's work alone.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ class Topics:
             for member in record.chain
             if member.broker == broker.broker_id
         }
+        broker.guests.check_descriptors(len(mine))
         try:
             await broker.replicas.create_many(topic, mine)
             held = await self._add(topic, chains)
@@ -156,9 +158,9 @@ class Topics:
     async def _discard(self, keys: list[Key]) -> None:
         """The topic was not made after all, for lack of room perhaps: nothing of it stays."""
         error = StentorError("The topic could not be made.")
-        for key in keys:
+        for key in keys:  # first: it lets go of descriptors, which the removal may need
             await self._broker.replicas.drop(key, error)
-            await self._broker.remove_directory(key)
+        await asyncio.to_thread(self._broker.remove_directories, keys)
 
     async def alter(self, name: str, changes: dict[str, Any]) -> Topic:
         broker = self._broker

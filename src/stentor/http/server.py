@@ -5,12 +5,14 @@ Everything shown here comes from the broker's `statistics()`.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import html
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
+from stentor import limits
 from stentor.errors import ConnectionFailed, InvalidArgument
 from stentor.http.metrics import render
 
@@ -45,24 +47,26 @@ class Status(Protocol):
 class HttpServer:
     """The HTTP side of one broker."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status, *, connections_max: int = limits.HTTP_CONNECTIONS_MAX) -> None:
         self._status = status
         self._runner: web.AppRunner | None = None
+        self._server: Any = None
+        self._guests = _Guests(connections_max)
         self.host = ""
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._guests.middleware])
         for path, handler in self._routes().items():
             app.router.add_get(path, handler)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            self._server = await self._guests.listen(self._runner, host, port)
         except OSError as error:
             await self.stop()
             raise _cannot_listen(host, port, error) from error
-        self.host, self.port = host, self._runner.addresses[0][1]
+        self.host, self.port = host, self._server.sockets[0].getsockname()[1]
 
     def _routes(self) -> dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]]:
         return {
@@ -75,6 +79,10 @@ class HttpServer:
         }
 
     async def stop(self) -> None:
+        self._guests.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -97,6 +105,102 @@ class HttpServer:
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
         return web.Response(text=_page(self._status), content_type="text/html")
+
+
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+)
+
+
+class _Guests:
+    """The connections to the HTTP side: so many at most, and each has a deadline that only a request moves."""
+
+    def __init__(self, connections_max: int) -> None:
+        self._connections_max = connections_max
+        self._deadlines: dict[asyncio.BaseTransport, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def listen(self, runner: web.AppRunner, host: str, port: int) -> Any:
+        loop = asyncio.get_running_loop()
+        serve = runner.server
+        assert serve is not None
+        server = await loop.create_server(lambda: _Guest(self, serve()), host, port, reuse_address=True)
+        self._sweep()
+        return server
+
+    def arrived(self, transport: asyncio.Transport) -> bool:
+        """False if there are too many; it is told so."""
+        if len(self._deadlines) >= self._connections_max:
+            reason = b'{"reason": "This broker has too many HTTP connections."}'
+            transport.write(_FULL % (len(reason), reason))
+            transport.close()
+            return False
+        self._extend(transport)
+        return True
+
+    def left(self, transport: asyncio.BaseTransport) -> None:
+        self._deadlines.pop(transport, None)
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """A request has arrived: there is time for its answer, and then for the next one."""
+        if request.transport is not None:
+            self._extend(request.transport)
+        response: web.StreamResponse = await handler(request)
+        if request.transport is not None:
+            self._extend(request.transport)
+        return response
+
+    def _extend(self, transport: asyncio.BaseTransport) -> None:
+        self._deadlines[transport] = asyncio.get_running_loop().time() + limits.HTTP_REQUEST_S
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for transport in [one for one, deadline in self._deadlines.items() if now > deadline]:
+            self.left(transport)
+            if isinstance(transport, asyncio.Transport):
+                transport.abort()
+        self._timer = loop.call_later(limits.SWEEP_S, self._sweep)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class _Guest(asyncio.Protocol):
+    """One connection: aiohttp's, if there is room for it."""
+
+    def __init__(self, guests: _Guests, inner: asyncio.Protocol) -> None:
+        self._guests = guests
+        self._inner = inner
+        self._transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._guests.arrived(transport):  # type: ignore[arg-type]
+            self._transport = transport
+            self._inner.connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is not None:
+            self._guests.left(self._transport)
+            self._inner.connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._transport is not None else None
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._inner.resume_writing()
 
 
 def _health(what: str, reason: str) -> web.Response:

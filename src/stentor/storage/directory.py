@@ -29,7 +29,7 @@ from typing import Final, Self
 import msgspec
 
 from stentor.errors import DirectoryInUse, DirectoryUnusable, FormatTooNew, StorageError
-from stentor.storage.files import TEMPORARY_SUFFIX, FileHandle, atomic_write, storage_error, sync_directory
+from stentor.storage.files import SPARE, TEMPORARY_SUFFIX, FileHandle, atomic_write, storage_error, sync_directory
 from stentor.storage.journal import ReplicaJournal
 from stentor.storage.retention import remove_log
 from stentor.storage.state import mark_path
@@ -131,6 +131,7 @@ class DataDirectory:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
         self._lock: FileHandle | None = None
+        SPARE.fill()
         try:
             self._make()
             ready = check_format(self.path)
@@ -208,6 +209,12 @@ class DataDirectory:
         """Partition directories of no known (topic id, partition)."""
         expected = set(known)
         return [found for found in self.partitions() if (found.topic_id, found.partition) not in expected]
+
+    def remove_partition(self, topic_id: int, partition: int) -> None:
+        """The same by its name; nothing if there is none."""
+        path = self.partition_directory(topic_id, partition)
+        if path.exists():
+            remove_log(path)
 
     def remove(self, found: PartitionDirectory) -> None:
         """Remove the log of a partition that nobody has open, an orphan for instance."""

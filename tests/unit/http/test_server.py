@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from stentor import limits
 from stentor.http.server import HttpServer
 from stentor.testing import broker
 
@@ -87,3 +88,52 @@ def test_a_real_broker_answers_all_of_them():
 
 def test_what_is_not_served_is_not_found():
     assert ask(a_status(), "/health/nothing")[0] == 404
+
+
+def test_headers_that_come_drop_by_drop_are_closed_in_time(monkeypatch):
+    """A slow loris: each line resets nothing."""
+    monkeypatch.setattr(limits, "HTTP_REQUEST_S", 0.5)
+    monkeypatch.setattr(limits, "SWEEP_S", 0.1)
+
+    async def drip():
+        server = HttpServer(a_status())
+        await server.start("127.0.0.1", 0)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /health/live HTTP/1.1\r\n")
+            closed = asyncio.ensure_future(reader.read())
+            for _ in range(100):
+                writer.write(b"X-Drop: 1\r\n")
+                done, _ = await asyncio.wait({closed}, timeout=0.1)
+                if done:
+                    return True
+        finally:
+            writer.close()
+            await server.stop()
+        return False
+
+    assert asyncio.run(drip())
+
+
+def test_beyond_its_connections_it_says_so_and_serves_again_when_one_leaves():
+    async def crowd():
+        server = HttpServer(a_status(), connections_max=2)
+        await server.start("127.0.0.1", 0)
+        try:
+            guests = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+            refusal = await asyncio.wait_for(guests[2][0].read(), 10)
+            guests[0][1].close()
+            url = f"http://127.0.0.1:{server.port}/health/live"
+            async with asyncio.timeout(10):
+                while (answer := await asyncio.to_thread(fetch, url, "GET"))[0] != 200:
+                    pass
+            return refusal, answer
+        finally:
+            for _, writer in guests:
+                writer.close()
+            await server.stop()
+
+    refusal, answer = asyncio.run(crowd())
+    assert refusal.startswith(b"HTTP/1.1 503")
+    assert b"too many HTTP connections" in refusal
+    assert answer[0] == 200
