@@ -42,7 +42,8 @@ from stentor.errors import (
     PartitionNotFound,
     StentorError,
 )
-from stentor.storage.directory import BROKER_FILE, CATALOGUE_FILE, COORDINATION_FILE, DataDirectory
+from stentor.storage.changes import ChangesFile
+from stentor.storage.directory import BROKER_FILE, CATALOGUE_FILE, CHANGES_FILE, COORDINATION_FILE, DataDirectory
 from stentor.storage.files import atomic_write
 from stentor.wire import messages
 
@@ -169,7 +170,7 @@ class Broker:
                 hint="Restore it from a backup: it says which topics the logs belong to.",
                 object=str(file),
             )
-        return EmbeddedStore(saved, partial(atomic_write, file))
+        return EmbeddedStore(saved, partial(atomic_write, file), changes=ChangesFile(path / CHANGES_FILE))
 
     def _open_etcd(self) -> CoordinationStore:
         """The cluster's store."""

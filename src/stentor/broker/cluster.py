@@ -546,11 +546,10 @@ class Cluster:
     async def topic_deleted(self, topic: Topic) -> None:
         news = News()
         catalogue = self._broker.catalogue
-        catalogue.topics.pop(topic.record.name, None)
-        catalogue.by_id.pop(topic.record.id, None)
+        catalogue.drop_topic(topic)
         self.routes.topic_changed(topic.record.id, None)
         for key in topic.keys:
-            catalogue.chains.pop(key, None)
+            catalogue.drop_chain(key)
             news.chains[key] = None
         if self.machine.controller is not None:
             self.machine.controller.topic(topic.record.id, None)

@@ -17,7 +17,7 @@ from stentor import limits
 from stentor.broker.catalogue import Topic, TopicRecord, chain_key, deleted_key, encode, recorded_prefix, topic_key
 from stentor.core.controller import Held
 from stentor.core.names import check_topic_name
-from stentor.core.placement import Candidate, Load, place
+from stentor.core.placement import Candidate, place
 from stentor.core.records import ChainRecord, Key, Member
 from stentor.errors import (
     InvalidArgument,
@@ -105,7 +105,7 @@ class Topics:
             for record in broker.catalogue.brokers.values()
             if record.id in alive and not record.draining
         ]
-        load = Load.of([m.broker for m in held.record.chain] for held in broker.catalogue.chains.values())
+        load = broker.catalogue.tally.load.copy()
         chains = {}
         for key in topic.keys:
             names = place(key[1], plan.factor, candidates, load, mode=plan.mode, active=broker.cluster.active)

@@ -4,6 +4,7 @@
       FORMAT                              one line: what this is, and which format
       LOCK                                locked by the broker that uses it; holds its process id
       replicas                            the journal: incarnation, and a floor for each log
+      coordination, coordination.changes  the coordination store of a single broker
       catalogue                           what the coordination store of a cluster was last known to hold
       partitions/
         {topic id:016x}-{partition}/      one log: segments, indexes, snapshots
@@ -39,6 +40,7 @@ FORMAT_FILE: Final = "FORMAT"
 LOCK_FILE: Final = "LOCK"
 JOURNAL_FILE: Final = "replicas"
 COORDINATION_FILE: Final = "coordination"
+CHANGES_FILE: Final = "coordination.changes"
 BROKER_FILE: Final = "broker"
 CATALOGUE_FILE: Final = "catalogue"
 PARTITIONS_FOLDER: Final = "partitions"

@@ -20,6 +20,7 @@ from stentor.storage.directory import (
     ASIDE_FOLDER,
     BROKER_FILE,
     CATALOGUE_FILE,
+    CHANGES_FILE,
     COORDINATION_FILE,
     FORMAT_FILE,
     JOURNAL_FILE,
@@ -46,7 +47,9 @@ from stentor.storage.segment import (
 )
 from stentor.storage.state import read_mark
 
-_FILES: Final = frozenset({FORMAT_FILE, LOCK_FILE, JOURNAL_FILE, COORDINATION_FILE, BROKER_FILE, CATALOGUE_FILE})
+_FILES: Final = frozenset(
+    {FORMAT_FILE, LOCK_FILE, JOURNAL_FILE, COORDINATION_FILE, CHANGES_FILE, BROKER_FILE, CATALOGUE_FILE}
+)
 _OURS: Final = _FILES | {PARTITIONS_FOLDER, ASIDE_FOLDER, "lost+found"}
 _LOCKS: Final = Path("/proc/locks")
 
