@@ -308,6 +308,16 @@ RECORDED_STORE_S: Final = 1.0
 FLUSH_INTERVAL_MS: Final = 200
 """For topics that chose flush=interval: what a power cut may take."""
 
+FLUSH_TURN_S: Final = 0.01
+FLUSHES_PER_TURN: Final = 32
+"""Partitions with flush=interval that one turn brings to disk: with more than these can serve, the interval grows."""
+
+TICKED_PARTITIONS_MAX: Final = 1_000
+"""Replicas that are looked at in one beat of the cluster; where there are more they take turns."""
+
+STATISTICS_SLICE: Final = 100
+"""Partitions whose numbers are gathered before the loop looks at others."""
+
 # --- coordination -------------------------------------------------------------------------------
 
 COORDINATION_SWAP_OPERATIONS_MAX: Final = 128

@@ -94,6 +94,7 @@ class Broker:
         self._timers: list[asyncio.TimerHandle] = []
         self._checkpointing = False
         self._retaining = False
+        self._gathering: asyncio.Task[dict[str, Any]] | None = None
         self.listeners = Listeners(config)
         self._started_at = self.clock.monotonic()
         self._no_sessions = asyncio.Event()
@@ -344,7 +345,7 @@ class Broker:
             if partition is not None and partition.settings != settings:
                 partition.settings = settings
                 partition.log.settings = self.replicas.log_settings(settings)
-                self.replicas.start_flush_timer(partition)
+                partition.flush_later()
                 partition.catch_up_with_disk()
 
     async def drop_topic(self, topic_id: int) -> None:
@@ -476,6 +477,7 @@ class Broker:
             await asyncio.wait_for(self.admin.acquire(), limits.SHUTDOWN_S)
         for session in list(self.sessions):
             session.hold()
+        self.replicas.stop_flushing()
         settling = [self.replicas.settle(partition) for partition in self.partitions.values()]
         try:
             await asyncio.wait_for(asyncio.gather(*settling), limits.SHUTDOWN_S)
@@ -547,8 +549,30 @@ class Broker:
             load=len(self.sessions),
         )
 
-    def statistics(self) -> dict[str, Any]:
-        """Everything that metrics, dashboard and CLI show."""
+    def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
+        """Everything that metrics, dashboard and CLI show; of so many partitions."""
+        shown = list(self.partitions.values())[:partitions_max]
+        return {**self._totals(), "partitions": [partition.statistics() for partition in shown]}
+
+    async def gather_statistics(self) -> dict[str, Any]:
+        """The same, a few partitions at a time; who asks meanwhile shares what is being gathered."""
+        if self._gathering is None:
+            self._gathering = self.loop.create_task(self._gather())
+            self._gathering.add_done_callback(self._gathered)
+        return await asyncio.shield(self._gathering)
+
+    def _gathered(self, _: Any) -> None:
+        self._gathering = None
+
+    async def _gather(self) -> dict[str, Any]:
+        found = []
+        for number, partition in enumerate(list(self.partitions.values()), 1):
+            found.append(partition.statistics())
+            if number % limits.STATISTICS_SLICE == 0:
+                await asyncio.sleep(0)
+        return {**self._totals(), "partitions": found}
+
+    def _totals(self) -> dict[str, Any]:
         return {
             "broker": {
                 "id": self.broker_id,
@@ -565,7 +589,6 @@ class Broker:
                 "bytes_out": sum(session.connection.bytes_out for session in self.sessions),
             },
             "cluster": self.cluster.statistics(),
-            "partitions": [partition.statistics() for partition in self.partitions.values()],
         }
 
 

@@ -71,6 +71,7 @@ class ChainWork(Protocol):
     def retire(self, partition: Partition, start: int) -> None: ...
     def unheard(self) -> frozenset[str]: ...
     def copy_failed(self) -> None: ...
+    def flush_later(self, partition: Partition) -> None: ...
 
 
 def _unconfirmed(successor: str) -> NotReady:
@@ -120,7 +121,7 @@ class Partition:
         self._unsynced_bytes = 0
         self._held: set[Session] = set()  # publishers told to wait for the disk
         self._stopped: Callable[[], None] | None = None
-        self.has_flush_timer = False
+        self.noted: Any = None  # the floors that the journal knows
         self.dirty = False  # flush=interval: written since the last sync
         self.messages_in = 0
         self.batches_in = 0
@@ -414,7 +415,9 @@ class Partition:
     def _request_sync(self) -> None:
         if self.settings.flush == "interval":
             # The topic chose to be told before the disk has it; a timer brings it there.
-            self.dirty = True
+            if not self.dirty:
+                self.dirty = True
+                self.flush_later()
             self._perform(self.replica.step(r.Durable(self.log.end), self._clock.now_us()))
         elif not self._sync_under_way and not (self._publisher and self._publisher.defer_sync(self)):
             self._start_sync()
@@ -463,6 +466,11 @@ class Partition:
         held, self._held = self._held, set()
         for session in held:
             session.release()
+
+    def flush_later(self) -> None:
+        """Have what only memory holds brought to disk an interval from now."""
+        if self._chain is not None and self.dirty:
+            self._chain.flush_later(self)
 
     def flush_interval(self) -> None:
         """Called by the broker's timer for topics with flush=interval."""

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.broker.flusher import Flusher
 from stentor.broker.partition import Partition
 from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
@@ -57,6 +58,8 @@ class Replicas:
         self._dropping: dict[Key, Held | None] = {}  # being removed; with the newest record heard meanwhile
         self._dropped: set[int] = set()  # ids of logs that were removed in this life
         self._tasks: set[asyncio.Task[None]] = set()
+        self._flusher = Flusher(broker.loop)
+        self._ticked: list[Partition] = []  # who has its turn to be looked at next
         self.single = False  # a broker on its own takes its logs as they are
 
     # --- opening --------------------------------------------------------------------------------
@@ -130,7 +133,6 @@ class Replicas:
 
     def _add(self, partition: Partition) -> None:
         self.partitions[partition.key] = partition
-        self.start_flush_timer(partition)
 
     def _open(self, topic: Topic, key: Key, log_id: int) -> Partition:
         record = topic.record
@@ -197,20 +199,13 @@ class Replicas:
             disk_reserve_bytes=self._broker.config.disk_reserve_bytes,
         )
 
-    def start_flush_timer(self, partition: Partition) -> None:
-        """Topics with flush=interval are brought to disk by a timer, one per partition."""
-        broker = self._broker
+    def flush_later(self, partition: Partition) -> None:
+        """A topic with flush=interval was written to."""
+        self._flusher.add(partition)
 
-        def flush() -> None:
-            partition.has_flush_timer = not (
-                partition.deleted or broker.stopping or partition.settings.flush != "interval"
-            )
-            if partition.has_flush_timer:
-                partition.flush_interval()
-                broker.loop.call_later(partition.settings.flush_interval_ms / 1000, flush)
-
-        if not partition.has_flush_timer:
-            flush()
+    def stop_flushing(self) -> None:
+        """The broker stops, and brings everything to disk itself."""
+        self._flusher.close()
 
     # --- records --------------------------------------------------------------------------------
 
@@ -286,15 +281,26 @@ class Replicas:
                 partition.end_streams_for_now()
 
     def tick(self) -> None:
-        for partition in list(self.partitions.values()):
+        """Let replicas look at their neighbours: those without a link always, of the others so many at a time."""
+        for partition in [p for p in self.partitions.values() if not p.replica.linked]:
+            partition.step(Tick())
+        if not self._ticked:
+            self._ticked = list(self.partitions.values())
+        turn = self._ticked[-limits.TICKED_PARTITIONS_MAX :]
+        del self._ticked[-limits.TICKED_PARTITIONS_MAX :]
+        for partition in turn:
             replica = partition.replica
-            if not replica.linked or replica.place.successor is not None:
+            if replica.linked and replica.place.successor is not None and self._holds(partition):
                 partition.step(Tick())
 
     def forget_superseded(self) -> None:
         """Copies that full chains no longer name go, a while after they were last needed."""
         now = self._broker.clock.monotonic()
         for key, partition in list(self.partitions.items()):
+            if partition.replica.place.position is not None:
+                if self._superseded_since:
+                    self._superseded_since.pop(key, None)
+                continue
             record = partition.replica.record
             held = self._broker.catalogue.chains.get(key)
             if record is None or held is None or not self._is_superseded(held, partition):
@@ -392,6 +398,7 @@ class Replicas:
     def cut_log(self, partition: Partition, effect: Truncate) -> PartitionLog:
         """In a thread: the log ends here, or begins anew here; the state derived from it follows (C9, C19)."""
         log, dedupe = partition.log, partition.replica.dedupe
+        partition.noted = None  # what the journal says changes here too
         if not effect.reset:
             floor = self._journal.get(*partition.key)
             if floor is not None and floor.synced_end > effect.end:
@@ -431,17 +438,21 @@ class Replicas:
     # --- books ----------------------------------------------------------------------------------
 
     def note_floors(self) -> None:
+        """What moved since the last time goes into the journal."""
         for key, partition in self.partitions.items():
-            synced_end = partition.log.synced_end
-            if partition.is_cutting or self._ends_below_floor(partition, synced_end):
+            log, replica = partition.log, partition.replica
+            synced_end = log.synced_end
+            floors = (log, synced_end, replica.committed, replica.damaged)
+            if floors == partition.noted or partition.is_cutting or self._ends_below_floor(partition, synced_end):
                 continue
             self._journal.update(
                 *key,
-                log_id=partition.log.identity.log_id,
+                log_id=log.identity.log_id,
                 synced_end=synced_end,
-                committed=min(partition.committed, synced_end),
-                damaged=partition.replica.damaged,
+                committed=min(replica.committed, synced_end),
+                damaged=replica.damaged,
             )
+            partition.noted = floors
 
     def _ends_below_floor(self, partition: Partition, synced_end: int) -> bool:
         """A log that failed is left as it was found, and may have lost what was known to be on disk."""

@@ -1,6 +1,7 @@
 """Health for load balancers, metrics for Prometheus, statistics as JSON, and one small page.
 
-Everything shown here comes from the broker's `statistics()`.
+Everything shown here comes from the broker's statistics. They are gathered in slices and written out in a thread: a
+scrape of thousands of partitions does not hold up the loop.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import html
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 from aiohttp import web
 
 from stentor import limits
@@ -41,7 +43,7 @@ class Status(Protocol):
     @property
     def cluster(self) -> ClusterStatus: ...
     def info(self) -> BrokerInfo: ...
-    def statistics(self) -> dict[str, Any]: ...
+    async def gather_statistics(self) -> dict[str, Any]: ...
 
 
 class HttpServer:
@@ -97,14 +99,19 @@ class HttpServer:
         return _health("active", _why_not_ready(self._status) or _why_not_active(self._status))
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
-        body, content_type = render(self._status.statistics())
+        statistics = await self._status.gather_statistics()
+        body, content_type = await asyncio.to_thread(render, statistics)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _statistics(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response(self._status.statistics())
+        statistics = await self._status.gather_statistics()
+        body = await asyncio.to_thread(_json, statistics)
+        return web.Response(body=body, content_type="application/json")
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
-        return web.Response(text=_page(self._status), content_type="text/html")
+        statistics = await self._status.gather_statistics()
+        text = await asyncio.to_thread(_page, self._status.info(), statistics)
+        return web.Response(text=text, content_type="text/html")
 
 
 _FULL = (
@@ -239,9 +246,18 @@ def _cannot_listen(host: str, port: int, error: OSError) -> Exception:
     return InvalidArgument(f"Cannot serve HTTP on {host}:{port}: {error.strerror or error}.", operation="listen")
 
 
-def _page(status: Status) -> str:
+def _json(statistics: dict[str, Any]) -> bytes:
+    """In pieces, so that the thread lets others run between them."""
+    rows = statistics["partitions"]
+    size = limits.STATISTICS_SLICE
+    pieces = [msgspec.json.encode(rows[start : start + size])[1:-1] for start in range(0, len(rows), size)]
+    totals = {name: part for name, part in statistics.items() if name != "partitions"}
+    begun = msgspec.json.encode({**totals, "partitions": []}).removesuffix(b"]}")
+    return begun + b",".join(pieces) + b"]}"
+
+
+def _page(info: BrokerInfo, statistics: dict[str, Any]) -> str:
     """What a person sees who opens the broker in a browser."""
-    info, statistics = status.info(), status.statistics()
     rows = "".join(
         f"<tr><td>{html.escape(p['topic'])}</td><td>{p['partition']}</td><td>{p['log']['start']}</td>"
         f"<td>{p['replica']['committed']}</td><td>{p['messages_in']}</td><td>{p['streams']}</td></tr>"
