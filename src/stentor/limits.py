@@ -77,8 +77,11 @@ CLIENT_NAME_CHARACTERS_MAX: Final = 200
 
 PARTITIONS_PER_TOPIC_MAX: Final = 1_024
 TOPICS_MAX: Final = 10_000
-PARTITIONS_PER_BROKER_MAX: Final = 10_000
-"""Each partition holds at least one open file; stay well inside usual descriptor limits."""
+PARTITIONS_PER_BROKER_MAX: Final = 10_240
+"""Copies of partitions on one broker: ten thousand, and some for topics of our own. Each holds an open file."""
+
+PARTITIONS_MAX: Final = 100_000
+"""In a whole cluster: the route table must fit into one answer."""
 
 # --- publishing ---------------------------------------------------------------------------------
 

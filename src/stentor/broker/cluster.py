@@ -21,6 +21,7 @@ from stentor import limits
 from stentor._version import __version__
 from stentor.broker.active import ActiveBroker
 from stentor.broker.catalogue import CONTROLLER, News, Topic, broker_key, chain_key, encode
+from stentor.broker.looking import StoreLook
 from stentor.broker.peers import Peers
 from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
@@ -72,6 +73,7 @@ class Cluster:
         self._lease = 0
         self.routes = Routes(broker)
         self.restored = Restored()
+        self._look = StoreLook(broker, self.restored, lambda: self.spawn(self.look_again()))
         self._active = ActiveBroker(broker, self)
         self._views: dict[str, str] = {}
         self._closed = False
@@ -296,8 +298,8 @@ class Cluster:
                 case peer.Reports(broker, incarnation, reports):
                     found = {(topic_id, partition): report for topic_id, partition, report in reports}
                     self._do(self.machine.heard_reports(broker, incarnation, found, now_us))
-                case peer.TopicsChanged():
-                    self.spawn(self.look_again())
+                case peer.TopicsChanged(revision):
+                    self._look.soon(revision)
 
     def _heard_about(self, key: Key, sender: str, message: PartitionMessage) -> None:
         if isinstance(message, JoinerReady | Complaint):

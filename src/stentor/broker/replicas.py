@@ -21,6 +21,7 @@ from stentor.core.dedupe import Dedupe
 from stentor.core.records import Key, Member
 from stentor.core.replica import Configure, EpochStored, Fail, PeerConnected, Started, Tick, Truncate
 from stentor.errors import CorruptData, DiskFull, OutOfDescriptors, StentorError
+from stentor.memory import keep_long_lived_objects
 from stentor.storage.log import PartitionLog
 from stentor.storage.model import LogSettings
 from stentor.storage.recovery import ForeignSegment
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RECOVERY_THREADS = 4
+_SETTLED_PARTITIONS = 500  # so many new ones are worth setting apart from what is collected
 _ASK_AGAIN_S = 1.0  # when the disk was full
 
 
@@ -58,6 +60,7 @@ class Replicas:
         self._dropping: dict[Key, Held | None] = {}  # being removed; with the newest record heard meanwhile
         self._dropped: set[int] = set()  # ids of logs that were removed in this life
         self._tasks: set[asyncio.Task[None]] = set()
+        self._added = 0  # since long-lived objects were last set apart
         self._flusher = Flusher(broker.loop)
         self._ticked: list[Partition] = []  # who has its turn to be looked at next
         self.single = False  # a broker on its own takes its logs as they are
@@ -133,6 +136,10 @@ class Replicas:
 
     def _add(self, partition: Partition) -> None:
         self.partitions[partition.key] = partition
+        self._added += 1
+        if self._added >= _SETTLED_PARTITIONS:
+            self._added = 0
+            keep_long_lived_objects()
 
     def _open(self, topic: Topic, key: Key, log_id: int) -> Partition:
         record = topic.record
@@ -276,9 +283,10 @@ class Replicas:
     def predecessor_lost(self, name: str) -> None:
         """C25: without its predecessor a member does not hear of commits; nobody shall stay "live" on it."""
         for partition in self.partitions.values():
-            predecessor = partition.replica.place.predecessor
-            if partition.streams and predecessor is not None and predecessor.broker == name:
-                partition.end_streams_for_now()
+            if partition.streams:
+                predecessor = partition.replica.place.predecessor
+                if predecessor is not None and predecessor.broker == name:
+                    partition.end_streams_for_now()
 
     def tick(self) -> None:
         """Let replicas look at their neighbours: those without a link always, of the others so many at a time."""

@@ -17,7 +17,7 @@ from stentor import limits
 from stentor.broker.catalogue import Topic, TopicRecord, chain_key, deleted_key, encode, recorded_prefix, topic_key
 from stentor.core.controller import Held
 from stentor.core.names import check_topic_name
-from stentor.core.placement import Candidate, place
+from stentor.core.placement import Candidate, Load, place
 from stentor.core.records import ChainRecord, Key, Member
 from stentor.errors import (
     InvalidArgument,
@@ -75,12 +75,10 @@ class Topics:
         if name in catalogue.topics:
             raise TopicExists(f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name)
         partitions = catalogue.partitions()
-        if len(catalogue.topics) >= limits.TOPICS_MAX or partitions + settings.partitions > (
-            limits.PARTITIONS_PER_BROKER_MAX
-        ):
+        if len(catalogue.topics) >= limits.TOPICS_MAX or partitions + settings.partitions > limits.PARTITIONS_MAX:
             raise LimitExceeded(
-                f"There are {len(catalogue.topics)} topics with {partitions} partitions; the limits are"
-                f" {limits.TOPICS_MAX} and {limits.PARTITIONS_PER_BROKER_MAX}.",
+                f"There are {len(catalogue.topics)} topics with {partitions} partitions; the limits of a cluster are"
+                f" {limits.TOPICS_MAX} and {limits.PARTITIONS_MAX}.",
                 hint="Delete topics, or use keys inside one topic.",
             )
         brokers = len(catalogue.brokers)
@@ -119,6 +117,7 @@ class Topics:
             chains[key] = ChainRecord(
                 1, members, proposal=secrets.randbits(62), factor=plan.factor, min_replicas=plan.min_replicas
             )
+        _check_brokers(topic.record.name, load)
         return chains
 
     async def _add(self, topic: Topic, chains: dict[Key, ChainRecord]) -> dict[Key, Held]:
@@ -200,6 +199,18 @@ class Topics:
         await delete_all(broker.store, rest)
         await broker.cluster.topic_deleted(topic)
         logger.info("topic %s deleted", name)
+
+
+def _check_brokers(name: str, load: Load) -> None:
+    """Whether every broker may hold what it would hold with this topic."""
+    broker, held = max(load.replicas.items(), key=lambda item: item[1], default=("", 0))
+    if held > limits.PARTITIONS_PER_BROKER_MAX:
+        raise LimitExceeded(
+            f"With topic {name} broker {broker} would hold {held} partitions; the limit is"
+            f" {limits.PARTITIONS_PER_BROKER_MAX}.",
+            hint="Delete topics, use keys inside one topic, or add brokers.",
+            object=name,
+        )
 
 
 def _check_minimum(name: str, settings: TopicSettings) -> None:
