@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -289,8 +290,11 @@ class Replicas:
                     partition.end_streams_for_now()
 
     def tick(self) -> None:
-        """Let replicas look at their neighbours: those without a link always, of the others so many at a time."""
-        for partition in [p for p in self.partitions.values() if not p.replica.linked]:
+        """Let replicas look at their neighbours: so many without a link, and so many of the others in turn."""
+        unlinked = [p for p in self.partitions.values() if not p.replica.linked]
+        if len(unlinked) > limits.TICKED_PARTITIONS_MAX:
+            unlinked = random.sample(unlinked, limits.TICKED_PARTITIONS_MAX)  # all have their turn soon
+        for partition in unlinked:
             partition.step(Tick())
         if not self._ticked:
             self._ticked = list(self.partitions.values())
