@@ -23,6 +23,7 @@
     │   └── EndUnknown           where the committed messages end is not certain now (.sure_to)
     ├── StorageError             the disk said no
     │   ├── DiskFull             no room; nothing was written, reads go on
+    │   ├── OutOfDescriptors     the process may open no more files; nothing was written, try again
     │   ├── CorruptData          bytes on disk or on the wire fail their checksum
     │   ├── LogFailed            a sync failed; this log takes no more writes
     │   ├── DirectoryInUse       another broker holds the data directory
@@ -211,6 +212,11 @@ class StorageError(StentorError):
 
 class DiskFull(StorageError):
     code = "disk_full"
+    retriable = True
+
+
+class OutOfDescriptors(StorageError):
+    code = "out_of_descriptors"
     retriable = True
 
 

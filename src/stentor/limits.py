@@ -35,6 +35,13 @@ CLIENT_READ_BUFFER_BYTES: Final = 2 * MIB + 64 * KIB
 READ_BUFFER_IDLE_BYTES: Final = 16 * KIB
 """What a connection starts with, so that 10,000 quiet clients cost 160 MB, not 10 GB."""
 
+RECEIVE_BYTES_MAX: Final = 96 * MIB
+"""What all connections of a broker together may hold to receive with, beyond the small buffer of each: some frames of
+the largest kind, or full-speed buffers for a hundred publishers."""
+
+RECEIVE_RESERVED_BYTES: Final = 32 * MIB
+"""The part of it that only the other brokers may use: strangers cannot stop replication."""
+
 # --- batches ------------------------------------------------------------------------------------
 
 BATCH_BYTES_MAX: Final = FRAME_BODY_BYTES_MAX - 4 * KIB
@@ -74,8 +81,11 @@ CLIENT_NAME_CHARACTERS_MAX: Final = 200
 
 PARTITIONS_PER_TOPIC_MAX: Final = 1_024
 TOPICS_MAX: Final = 10_000
-PARTITIONS_PER_BROKER_MAX: Final = 10_000
-"""Each partition holds at least one open file; stay well inside usual descriptor limits."""
+PARTITIONS_PER_BROKER_MAX: Final = 10_240
+"""Copies of partitions on one broker: ten thousand, and some for topics of our own. Each holds an open file."""
+
+PARTITIONS_MAX: Final = 100_000
+"""In a whole cluster: the route table must fit into one answer."""
 
 # --- publishing ---------------------------------------------------------------------------------
 
@@ -129,6 +139,12 @@ HISTORY_SESSIONS_MAX: Final = 100
 WRITE_BUFFER_BYTES_MAX: Final = 1 * MIB
 """Per connection; above it the streams of that connection wait for the socket."""
 
+UNSENT_BYTES_MAX: Final = 16 * MIB
+"""Per connection: answers and news from before its socket was full. Who is further behind is dropped."""
+
+UNSENT_TOTAL_BYTES_MAX: Final = 128 * MIB
+"""The same for all clients of a broker together: those that have not read for longest are dropped first."""
+
 TAIL_CACHE_BYTES: Final = 4 * MIB
 """Per partition: the newest batches are kept in memory so that live subscribers cost no read."""
 
@@ -139,6 +155,28 @@ CONNECTIONS_MAX: Final = 10_000
 
 STRANGER_LOG_LINES_PER_S: Final = 10
 """Log lines about refused clients and malformed requests, per broker: a flood of them must not fill a disk."""
+ANTECHAMBER_CONNECTIONS: Final = 64
+ANTECHAMBER_S: Final = 0.5
+"""Beyond the limit of connections, so many newcomers may say within this time that they are brokers."""
+
+HTTP_CONNECTIONS_MAX: Final = 128
+"""Those who ask for health and metrics are few; more are refused, so that logs have their descriptors."""
+
+DESCRIPTORS_RESERVED: Final = 128
+"""Open files that neither clients nor new logs may use up: segments that begin while old ones are sealed, reads, books,
+the coordination store, other brokers."""
+
+DESCRIPTORS_CLIENTS_MIN: Final = 64
+"""Topics may not take the last open files: so many clients can always connect."""
+
+DESCRIPTORS_PARTS: Final = 8
+"""Where few files may be open, none of these parts is more than this fraction of them."""
+
+DESCRIPTORS_WANTED: Final = 1_000_000
+"""What a process asks for where the system names no limit."""
+
+HTTP_REQUEST_S: Final = 15.0
+"""A connection to the HTTP port must have asked something by then, and taken its answer: no slow loris."""
 
 LISTENERS_MAX: Final = 8
 """One per network that a broker is in; each multiplies the route changes that it encodes."""
@@ -258,7 +296,7 @@ REPLICA_SLOW_S: Final = 4.0
 """A member that gets on, but had not on disk this long ago what its predecessor had, is reported too: every publish
 waits that long for it (C14)."""
 
-JOINT_STALL_S: Final = 0.4
+JOINT_STALL_S: Final = 0.3
 JOINT_SLOW_S: Final = 1.5
 """The same for a joiner: in joint mode it holds up every commit before it is of any use, and gets less time than a
 member (C11)."""
@@ -343,6 +381,16 @@ METRICS_RETENTION_S: Final = 7 * 86_400
 
 FLUSH_INTERVAL_MS: Final = 200
 """For topics that chose flush=interval: what a power cut may take."""
+
+FLUSH_TURN_S: Final = 0.01
+FLUSHES_PER_TURN: Final = 32
+"""Partitions with flush=interval that one turn brings to disk: with more than these can serve, the interval grows."""
+
+TICKED_PARTITIONS_MAX: Final = 1_000
+"""Replicas that are looked at in one beat of the cluster; where there are more they take turns."""
+
+STATISTICS_SLICE: Final = 100
+"""Partitions whose numbers are gathered before the loop looks at others."""
 
 # --- coordination -------------------------------------------------------------------------------
 

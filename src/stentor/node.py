@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor.broker import Broker
-from stentor.memory import keep_freed_memory
+from stentor.broker.guests import raise_descriptor_limit
+from stentor.memory import give_back_freed_memory, keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,8 @@ class Node:
             # aiohttp is heavy; a broker without HTTP starts without it.
             from stentor.http.server import HttpServer
 
-            self._http = HttpServer(self.broker, self._http_names())
+            guests = self.broker.guests
+            self._http = HttpServer(self.broker, self._http_names(), connections_max=guests.http_max)
             try:
                 await self._http.start(
                     self.config.http_host or self.broker.listeners.plans[0].host, self.config.http_port
@@ -77,6 +79,7 @@ def run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> None:
     """Run a node until SIGTERM or SIGINT; returns after a graceful stop."""
     configure_logging(config)
     keep_freed_memory()
+    raise_descriptor_limit()
     try:
         import uvloop
 
@@ -99,11 +102,13 @@ async def _run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> 
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return
+    trimming = loop.create_task(give_back_freed_memory())
     try:
         on_ready(starting.result())
         await stopping
     finally:
         stopping.cancel()
+        trimming.cancel()
     await node.stop()
 
 

@@ -97,8 +97,7 @@ class MetricsPublisher:
                 del self._latencies_us[:-_LATENCIES_KEPT]
 
     def _record(self) -> bytes:
-        statistics: dict[str, Any] = self._broker.statistics()
-        statistics["partitions"] = statistics["partitions"][:_PARTITIONS_TOLD_MAX]
+        statistics: dict[str, Any] = self._broker.statistics(_PARTITIONS_TOLD_MAX)
         record = {
             "kind": "broker",
             "broker": self._broker.broker_id,

@@ -215,7 +215,7 @@ def test_a_broker_that_stood_still_itself_does_not_blame_its_clients(attacked, r
     """A paused process sees a long silence of everyone, and it is its own."""
     clock = attacked.inner.clock
     quiet, stranger = raw(attacked.url).greet(), raw(attacked.url)
-    refusals = attacked.inner.refusals
+    refusals = attacked.inner.guests.refusals
 
     class Jumped:
         now_us = clock.now_us
@@ -226,6 +226,6 @@ def test_a_broker_that_stood_still_itself_does_not_blame_its_clients(attacked, r
     swept = attacked.inner._swept_at
     attacked.inner.clock = Jumped()
     wait_until(lambda: attacked.inner._swept_at > swept + 900, "a sweep has seen the jump")
-    assert attacked.inner.refusals == refusals
+    assert attacked.inner.guests.refusals == refusals
     quiet.ask(messages.ListClients())
     assert "greeting" in stranger.refusal().message, "the time given to strangers begins again, and ends"

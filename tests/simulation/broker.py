@@ -416,7 +416,7 @@ class Broker(MemberSide):
         self.do(self.cluster.tick(now))
         unheard = frozenset(other for other in self.network.brokers if membership.view(other, now) != "heard")
         for key in list(self.replicas):
-            self.step(key, r.Tick(unheard))
+            self.step(key, r.Tick(unheard, membership.awake_since_us))
         if self.up:
             self.world.at(TICK_US / self.drift, self.guard(self.tick))
 

@@ -20,12 +20,14 @@ from stentor import limits
 from stentor._version import __version__
 from stentor.broker.catalogue import Catalogue, Topic, deleted_key
 from stentor.broker.cluster import Cluster
+from stentor.broker.guests import Guests
 from stentor.broker.listeners import Listeners
 from stentor.broker.lone import LonePublisher
 from stentor.broker.operators import Operators
 from stentor.broker.recorded import RecordedEnds
 from stentor.broker.replicas import Replicas
 from stentor.broker.requests import serve
+from stentor.broker.serving import check_serves, elsewhere
 from stentor.broker.session import Session
 from stentor.broker.syncer import DiskThreads
 from stentor.broker.topics import Topics, delete_all, deleted_error
@@ -35,17 +37,20 @@ from stentor.broker.waiting import Waiting, without_store
 from stentor.coordination import EmbeddedStore
 from stentor.core import refusals
 from stentor.errors import (
-    Closed,
     CorruptData,
     InvalidArgument,
-    NotHead,
-    NotReady,
-    PartitionNotFound,
     StentorError,
 )
-from stentor.storage.directory import BROKER_FILE, CATALOGUE_FILE, COORDINATION_FILE, SECRET_FILE, DataDirectory
+from stentor.storage.changes import ChangesFile
+from stentor.storage.directory import (
+    BROKER_FILE,
+    CATALOGUE_FILE,
+    CHANGES_FILE,
+    COORDINATION_FILE,
+    SECRET_FILE,
+    DataDirectory,
+)
 from stentor.storage.files import atomic_write
-from stentor.transport.sparing import SparingLog
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -84,9 +89,10 @@ class Broker:
         self.clock: Clock = clock or SystemClock()
         self.loop = asyncio.get_running_loop()
         self.turn = Turn(self.loop)
-        self.sessions: set[Session] = set()
-        self.refusals = 0
-        self.strangers = SparingLog(logger, self.clock.monotonic)
+        self.guests = Guests(self)
+        self.sessions = self.guests.sessions
+        self.receiving = self.guests.receiving
+        self.strangers = self.guests.strangers
         self.route_version = 1
         self.http_address = ""  # told by whoever serves HTTP for this broker
         self.stopping = False
@@ -95,6 +101,7 @@ class Broker:
         self._timers: list[asyncio.TimerHandle] = []
         self._checkpointing = False
         self._retaining = False
+        self._gathering: asyncio.Task[dict[str, Any]] | None = None
         self.listeners = Listeners(config)
         self._started_at = self.clock.monotonic()
         self._no_sessions = asyncio.Event()
@@ -174,7 +181,7 @@ class Broker:
                 hint="Restore it from a backup: it says which topics the logs belong to.",
                 object=str(file),
             )
-        return EmbeddedStore(saved, partial(atomic_write, file))
+        return EmbeddedStore(saved, partial(atomic_write, file), changes=ChangesFile(path / CHANGES_FILE))
 
     async def _identity(self, path: Path) -> str:
         """Who this broker is: told by the config, or made once and kept."""
@@ -240,27 +247,8 @@ class Broker:
         """The partition that a frame names."""
         found = self.replicas.partitions.get((topic_id, index))
         if found is None or found.deleted:
-            raise self._elsewhere(topic_id, index)
+            raise elsewhere(self, topic_id, index)
         return found
-
-    def _elsewhere(self, topic_id: int, index: int) -> StentorError:
-        held = self.catalogue.chains.get((topic_id, index))
-        topic = self.catalogue.by_id.get(topic_id)
-        if (held is None or topic is None) and self.waiting.serves:
-            return without_store()  # the store may know it
-        if held is None or topic is None:
-            return PartitionNotFound(
-                f"This broker has no partition {index} of the topic with id {topic_id:x}.",
-                hint="The topic may have been deleted or made anew; look it up again.",
-            )
-        head = held.record.chain[0].broker
-        return NotHead(
-            f"{topic.record.name}/{index} is on {', '.join(m.broker for m in held.record.chain)}, not on this broker.",
-            hint="Clients find the way by themselves.",
-            head=head,
-            epoch=held.record.epoch,
-            revision=held.revision,
-        )
 
     def address_of(self, name: str) -> str:
         """Where another broker is, for clients that can reach only this one."""
@@ -270,30 +258,8 @@ class Broker:
         return record.address
 
     def check_serves(self, partition: Partition) -> None:
-        """Whether readers are served here: a member that hears of commits, and of an active-passive topic the head."""
-        if self.waiting.serves and not partition.replica.failed:
-            return  # what is known to be committed stays so
-        if not self.cluster.confirmed:
-            raise self.cut_off()
-        predecessor = partition.replica.place.predecessor
-        if predecessor is not None and self.cluster.view(predecessor.broker) != "heard":
-            raise NotReady(f"{partition.name} does not hear its predecessor {predecessor.broker}.", hint="Try another.")
-        if self.broker_id not in partition.replica.place.brokers and partition.replica.record is not None:
-            raise self._elsewhere(*partition.key)
-        held = self.catalogue.chains.get(partition.key)
-        if held is not None and held.record.epoch < partition.replica.epoch and not partition.replica.serves:
-            raise refusals.older_store(partition.name)
-        if not partition.replica.serves and not (partition.replica.failed and self.replicas.single):
-            raise NotReady(f"{partition.name} does not know yet what is committed.", hint="Try again in a moment.")
-        if partition.settings.placement == "active-passive" and not partition.replica.place.is_head:
-            chain = partition.replica.place.brokers
-            raise NotHead(
-                f"{partition.name} is served by {chain[0] if chain else 'nobody'} alone; this broker stands by.",
-                hint="Clients go there by themselves.",
-                head=chain[0] if chain else "",
-                epoch=partition.replica.epoch,
-                revision=partition.replica.revision,
-            )
+        """Whether readers are served here; the reason why not is raised."""
+        check_serves(self, partition)
 
     def cut_off(self) -> StentorError:
         """Why a broker that nobody hears takes nothing and serves nobody."""
@@ -308,12 +274,11 @@ class Broker:
 
         await self._until(active, _ACTIVATION_S)
 
-    async def remove_directory(self, key: Key) -> None:
-        """What a topic that was not made left on disk."""
+    def remove_directories(self, keys: list[Key]) -> None:
+        """In a thread: what a topic that was not made left on disk."""
         assert self._directory is not None
-        for found in self._directory.partitions():
-            if (found.topic_id, found.partition) == key:
-                await asyncio.to_thread(self._directory.remove, found)
+        for key in keys:
+            self._directory.remove_partition(*key)
 
     # --- topics ---------------------------------------------------------------------------------
 
@@ -336,7 +301,7 @@ class Broker:
             if partition is not None and partition.settings != settings:
                 partition.settings = settings
                 partition.log.settings = self.replicas.log_settings(settings)
-                self.replicas.start_flush_timer(partition)
+                partition.flush_later()
                 partition.catch_up_with_disk()
 
     async def drop_topic(self, topic_id: int) -> None:
@@ -378,21 +343,8 @@ class Broker:
 
     # --- sessions -------------------------------------------------------------------------------
 
-    def session_started(self, session: Session) -> None:
-        if self.stopping or len(self.sessions) >= self.config.connections_max:
-            session.refused(
-                Closed(
-                    "This broker is stopping."
-                    if self.stopping
-                    else f"This broker has {len(self.sessions)} connections, which is its limit.",
-                    hint="Try again later, or connect to another broker.",
-                )
-            )
-            return
-        self.sessions.add(session)
-
     def session_ended(self, session: Session) -> None:
-        self.sessions.discard(session)
+        self.guests.ended(session)
         if not self.sessions:
             self._no_sessions.set()
 
@@ -417,11 +369,7 @@ class Broker:
         now = self.clock.monotonic()
         lagged = now - self._swept_at > limits.SWEEP_S + limits.LOOP_LAG_S
         self._swept_at = now
-        for session in list(self.sessions):
-            if lagged:
-                session.excuse(now)
-            session.sweep(now)
-        self.strangers.tick()
+        self.guests.sweep(now, lagged=lagged)
 
     def _note_books(self) -> None:
         self.replicas.note_floors()
@@ -485,6 +433,7 @@ class Broker:
             await asyncio.wait_for(self.admin.acquire(), limits.SHUTDOWN_S)
         for session in list(self.sessions):
             session.hold()
+        self.replicas.stop_flushing()
         settling = [self.replicas.settle(partition) for partition in self.partitions.values()]
         try:
             await asyncio.wait_for(asyncio.gather(*settling), limits.SHUTDOWN_S)
@@ -556,15 +505,38 @@ class Broker:
             load=len(self.sessions),
         )
 
-    def statistics(self) -> dict[str, Any]:
-        """Everything that metrics, dashboard and CLI show."""
+    def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
+        """Everything that metrics, dashboard and CLI show; of so many partitions."""
+        shown = list(self.partitions.values())[:partitions_max]
+        return {**self._totals(), "partitions": [partition.statistics() for partition in shown]}
+
+    async def gather_statistics(self) -> dict[str, Any]:
+        """The same, a few partitions at a time; who asks meanwhile shares what is being gathered."""
+        if self._gathering is None:
+            self._gathering = self.loop.create_task(self._gather())
+            self._gathering.add_done_callback(self._gathered)
+        return await asyncio.shield(self._gathering)
+
+    def _gathered(self, _: Any) -> None:
+        self._gathering = None
+
+    async def _gather(self) -> dict[str, Any]:
+        found = []
+        for number, partition in enumerate(list(self.partitions.values()), 1):
+            found.append(partition.statistics())
+            if number % limits.STATISTICS_SLICE == 0:
+                await asyncio.sleep(0)
+        return {**self._totals(), "partitions": found}
+
+    def _totals(self) -> dict[str, Any]:
         return {
             "broker": {
                 "id": self.broker_id,
                 "version": __version__,
                 "uptime_s": round(self.clock.monotonic() - self._started_at, 3),
                 "connections": len(self.sessions),
-                "refusals": self.refusals,
+                "refusals": self.guests.refusals,
+                "receiving": self.receiving.statistics(),
                 "syncs_in_loop": self.lone.syncs,
                 "streams": sum(len(session.streams) for session in self.sessions),
                 "topics": len(self.catalogue.topics),
@@ -573,7 +545,6 @@ class Broker:
                 "bytes_out": sum(session.connection.bytes_out for session in self.sessions),
             },
             "cluster": self.cluster.statistics(),
-            "partitions": [partition.statistics() for partition in self.partitions.values()],
         }
 
 

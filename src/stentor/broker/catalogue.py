@@ -14,6 +14,7 @@ import msgspec
 
 from stentor.core.controller import BrokerRecord, Held, TopicPlan
 from stentor.core.membership import ControllerKey
+from stentor.core.placement import Tally
 from stentor.core.records import ChainRecord, Key
 from stentor.errors import TopicNotFound
 from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings
@@ -138,6 +139,8 @@ class Catalogue:
         self.active_revision = 0
         self.identity: dict[str, bytes] = {}  # what the whole cluster has in common (broker.trust)
         self.changes = 0  # of topics, chains and brokers
+        self.tally = Tally()  # what every broker holds, counted as chains change
+        self._partitions = 0
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -172,6 +175,9 @@ class Catalogue:
         known = self.topics.get(topic.record.name)
         if known is not None and known.revision >= topic.revision:
             return
+        if known is not None:
+            self._partitions -= known.record.settings.partitions
+        self._partitions += topic.record.settings.partitions
         self.topics[topic.record.name] = self.by_id[topic.record.id] = topic
         news.topics[topic.record.id] = topic
         self.changes += 1
@@ -183,6 +189,7 @@ class Catalogue:
         known = self.chains.get(key)
         if known is None or known.revision < held.revision:
             self.chains[key] = held
+            self.tally.put(key, held.record)
             news.chains[key] = held
             self.changes += 1
 
@@ -215,8 +222,7 @@ class Catalogue:
             chain = _key(rest)
             held = self.chains.get(chain)
             if held is not None and held.revision <= revision and not self._vanished(chain[0]):
-                del self.chains[chain]
-                self.confirmed.pop(chain, None)
+                self.drop_chain(chain)
                 news.chains[chain] = None
         elif kind == "brokers" and self.brokers.pop(rest, None) is not None:
             news.brokers = True
@@ -231,9 +237,19 @@ class Catalogue:
         if self._vanished(topic.record.id):
             news.vanished.append(topic.record.name)
             return
-        del self.topics[topic.record.name]
-        self.by_id.pop(topic.record.id, None)
+        self.drop_topic(topic)
         news.topics[topic.record.id] = None
+
+    def drop_topic(self, topic: Topic) -> None:
+        """It was deleted."""
+        if self.topics.pop(topic.record.name, None) is not None:
+            self._partitions -= topic.record.settings.partitions
+        self.by_id.pop(topic.record.id, None)
+
+    def drop_chain(self, key: Key) -> None:
+        """Its topic was deleted."""
+        if self.chains.pop(key, None) is not None:
+            self.tally.put(key, None)
 
     def _vanished(self, topic_id: int) -> bool:
         """C27: deleting a topic leaves a mark; without it the store has lost the topic, and logs are not removed."""
@@ -282,4 +298,4 @@ class Catalogue:
 
     def partitions(self) -> int:
         """How many there are in all."""
-        return sum(topic.record.settings.partitions for topic in self.topics.values())
+        return self._partitions

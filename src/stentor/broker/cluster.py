@@ -23,6 +23,7 @@ from stentor.broker.catalogue import News, Topic, broker_key, encode
 from stentor.broker.controlling import Controlling
 from stentor.broker.disk_health import DiskHealth
 from stentor.broker.hearsay import Hearsay
+from stentor.broker.looking import StoreLook
 from stentor.broker.peers import Peers
 from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
@@ -79,6 +80,7 @@ class Cluster:
         self.restored = Restored()
         self.hearsay = Hearsay(broker, self)
         self.senders = Senders(broker)
+        self._look = StoreLook(broker, self.restored, lambda: self.spawn(self.look_again()))
         self._active = ActiveBroker(broker, self)
         self._controlling = Controlling(broker, self)
         self._views: dict[str, str] = {}
@@ -218,7 +220,10 @@ class Cluster:
             if view == "silent" and now_us - self._restarted_us.get(name, 0) > _RESTART_US:
                 self._restarted_us[name] = now_us
                 self.peers.restart(name)
-        self.unheard = frozenset(name for name, view in self._views.items() if view != "heard")
+        unheard = frozenset(name for name, view in self._views.items() if view != "heard")
+        if unheard - self.unheard:
+            self._broker.replicas.wake_before(unheard - self.unheard)
+        self.unheard = unheard
 
     def _set_confirmed(self, confirmed: bool) -> None:
         """C6, C25: cut off from everyone who could replace it, a broker takes nothing and serves nobody."""
@@ -256,6 +261,11 @@ class Cluster:
         if self.member is None:
             raise NotReady("This broker has not joined its cluster yet.", hint="Try again in a moment.")
         return self.member
+
+    @property
+    def awake_since_us(self) -> int:
+        """Since when this broker has not stood still itself (C15)."""
+        return self.machine.membership.awake_since_us
 
     def view(self, name: str) -> str:
         """How this broker sees another one."""
@@ -305,8 +315,8 @@ class Cluster:
                 case peer.Reports(broker, incarnation, reports):
                     found = {(topic_id, partition): report for topic_id, partition, report in reports}
                     self.do(self.machine.heard_reports(broker, incarnation, found, now_us))
-                case peer.TopicsChanged():
-                    self.spawn(self.look_again())
+                case peer.TopicsChanged(revision):
+                    self._look.soon(revision)
 
     def _heard_about(self, key: Key, sender: str, message: PartitionMessage) -> None:
         if isinstance(message, JoinerReady | Complaint):
@@ -516,11 +526,10 @@ class Cluster:
     async def topic_deleted(self, topic: Topic) -> None:
         news = News()
         catalogue = self._broker.catalogue
-        catalogue.topics.pop(topic.record.name, None)
-        catalogue.by_id.pop(topic.record.id, None)
+        catalogue.drop_topic(topic)
         self.routes.topic_changed(topic.record.id, None)
         for key in topic.keys:
-            catalogue.chains.pop(key, None)
+            catalogue.drop_chain(key)
             news.chains[key] = None
         if self.machine.controller is not None:
             self.machine.controller.topic(topic.record.id, None)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from stentor import limits
+from stentor.storage.directory import PROBE_FILE
 
 logger = logging.getLogger(__name__)
 
-PROBE_FILE: Final = ".disk-probe"
 _STALL_TICKS: Final = int(limits.REPLICA_STALL_S / limits.PEER_HEARTBEAT_S)
 _FULL_TICKS: Final = int(2 * limits.DISK_PROBE_S / limits.PEER_HEARTBEAT_S) + 1
 _ROOM_AGAIN: Final = 1.25  # of the reserve: room that comes and goes must not make members come and go

@@ -22,7 +22,15 @@ from stentor.broker.tail import TailCache
 from stentor.core import refusals
 from stentor.core import replica as r
 from stentor.core.peers import Down, Linked
-from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, ProtocolError, StentorError
+from stentor.errors import (
+    CorruptData,
+    DiskFull,
+    InternalError,
+    NotReady,
+    OutOfDescriptors,
+    ProtocolError,
+    StentorError,
+)
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
 
@@ -43,6 +51,8 @@ if TYPE_CHECKING:
     from stentor.wire.messages import TopicSettings
 
 logger = logging.getLogger(__name__)
+
+_DESCRIPTOR_S = 1.0  # then a sync that found no descriptor is tried again
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -65,6 +75,8 @@ class ChainWork(Protocol):
     def copy_failed(self) -> None: ...
     def when_confirmed(self, partition: Partition, work: Callable[[], None]) -> None: ...
     def disk_is_full(self) -> None: ...
+    def stay_awake(self, partition: Partition) -> None: ...
+    def flush_later(self, partition: Partition) -> None: ...
 
 
 def _unconfirmed(successor: str) -> NotReady:
@@ -116,7 +128,7 @@ class Partition:
         self._unsynced_bytes = 0
         self._held: set[Session] = set()  # publishers told to wait for the disk
         self._stopped: Callable[[], None] | None = None
-        self.has_flush_timer = False
+        self.noted: Any = None  # the floors that the journal knows
         self.dirty = False  # flush=interval: written since the last sync
         self.messages_in = 0
         self.batches_in = 0
@@ -371,6 +383,8 @@ class Partition:
     # --- effects --------------------------------------------------------------------------------
 
     def _perform(self, effects: list[ReplicaEffect]) -> None:
+        if self._chain is not None:
+            self._chain.stay_awake(self)
         answered: dict[Session, None] = {}
         for effect in effects:
             match effect:
@@ -444,7 +458,9 @@ class Partition:
     def _request_sync(self) -> None:
         if self.settings.flush == "interval":
             # The topic chose to be told before the disk has it; a timer brings it there.
-            self.dirty = True
+            if not self.dirty:
+                self.dirty = True
+                self.flush_later()
             self._perform(self.replica.step(r.Durable(self.log.end), self._clock.now_us()))
         elif not self._sync_under_way and not (self._publisher and self._publisher.defer_sync(self)):
             self._start_sync()
@@ -471,6 +487,10 @@ class Partition:
             self._synced(end, None)
 
     def _synced(self, end: int | None, error: StentorError | None) -> None:
+        if isinstance(error, OutOfDescriptors):  # nothing was synced, so it may be tried again (unlike K3)
+            logger.warning("partition %s waits for a descriptor: %s", self.name, error.message)
+            self.loop.call_later(_DESCRIPTOR_S, self._syncs.submit, self.log.sync, self._synced)
+            return
         self._sync_under_way = False
         if self._truncating is not None and error is None:
             self._cut_log()
@@ -489,6 +509,11 @@ class Partition:
         held, self._held = self._held, set()
         for session in held:
             session.release()
+
+    def flush_later(self) -> None:
+        """Have what only memory holds brought to disk an interval from now."""
+        if self._chain is not None and self.dirty:
+            self._chain.flush_later(self)
 
     def flush_interval(self) -> None:
         """Called by the broker's timer for topics with flush=interval."""

@@ -30,7 +30,7 @@ class Relay:
     def __init__(self, session: Session, address: str, hello: messages.Hello) -> None:
         self._session = session
         self._address = address
-        self._connection = Connection(self)
+        self._connection = Connection(self, budget=session.broker.receiving)
         self._hello = relayed(session.broker, hello, session.listener)
         self._kept: list[bytes] | None = []  # frames of the client until the other broker is reached
         self._ended = False

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.broker.flusher import Flusher
 from stentor.broker.partition import Partition
 from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
 from stentor.core.records import Key, Member
 from stentor.core.replica import Configure, EpochStored, Fail, PeerConnected, Started, Tick, Truncate
-from stentor.errors import CorruptData, DiskFull, StentorError
+from stentor.errors import CorruptData, DiskFull, OutOfDescriptors, StentorError
+from stentor.memory import keep_long_lived_objects
 from stentor.storage.log import PartitionLog
 from stentor.storage.model import LogSettings
 from stentor.storage.recovery import ForeignSegment
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RECOVERY_THREADS = 4
+_SETTLED_PARTITIONS = 500  # so many new ones are worth setting apart from what is collected
 _ASK_AGAIN_S = 1.0  # when the disk was full
 
 
@@ -57,6 +61,9 @@ class Replicas:
         self._dropping: dict[Key, Held | None] = {}  # being removed; with the newest record heard meanwhile
         self._dropped: set[int] = set()  # ids of logs that were removed in this life
         self._tasks: set[asyncio.Task[None]] = set()
+        self._added = 0  # since long-lived objects were last set apart
+        self._flusher = Flusher(broker.loop)
+        self._awake: set[Partition] = set()  # those that have something to look at
         self.single = False  # a broker on its own takes its logs as they are
 
     # --- opening --------------------------------------------------------------------------------
@@ -130,7 +137,10 @@ class Replicas:
 
     def _add(self, partition: Partition) -> None:
         self.partitions[partition.key] = partition
-        self.start_flush_timer(partition)
+        self._added += 1
+        if self._added >= _SETTLED_PARTITIONS:
+            self._added = 0
+            keep_long_lived_objects()
 
     def _open(self, topic: Topic, key: Key, log_id: int) -> Partition:
         record = topic.record
@@ -197,20 +207,13 @@ class Replicas:
             disk_reserve_bytes=self._broker.config.disk_reserve_bytes,
         )
 
-    def start_flush_timer(self, partition: Partition) -> None:
-        """Topics with flush=interval are brought to disk by a timer, one per partition."""
-        broker = self._broker
+    def flush_later(self, partition: Partition) -> None:
+        """A topic with flush=interval was written to."""
+        self._flusher.add(partition)
 
-        def flush() -> None:
-            partition.has_flush_timer = not (
-                partition.deleted or broker.stopping or partition.settings.flush != "interval"
-            )
-            if partition.has_flush_timer:
-                partition.flush_interval()
-                broker.loop.call_later(partition.settings.flush_interval_ms / 1000, flush)
-
-        if not partition.has_flush_timer:
-            flush()
+    def stop_flushing(self) -> None:
+        """The broker stops, and brings everything to disk itself."""
+        self._flusher.close()
 
     # --- records --------------------------------------------------------------------------------
 
@@ -279,21 +282,42 @@ class Replicas:
     def predecessor_lost(self, name: str) -> None:
         """C25: without its predecessor a member does not hear of commits; nobody shall stay "live" on it."""
         for partition in self.partitions.values():
-            predecessor = partition.replica.place.predecessor
-            if partition.streams and predecessor is not None and predecessor.broker == name:
-                partition.end_streams_for_now()
+            if partition.streams:
+                predecessor = partition.replica.place.predecessor
+                if predecessor is not None and predecessor.broker == name:
+                    partition.end_streams_for_now()
+
+    def stay_awake(self, partition: Partition) -> None:
+        """Something happened to it: it is looked at with every beat of the cluster, until nothing is left to do."""
+        self._awake.add(partition)
+
+    def wake_before(self, names: frozenset[str]) -> None:
+        """These brokers are not heard any more: whose successors they are has something to look at."""
+        for partition in self.partitions.values():
+            successor = partition.replica.place.successor
+            if successor is not None and successor.broker in names:
+                self._awake.add(partition)
 
     def tick(self) -> None:
-        tick = Tick(self._broker.cluster.unheard)
-        for partition in list(self.partitions.values()):
-            replica = partition.replica
-            if not replica.linked or replica.place.successor is not None or replica.syncing or partition.ends:
+        """Let replicas look at their neighbours, those that have something to look at; so many, and then others."""
+        tick = Tick(self._broker.cluster.unheard, self._broker.cluster.awake_since_us)
+        awake = list(self._awake)
+        if len(awake) > limits.TICKED_PARTITIONS_MAX:
+            awake = random.sample(awake, limits.TICKED_PARTITIONS_MAX)  # all have their turn soon
+        for partition in awake:
+            if self._holds(partition):
                 partition.step(tick)
+            if not self._holds(partition) or partition.replica.complaints.are_over(tick.unheard):
+                self._awake.discard(partition)
 
     def forget_superseded(self) -> None:
         """Copies that full chains no longer name go, a while after they were last needed."""
         now = self._broker.clock.monotonic()
         for key, partition in list(self.partitions.items()):
+            if partition.replica.place.position is not None:
+                if self._superseded_since:
+                    self._superseded_since.pop(key, None)
+                continue
             record = partition.replica.record
             held = self._broker.catalogue.chains.get(key)
             if record is None or held is None or not self._is_superseded(held, partition):
@@ -393,7 +417,7 @@ class Replicas:
                 continue
             if error is None:
                 partition.step(EpochStored(epoch))
-            elif isinstance(error, DiskFull):
+            elif isinstance(error, DiskFull | OutOfDescriptors):
                 self._await_epoch(partition, epoch)  # it stays wedged until there is room (K5)
             else:
                 logger.error("the journal could not be written: %s", error)
@@ -405,6 +429,7 @@ class Replicas:
     def cut_log(self, partition: Partition, effect: Truncate) -> PartitionLog:
         """In a thread: the log ends here, or begins anew here; the state derived from it follows (C9, C19)."""
         log, dedupe = partition.log, partition.replica.dedupe
+        partition.noted = None  # what the journal says changes here too
         if not effect.reset:
             floor = self._journal.get(*partition.key)
             if floor is not None and floor.synced_end > effect.end:
@@ -451,17 +476,21 @@ class Replicas:
     # --- books ----------------------------------------------------------------------------------
 
     def note_floors(self) -> None:
+        """What moved since the last time goes into the journal."""
         for key, partition in self.partitions.items():
-            synced_end = partition.log.synced_end
-            if partition.is_cutting or self._ends_below_floor(partition, synced_end):
+            log, replica = partition.log, partition.replica
+            synced_end = log.synced_end
+            floors = (log, synced_end, replica.committed, replica.damaged)
+            if floors == partition.noted or partition.is_cutting or self._ends_below_floor(partition, synced_end):
                 continue
             self._journal.update(
                 *key,
-                log_id=partition.log.identity.log_id,
+                log_id=log.identity.log_id,
                 synced_end=synced_end,
-                committed=min(partition.committed, synced_end),
-                damaged=partition.replica.damaged,
+                committed=min(replica.committed, synced_end),
+                damaged=replica.damaged,
             )
+            partition.noted = floors
 
     def _ends_below_floor(self, partition: Partition, synced_end: int) -> bool:
         """A log that failed is left as it was found, and may have lost what was known to be on disk."""

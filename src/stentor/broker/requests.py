@@ -102,7 +102,14 @@ async def _list(broker: Broker, _: Session, request: messages.ListTopics) -> mes
     pattern = check_pattern(request.pattern)
     found = [topic for name, topic in broker.catalogue.topics.items() if matches(pattern, name)]
     found.sort(key=lambda topic: topic.record.name)
-    return messages.TopicList(topics=[_info(broker, topic) for topic in found])
+    infos, partitions = [], 0
+    for topic in found:
+        infos.append(_info(broker, topic))
+        partitions += topic.record.settings.partitions
+        if partitions >= limits.STATISTICS_SLICE:
+            partitions = 0
+            await asyncio.sleep(0)
+    return messages.TopicList(topics=infos)
 
 
 async def _watch_routes(broker: Broker, session: Session, request: messages.WatchRoutes) -> messages.RouteTable:
@@ -117,7 +124,7 @@ async def _clients(broker: Broker, _: Session, __: messages.ListClients) -> mess
 
 
 async def _statistics(broker: Broker, _: Session, __: messages.GetStatistics) -> messages.Statistics:
-    return messages.Statistics(statistics=broker.statistics())
+    return messages.Statistics(statistics=await broker.gather_statistics())
 
 
 async def _find_offset(broker: Broker, _: Session, request: messages.FindOffset) -> messages.OffsetFound:

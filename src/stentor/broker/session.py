@@ -61,7 +61,7 @@ class Session:
         self.broker = broker
         self.listener = listener  # which one the client came in by
         self.loop = broker.loop
-        self.connection = Connection(self, body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX)
+        self.connection = Connection(self, body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX, budget=broker.receiving)
         self.name = ""
         self.library = ""
         self.greeted = False
@@ -84,6 +84,9 @@ class Session:
         self._answers_scheduled = False
         self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
+        self._responding = asyncio.Lock()  # one answer to a request is encoded at a time
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._holds = 0
         self._discarding = False
         self._seen_bytes = 0
@@ -95,11 +98,12 @@ class Session:
     # --- connection -----------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:  # noqa: ARG002
-        self.broker.session_started(self)
+        self.broker.guests.started(self)
 
     def disconnected(self, error: Exception | None) -> None:  # noqa: ARG002
         self.ended = True
         if self._relay is not None:
+            self.broker.guests.relays -= 1
             self._relay.close()
         for stream in list(self.streams.values()):
             stream.close()
@@ -110,7 +114,7 @@ class Session:
     def refused(self, error: StentorError) -> None:
         """The client broke the protocol: say so once, and close."""
         self.broker.strangers.info("client %s (%s) refused: %s", self.name or "?", self.connection.address, error)
-        self.broker.refusals += 1
+        self.broker.guests.refusals += 1
         self._flush_answers()
         self.connection.send(Kind.ERROR, 0, messages.encode(messages.failure(error, "connection")))
         self.connection.close()
@@ -122,9 +126,11 @@ class Session:
             self._relay.client_writable(writable=writable)
             return
         if writable:
+            self._has_room.set()
             self.release()
             self.pump_blocked()
         else:
+            self._has_room.clear()
             self.hold()
 
     @property
@@ -162,11 +168,9 @@ class Session:
         connection = self.connection
         self._note_progress(now)
         if now - self._deaf_since > limits.SILENCE_S:
-            # It takes nothing, so it would not hear why either.
-            told = (self.name or "?", connection.address, limits.SILENCE_S)
-            self.broker.strangers.info("client %s (%s) has not read for %g s", *told)
-            self.broker.refusals += 1
-            connection.abort()
+            self.drop_deaf(f"it has not read for {limits.SILENCE_S:g} s")
+        elif connection.unsent_bytes > limits.UNSENT_BYTES_MAX:
+            self.drop_deaf(f"it does not read {connection.unsent_bytes} bytes")
         elif connection.closed:
             pass  # refused already; the reason is on its way out
         elif not self.greeted and now - self._started > limits.HANDSHAKE_S:
@@ -179,6 +183,11 @@ class Session:
             for stream in self.streams.values():
                 stream.tell_state()
 
+    @property
+    def deaf_since(self) -> float:
+        """When it last took something, or had taken everything."""
+        return self._deaf_since
+
     def excuse(self, now: float) -> None:
         """The broker itself stood still: what the client did meanwhile is not known yet."""
         self._started = self._silent_since = self._frame_since = self._deaf_since = now
@@ -189,8 +198,9 @@ class Session:
             self._seen_bytes, self._silent_since = connection.bytes_in, now
         if connection.frames_in != self._seen_frames or not connection.mid_frame:
             self._seen_frames, self._frame_since = connection.frames_in, now
-        if self._holds:
+        if self._holds or connection.starved:
             self._silent_since = self._frame_since = now  # the silence is our doing
+        connection.rest()
         unsent = connection.unsent_bytes
         taken = connection.bytes_out - unsent
         if taken != self._seen_taken or not unsent:
@@ -303,10 +313,13 @@ class Session:
                 hint="Upgrade the older of the two.",
             )
         self.name, self.library = _shown(hello.name), _shown(hello.library)
+        if not hello.broker:
+            self.broker.guests.greeted(self)
         if hello.target not in ("", self.broker.broker_id):
             check_relayable(hello)
             self._welcomed()
             self._relay = Relay(self, self.broker.address_of(hello.target), hello)
+            self.broker.guests.relays += 1
             return
         self.listener = listener_of(self.broker, hello, self.listener)
         arrival = Arrival(self.broker, hello) if hello.broker else None
@@ -337,6 +350,7 @@ class Session:
         arrival.check_registered()
         self._arrival, self.peer, self._purpose = None, arrival.name, arrival.purpose
         self._welcomed()
+        self.broker.guests.proved(self)
         self.broker.cluster.peer_arrived(arrival.name)
 
     def _heard(self, _: int, body: memoryview) -> None:
@@ -497,11 +511,28 @@ class Session:
             logger.exception("request %s failed", operation)
             self.fail(correlation, InternalError(f"{type(error).__name__}: {error}"), operation)
         else:
+            await self._respond(correlation, response)
+
+    async def _respond(self, correlation: int, response: Any) -> None:
+        """Encode an answer when the client takes it: what it asked for and does not read costs no copy."""
+        async with self._responding:
+            await self._has_room.wait()
             self._answer_soon(frames.frame(Kind.RESPONSE, correlation, messages.encode(response)))
+            if len(self._answers[-1]) > limits.WRITE_BUFFER_BYTES_MAX:
+                self._flush_answers()  # so that the next one waits for it
 
     def routes_changed(self, change: bytes) -> None:
         if self.watches_routes and not self.ended:
+            if self.connection.unsent_bytes > limits.UNSENT_BYTES_MAX:
+                self.drop_deaf("it does not read what changes")  # it asks for everything when it is back
+                return
             self._answer_soon(frames.frame(Kind.ROUTES, 0, change))
+
+    def drop_deaf(self, reason: str) -> None:
+        """A client that does not read holds too much memory; it would not hear why either."""
+        self.broker.strangers.info("client %s (%s) is dropped: %s", self.name or "?", self.connection.address, reason)
+        self.broker.guests.refusals += 1
+        self.connection.abort()
 
     def going_away(self) -> None:
         """The broker stops: streams end with a reason that tells clients to come back."""

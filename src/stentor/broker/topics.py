@@ -6,6 +6,7 @@ afterwards is the controller's work alone.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ class Topics:
             for member in record.chain
             if member.broker == broker.broker_id
         }
+        broker.guests.check_descriptors(len(mine))
         try:
             await broker.replicas.create_many(topic, mine)
             held = await self._add(topic, chains)
@@ -73,12 +75,10 @@ class Topics:
         if name in catalogue.topics:
             raise TopicExists(f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name)
         partitions = catalogue.partitions()
-        if len(catalogue.topics) >= limits.TOPICS_MAX or partitions + settings.partitions > (
-            limits.PARTITIONS_PER_BROKER_MAX
-        ):
+        if len(catalogue.topics) >= limits.TOPICS_MAX or partitions + settings.partitions > limits.PARTITIONS_MAX:
             raise LimitExceeded(
-                f"There are {len(catalogue.topics)} topics with {partitions} partitions; the limits are"
-                f" {limits.TOPICS_MAX} and {limits.PARTITIONS_PER_BROKER_MAX}.",
+                f"There are {len(catalogue.topics)} topics with {partitions} partitions; the limits of a cluster are"
+                f" {limits.TOPICS_MAX} and {limits.PARTITIONS_MAX}.",
                 hint="Delete topics, or use keys inside one topic.",
             )
         brokers = len(catalogue.brokers)
@@ -103,7 +103,7 @@ class Topics:
             for record in broker.catalogue.brokers.values()
             if record.id in alive and not record.draining
         ]
-        load = Load.of([m.broker for m in held.record.chain] for held in broker.catalogue.chains.values())
+        load = broker.catalogue.tally.load.copy()
         chains = {}
         for key in topic.keys:
             names = place(key[1], plan.factor, candidates, load, mode=plan.mode, active=broker.cluster.active)
@@ -117,6 +117,7 @@ class Topics:
             chains[key] = ChainRecord(
                 1, members, proposal=secrets.randbits(62), factor=plan.factor, min_replicas=plan.min_replicas
             )
+        _check_brokers(topic.record.name, load)
         return chains
 
     async def _add(self, topic: Topic, chains: dict[Key, ChainRecord]) -> dict[Key, Held]:
@@ -156,9 +157,9 @@ class Topics:
     async def _discard(self, keys: list[Key]) -> None:
         """The topic was not made after all, for lack of room perhaps: nothing of it stays."""
         error = StentorError("The topic could not be made.")
-        for key in keys:
+        for key in keys:  # first: it lets go of descriptors, which the removal may need
             await self._broker.replicas.drop(key, error)
-            await self._broker.remove_directory(key)
+        await asyncio.to_thread(self._broker.remove_directories, keys)
 
     async def alter(self, name: str, changes: TopicChanges) -> Topic:
         broker = self._broker
@@ -198,6 +199,18 @@ class Topics:
         await delete_all(broker.store, rest)
         await broker.cluster.topic_deleted(topic)
         logger.info("topic %s deleted", name)
+
+
+def _check_brokers(name: str, load: Load) -> None:
+    """Whether every broker may hold what it would hold with this topic."""
+    broker, held = max(load.replicas.items(), key=lambda item: item[1], default=("", 0))
+    if held > limits.PARTITIONS_PER_BROKER_MAX:
+        raise LimitExceeded(
+            f"With topic {name} broker {broker} would hold {held} partitions; the limit is"
+            f" {limits.PARTITIONS_PER_BROKER_MAX}.",
+            hint="Delete topics, use keys inside one topic, or add brokers.",
+            object=name,
+        )
 
 
 def _check_minimum(name: str, settings: TopicSettings) -> None:

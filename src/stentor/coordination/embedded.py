@@ -1,10 +1,14 @@
-"""The coordination store of a single broker: a map in memory, one file on disk.
+"""The coordination store of a single broker: a map in memory, the state and its changes on disk.
 
-Every successful swap rewrites the whole file atomically, so a crash leaves the state before or after
-it and nothing between. That is cheap while the state is small (topics and chains), and needs no
-log, no compaction and no other process.
+The state is one file that is replaced atomically, and a successful swap is one change appended to another, so a crash
+leaves the state before or after it and nothing between. When the changes have become larger than the state, the state
+is written whole and they begin anew: a swap costs what it changes, however many topics there are.
 
-    ├ checksum u32 ┼ MessagePack [version, revision, {key: [value, revision]}] ┤
+    state    ├ checksum u32 ┼ MessagePack [version, revision, {key: [value, revision]}] ┤
+    change   MessagePack [revision, {key: value}, [deleted key, …]]
+
+Changes at or below the state's revision are in the state already: a crash came between writing it and clearing them.
+A state of version 1 has no changes beside it. Version 2 may have; an older Stentor, which would miss them, refuses it.
 
 Changes are made one after the other under a lock, and a change that has begun is finished even if
 nobody waits for it any more: otherwise the file and the map would differ. Watches read the newest
@@ -22,7 +26,7 @@ import logging
 import secrets
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from crc32c import crc32c
@@ -45,7 +49,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
     from typing import Any
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+_VERSION_WHOLE: Final = 1  # without a file of changes
+_CHANGES_BYTES_MIN: Final = 1024 * 1024  # below this the state is not worth writing whole
 _CHECKSUM: Final = struct.Struct("<I")
 _LEASE_BITS: Final = 62
 
@@ -58,8 +64,28 @@ class _State(msgspec.Struct, array_like=True):
     entries: dict[str, tuple[bytes, int]]
 
 
+class _Change(msgspec.Struct, array_like=True, frozen=True):
+    revision: int
+    put: dict[str, bytes]
+    deleted: list[str]
+
+
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
 _decoder = msgspec.msgpack.Decoder(_State)
+_change_decoder = msgspec.msgpack.Decoder(_Change)
+
+
+class Changes(Protocol):
+    """Where changes are kept that follow the state."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def usable(self) -> bool: ...
+    def load(self) -> list[bytes]: ...
+    def append(self, payload: bytes) -> None: ...
+    def clear(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -74,18 +100,25 @@ class _Lease(msgspec.Struct):
 
 
 class EmbeddedStore:
-    """A CoordinationStore that persists through `save`."""
+    """A CoordinationStore that persists through `save`, and through `changes` if it has them."""
 
     def __init__(
         self,
         saved: bytes | None,
         save: Callable[[bytes], None],
         *,
+        changes: Changes | None = None,
         timeout_s: float = limits.DEFAULT_TIMEOUT_S,  # a slow disk is no reason to give up on it soon
     ) -> None:
         state = _State(_VERSION, 0, {}) if saved is None else _load(saved)
         self._revision = state.revision
         self._entries = {key: _Held(*held) for key, held in state.entries.items()}
+        self._changes = changes
+        self._whole_bytes = 0 if saved is None else len(saved)
+        self._appends = False  # whether the state on disk allows for changes beside it
+        if changes is not None and saved is not None and state.version > _VERSION_WHOLE:
+            self._follow(changes.load())
+            self._appends = True
         self._save = save
         self._timeout_s = timeout_s
         self._changing = asyncio.Lock()
@@ -95,6 +128,14 @@ class EmbeddedStore:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._requests = self._failures = self._watches = self._resyncs = 0
+
+    def _follow(self, changes: list[bytes]) -> None:
+        """Apply what was changed since the state was written."""
+        for payload in changes:
+            change = _change_decoder.decode(payload)
+            if change.revision > self._revision:
+                self._revision = change.revision
+                self._apply_here(change.put, change.deleted, change.revision, 0)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -194,15 +235,44 @@ class EmbeddedStore:
         if not put and not deleted:
             return
         revision = self._revision + 1
+        # The new state counts only once it is on disk.
+        await asyncio.to_thread(self._store, put, deleted, revision, lease)
+        self._revision = revision
+        self._apply_here(put, deleted, revision, lease)
+        self._history.append(Changed(revision, [Entry(key, put[key], revision) for key in put], deleted))
+        self._wake()
+
+    def _apply_here(self, put: Mapping[str, bytes], deleted: list[str], revision: int, lease: int) -> None:
+        for key in deleted:
+            self._entries.pop(key, None)
+        for key, value in put.items():
+            self._entries[key] = _Held(value, revision, lease)
+
+    def _store(self, put: dict[str, bytes], deleted: list[str], revision: int, lease: int) -> None:
+        """In a thread, while nothing else changes: bring one change to disk."""
+        changes = self._changes
+        if changes is not None and self._appends and changes.usable and changes.size <= self._changes_bytes_max:
+            # Keys of a lease go with the process: whatever they replace is gone on disk too.
+            kept, gone = ({}, [*deleted, *put]) if lease else (put, deleted)
+            changes.append(msgspec.msgpack.encode(_Change(revision, kept, gone)))
+            return
         entries = dict(self._entries)
         for key in deleted:
             del entries[key]
         entries.update((key, _Held(value, revision, lease)) for key, value in put.items())
-        # The new state counts only once it is on disk.
-        await asyncio.to_thread(self._save, _dump(revision, entries))
-        self._revision, self._entries = revision, entries
-        self._history.append(Changed(revision, [Entry(key, put[key], revision) for key in put], deleted))
-        self._wake()
+        whole = _dump(revision, entries, _VERSION_WHOLE if changes is None else _VERSION)
+        self._save(whole)
+        self._whole_bytes = len(whole)
+        if changes is not None:
+            self._appends = True
+            try:
+                changes.clear()
+            except StorageError as error:  # the change is made; the next one writes everything again
+                logger.warning("changes of the coordination file could not be cleared: %s", error)
+
+    @property
+    def _changes_bytes_max(self) -> int:
+        return max(_CHANGES_BYTES_MIN, self._whole_bytes)
 
     def _wake(self) -> None:
         self._moved.set()
@@ -287,6 +357,8 @@ class EmbeddedStore:
         self._leases.clear()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._timeout_s)
+        if self._changes is not None:
+            self._changes.close()
 
 
 def _below(prefix: str, change: Changed) -> Changed:
@@ -301,9 +373,9 @@ def _expired(lease: int) -> LeaseExpired:
     return LeaseExpired(f"Lease {lease:x} has expired.", hint="Take a new one, and put its keys again.")
 
 
-def _dump(revision: int, entries: dict[str, _Held]) -> bytes:
+def _dump(revision: int, entries: dict[str, _Held], version: int) -> bytes:
     kept = {key: (held.value, held.revision) for key, held in entries.items() if not held.lease}
-    body = msgspec.msgpack.encode(_State(_VERSION, revision, kept))
+    body = msgspec.msgpack.encode(_State(version, revision, kept))
     return _CHECKSUM.pack(crc32c(body)) + body
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stentor.core.peers import Up
 
 NEVER: Final = -1
-_UNHEARD_TICKS: Final = 3  # by then all others do not hear it either, if it is silent for all of them
+_UNHEARD_US: Final = 300_000  # by then all others do not hear it either, if it is silent for all of them
 
 
 class Below:
@@ -31,7 +31,7 @@ class Below:
         self.held = NEVER  # what the successor itself has on disk
         self.since_us = now_us  # when the successor last got further, or had nothing to do
         self._owed: tuple[int, int] | None = None  # an offset that it lacks, and since when
-        self._unheard_ticks = 0  # for how long it has not been heard
+        self._unheard_us: int | None = None  # since when it has not been heard
         self.joint = False
         self._joint_below = False  # as the successor says of the tail
         self._joint_from = NEVER
@@ -90,17 +90,21 @@ class Below:
 
     # --- complaints (C14, C15, C31) -------------------------------------------------------------
 
-    def excuse(self, now_us: int) -> None:
-        """This broker stood still itself: what others did meanwhile it does not know (C15)."""
-        self.since_us = now_us
-        self._owed = None
+    def excuse(self, awake_since_us: int) -> None:
+        """What others did while this broker stood still it does not know (C15)."""
+        self.since_us = max(self.since_us, awake_since_us)
+        if self._owed is not None:
+            self._owed = self._owed[0], max(self._owed[1], awake_since_us)
 
     def complaint(self, now_us: int, wanted: int, *, unheard: bool, joins: bool) -> str:
         """What is wrong with a successor that should have everything up to `wanted`; empty while it has time."""
-        self._unheard_ticks = self._unheard_ticks + 1 if unheard else 0
-        if self._unheard_ticks > _UNHEARD_TICKS:
+        if not unheard:
+            self._unheard_us = None
+        elif self._unheard_us is None:
+            self._unheard_us = now_us
+        elif now_us - self._unheard_us >= _UNHEARD_US:
             return "is not heard"
-        if self.fed is not None and self.held >= wanted:
+        if self.has_all(wanted):
             self.since_us, self._owed = now_us, None
             return ""
         quiet_s = (now_us - self.since_us) / 1_000_000
@@ -112,6 +116,10 @@ class Below:
             return ""  # it is being filled, and nobody waits for it
         slow_s = limits.JOINT_SLOW_S if self.joint else limits.REPLICA_SLOW_S
         return "is too slow" if self._lags_s(now_us, wanted) > slow_s else ""
+
+    def has_all(self, wanted: int) -> bool:
+        """Whether there is nothing that the successor lacks."""
+        return self.fed is not None and self.held >= wanted
 
     def _lags_s(self, now_us: int, wanted: int) -> float:
         """For how long at least it has lacked something."""

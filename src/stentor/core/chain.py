@@ -562,7 +562,6 @@ class Replica:
 
     def _tick(self, tick: r.Tick, now_us: int) -> list[Effect]:
         effects: list[Effect] = []
-        self.complaints.excuse(now_us)
         if self.failed or self.record is None or self._adopting is not None:
             return effects
         if not self.linked and self._cutting is None and now_us - self._asked_at_us >= _ASK_AGAIN_US:

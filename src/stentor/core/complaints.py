@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from stentor.core.chain import Replica
     from stentor.core.replica import ReplicaEffect as Effect
 
-_LAG_US = int(5 * limits.PEER_HEARTBEAT_S * 1_000_000)
-_STALL_TICKS = int(limits.REPLICA_STALL_S / limits.PEER_HEARTBEAT_S)
+_STALL_US = int(limits.REPLICA_STALL_S * 1_000_000)
 
 
 class Complaints:
@@ -28,9 +27,8 @@ class Complaints:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._ticked_us = 0
         self._told_held = NEVER
-        self._syncing_ticks = 0  # for how long the same sync has been under way
+        self._syncing_us: int | None = None  # since when the same sync has been under way
 
     def forget(self) -> None:
         """A new epoch begins."""
@@ -38,22 +36,40 @@ class Complaints:
 
     def synced(self) -> None:
         """The disk has finished something."""
-        self._syncing_ticks = 0
-
-    def excuse(self, now_us: int) -> None:
-        """An observer that stood still itself knows nothing about what others did meanwhile (C15)."""
-        if now_us - self._ticked_us > _LAG_US:
-            self._replica.below.excuse(now_us)
-        self._ticked_us = now_us
+        self._syncing_us = None
 
     def tick(self, tick: r.Tick, now_us: int) -> list[Effect]:
-        return [*self._held(), *self.of_successor(tick, now_us), *self.of_own_disk()]
+        self._replica.below.excuse(tick.awake_since_us)
+        return [*self._held(), *self.of_successor(tick, now_us), *self.of_own_disk(tick, now_us)]
+
+    @property
+    def has_told(self) -> bool:
+        """Whether the predecessor knows what this member has."""
+        replica = self._replica
+        place = replica.place
+        if place.predecessor is None or place.joins or (place.is_tail and not replica.below.joint):
+            return True  # there is nobody to know it, or `Up` has said it
+        return self._told_held == replica.durable
+
+    def are_over(self, unheard: frozenset[str]) -> bool:
+        """Whether ticks find nothing to look at: all is linked, on disk, and known to those above."""
+        replica = self._replica
+        place, below, record = replica.place, replica.below, replica.record
+        if record is None or replica.failed or (place.position is None and not place.joins):
+            return True  # until it is told to take part again
+        if replica.wedged or replica.syncing or not replica.linked or replica.confirmations.under_way:
+            return False
+        successor = place.successor
+        if successor is None:
+            return self.has_told
+        fed = successor.broker not in unheard and below.has_all(replica.durable_here())
+        return fed and successor != record.joining and self.has_told
 
     def _held(self) -> list[Effect]:
         """What this member has, for who would blame it for those after it."""
         replica = self._replica
         predecessor = replica.place.predecessor
-        if predecessor is None or not replica.linked or self._told_held == replica.durable or replica.place.joins:
+        if predecessor is None or not replica.linked or self.has_told:
             return []
         self._told_held = replica.durable
         return [r.Send(predecessor.broker, Held(replica.epoch, replica.durable))]
@@ -69,11 +85,15 @@ class Complaints:
         why = replica.below.complaint(now_us, replica.durable_here(), unheard=unheard, joins=joins)
         return [r.Report(Complaint(replica.epoch, successor, f"{successor.broker} {why}", me))] if why else []
 
-    def of_own_disk(self) -> list[Effect]:
-        """A sync that does not come back. Ticks are counted, not time: that a process was paused says nothing."""
+    def of_own_disk(self, tick: r.Tick, now_us: int) -> list[Effect]:
+        """A sync that does not come back, while this broker itself has not stood still."""
         replica = self._replica
-        self._syncing_ticks = self._syncing_ticks + 1 if replica.syncing else 0
-        if self._syncing_ticks <= _STALL_TICKS:
+        if not replica.syncing:
+            self._syncing_us = None
+            return []
+        since_us = now_us if self._syncing_us is None else max(self._syncing_us, tick.awake_since_us)
+        self._syncing_us = since_us
+        if now_us - since_us <= _STALL_US:
             return []
         why = f"the disk of {replica.me.broker} has not finished a sync for {limits.REPLICA_STALL_S:g} s"
         return [r.Report(Complaint(replica.epoch, replica.me, why, replica.me.broker))]

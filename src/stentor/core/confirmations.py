@@ -42,6 +42,10 @@ class Confirmations:
         self._end = 0
         self._sure = False
 
+    @property
+    def under_way(self) -> bool:
+        return bool(self._asking)
+
     def ask(self, ticket: int, now_us: int) -> list[Effect]:
         """A reader asks."""
         if not self._replica.serves or len(self._waiting) >= limits.READS_WAITING_MAX:

@@ -97,6 +97,7 @@ class Membership:
         self._lapsed_us = -_RENEWAL_US  # when our own key was last seen to be gone: others' say nothing then (C15)
         self._given_up: dict[str, int] = {}  # brokers that were silent for too long -> since when they count as dead
         self.lags = 0  # how often this broker's own loop stood still
+        self.awake_since_us = now_us  # since when it has not
         self.load = 0
         self._unable_since_us: int | None = None  # since when this broker's own disk takes no writes (C31)
         self.resigned = False
@@ -158,6 +159,7 @@ class Membership:
         """An observer that stood still itself knows nothing about the silence of others (C15)."""
         if now_us - self._ticked_us > _LAG_US:
             self.lags += 1
+            self.awake_since_us = now_us
             for peer in self._peers.values():
                 peer.heard_us = max(peer.heard_us, now_us)
                 peer.opinion_us = max(peer.opinion_us, now_us)

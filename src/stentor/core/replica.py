@@ -124,6 +124,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Some time passed."""
 
     unheard: frozenset[str] = frozenset()  # brokers that this one does not hear at the moment
+    awake_since_us: int = 0  # this broker has not stood still itself since then (C15)
 
 
 class AskEnd(msgspec.Struct, frozen=True, gc=False):

@@ -1,47 +1,57 @@
-"""The broker's statistics in Prometheus' text format."""
+"""The broker's statistics in Prometheus' text format.
+
+Written by hand: a scrape of ten thousand partitions is a hundred thousand lines, and takes a tenth of the time that
+general libraries need for it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-_BROKER_GAUGES = ("uptime_s", "connections", "streams", "topics", "partitions")
-_PARTITION_COUNTERS = ("messages_in", "batches_in", "bytes_in")
-_LABELS = ("topic", "partition")
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-
-class _Collector:
-    def __init__(self, statistics: dict[str, Any]) -> None:
-        self._statistics = statistics
-
-    def collect(self) -> Any:
-        broker, partitions = self._statistics["broker"], self._statistics["partitions"]
-        for name in _BROKER_GAUGES:
-            yield GaugeMetricFamily(f"stentor_broker_{name}", f"Broker: {name}", value=broker[name])
-        yield CounterMetricFamily("stentor_broker_refusals", "Connections refused", value=broker["refusals"])
-        for name in _PARTITION_COUNTERS:
-            family = CounterMetricFamily(f"stentor_partition_{name}", f"Published: {name}", labels=_LABELS)
-            for row in partitions:
-                family.add_metric([row["topic"], str(row["partition"])], row[name])
-            yield family
-        yield from _gauges(partitions, "log", ("start", "end", "synced_end", "bytes", "segments"))
-        yield from _gauges(partitions, "replica", ("committed", "epoch", "waiting"))
-        yield from _gauges(partitions, "chain", ("replicas", "replicas_wanted"))
-
-
-def _gauges(partitions: list[dict[str, Any]], part: str, names: tuple[str, ...]) -> Any:
-    for name in names:
-        family = GaugeMetricFamily(f"stentor_partition_{name}", f"Partition: {name}", labels=_LABELS)
-        for row in partitions:
-            family.add_metric([row["topic"], str(row["partition"])], row[part][name])
-        yield family
+_BROKER_GAUGES: Final = ("uptime_s", "connections", "streams", "topics", "partitions")
+_PARTITION_COUNTERS: Final = ("messages_in", "batches_in", "bytes_in")
+_PARTITION_GAUGES: Final = {
+    "log": ("start", "end", "synced_end", "bytes", "segments"),
+    "replica": ("committed", "epoch", "waiting"),
+    "chain": ("replicas", "replicas_wanted"),
+}
 
 
 def render(statistics: dict[str, Any]) -> tuple[bytes, str]:
     """(body, content type) for a scrape."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(statistics))
-    return generate_latest(registry), CONTENT_TYPE_LATEST
+    return "".join(_lines(statistics)).encode(), CONTENT_TYPE_LATEST
+
+
+def _lines(statistics: dict[str, Any]) -> Iterator[str]:
+    broker, partitions = statistics["broker"], statistics["partitions"]
+    for name in _BROKER_GAUGES:
+        yield from _family(f"stentor_broker_{name}", f"Broker: {name}", "gauge")
+        yield f"stentor_broker_{name} {float(broker[name])}\n"
+    yield from _family("stentor_broker_refusals_total", "Connections refused", "counter")
+    yield f"stentor_broker_refusals_total {float(broker['refusals'])}\n"
+    labels = [f'{{partition="{row["partition"]}",topic="{_escaped(row["topic"])}"}}' for row in partitions]
+    for name in _PARTITION_COUNTERS:
+        family = f"stentor_partition_{name}_total"
+        yield from _family(family, f"Published: {name}", "counter")
+        for label, row in zip(labels, partitions, strict=True):
+            yield f"{family}{label} {float(row[name])}\n"
+    for part, names in _PARTITION_GAUGES.items():
+        for name in names:
+            family = f"stentor_partition_{name}"
+            yield from _family(family, f"Partition: {name}", "gauge")
+            for label, row in zip(labels, partitions, strict=True):
+                yield f"{family}{label} {float(row[part][name])}\n"
+
+
+def _family(name: str, meaning: str, kind: str) -> Iterator[str]:
+    yield f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n"
+
+
+def _escaped(text: str) -> str:
+    """A label's value."""
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

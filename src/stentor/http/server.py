@@ -1,19 +1,23 @@
 """Health for load balancers, metrics for Prometheus, statistics as JSON, and one small page.
 
-Everything shown here comes from the broker's `statistics()`.
+Everything shown here comes from the broker's statistics. They are gathered in slices and written out in a thread: a
+scrape of thousands of partitions does not hold up the loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import html
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from stentor import limits
 from stentor.errors import ConnectionFailed, InvalidArgument
 from stentor.http.hosts import Hosts
 from stentor.http.metrics import render
@@ -48,32 +52,36 @@ class Status(Protocol):
     @property
     def cluster(self) -> ClusterStatus: ...
     def info(self) -> BrokerInfo: ...
-    def statistics(self) -> dict[str, Any]: ...
+    async def gather_statistics(self) -> dict[str, Any]: ...
 
 
 class HttpServer:
     """The HTTP side of one broker."""
 
-    def __init__(self, status: Status, hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, status: Status, hosts: Iterable[str] = (), *, connections_max: int = limits.HTTP_CONNECTIONS_MAX
+    ) -> None:
         """`hosts` are the names, besides this machine's, that it may be asked by."""
         self._status = status
         self._hosts = Hosts(hosts)
         self._runner: web.AppRunner | None = None
+        self._server: Any = None
+        self._guests = _Guests(connections_max)
         self.host = ""
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._guests.middleware])
         for path, handler in self._routes().items():
             app.router.add_get(path, handler)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, logger=_requests_log())
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            self._server = await self._guests.listen(self._runner, host, port)
         except OSError as error:
             await self.stop()
             raise _cannot_listen(host, port, error) from error
-        self.host, self.port = host, self._runner.addresses[0][1]
+        self.host, self.port = host, self._server.sockets[0].getsockname()[1]
 
     def _routes(self) -> dict[str, Handler]:
         return {
@@ -98,6 +106,10 @@ class HttpServer:
         return guarded
 
     async def stop(self) -> None:
+        self._guests.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -112,14 +124,115 @@ class HttpServer:
         return _health("active", _why_not_ready(self._status) or _why_not_active(self._status))
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
-        body, content_type = render(self._status.statistics())
+        statistics = await self._status.gather_statistics()
+        body, content_type = await asyncio.to_thread(render, statistics)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _statistics(self, _: web.Request) -> web.StreamResponse:
-        return web.json_response(self._status.statistics())
+        statistics = await self._status.gather_statistics()
+        body = await asyncio.to_thread(_json, statistics)
+        return web.Response(body=body, content_type="application/json")
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
-        return web.Response(text=_page(self._status), content_type="text/html")
+        statistics = await self._status.gather_statistics()
+        text = await asyncio.to_thread(_page, self._status.info(), statistics)
+        return web.Response(text=text, content_type="text/html")
+
+
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+)
+
+
+class _Guests:
+    """The connections to the HTTP side: so many at most, and each has a deadline that only a request moves."""
+
+    def __init__(self, connections_max: int) -> None:
+        self._connections_max = connections_max
+        self._deadlines: dict[asyncio.BaseTransport, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def listen(self, runner: web.AppRunner, host: str, port: int) -> Any:
+        loop = asyncio.get_running_loop()
+        serve = runner.server
+        assert serve is not None
+        server = await loop.create_server(lambda: _Guest(self, serve()), host, port, reuse_address=True)
+        self._sweep()
+        return server
+
+    def arrived(self, transport: asyncio.Transport) -> bool:
+        """False if there are too many; it is told so."""
+        if len(self._deadlines) >= self._connections_max:
+            reason = b'{"reason": "This broker has too many HTTP connections."}'
+            transport.write(_FULL % (len(reason), reason))
+            transport.close()
+            return False
+        self._extend(transport)
+        return True
+
+    def left(self, transport: asyncio.BaseTransport) -> None:
+        self._deadlines.pop(transport, None)
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """A request has arrived: there is time for its answer, and then for the next one."""
+        if request.transport is not None:
+            self._extend(request.transport)
+        response: web.StreamResponse = await handler(request)
+        if request.transport is not None:
+            self._extend(request.transport)
+        return response
+
+    def _extend(self, transport: asyncio.BaseTransport) -> None:
+        self._deadlines[transport] = asyncio.get_running_loop().time() + limits.HTTP_REQUEST_S
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for transport in [one for one, deadline in self._deadlines.items() if now > deadline]:
+            self.left(transport)
+            if isinstance(transport, asyncio.Transport):
+                transport.abort()
+        self._timer = loop.call_later(limits.SWEEP_S, self._sweep)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class _Guest(asyncio.Protocol):
+    """One connection: aiohttp's, if there is room for it."""
+
+    def __init__(self, guests: _Guests, inner: asyncio.Protocol) -> None:
+        self._guests = guests
+        self._inner = inner
+        self._transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._guests.arrived(transport):  # type: ignore[arg-type]
+            self._transport = transport
+            self._inner.connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is not None:
+            self._guests.left(self._transport)
+            self._inner.connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received() if self._transport is not None else None
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._inner.resume_writing()
 
 
 class _Malformed(logging.Filter):
@@ -181,9 +294,18 @@ def _cannot_listen(host: str, port: int, error: OSError) -> Exception:
     return InvalidArgument(f"Cannot serve HTTP on {host}:{port}: {error.strerror or error}.", operation="listen")
 
 
-def _page(status: Status) -> str:
+def _json(statistics: dict[str, Any]) -> bytes:
+    """In pieces, so that the thread lets others run between them."""
+    rows = statistics["partitions"]
+    size = limits.STATISTICS_SLICE
+    pieces = [msgspec.json.encode(rows[start : start + size])[1:-1] for start in range(0, len(rows), size)]
+    totals = {name: part for name, part in statistics.items() if name != "partitions"}
+    begun = msgspec.json.encode({**totals, "partitions": []}).removesuffix(b"]}")
+    return begun + b",".join(pieces) + b"]}"
+
+
+def _page(info: BrokerInfo, statistics: dict[str, Any]) -> str:
     """What a person sees who opens the broker in a browser."""
-    info, statistics = status.info(), status.statistics()
     rows = "".join(
         f"<tr><td>{html.escape(p['topic'])}</td><td>{p['partition']}</td><td>{p['log']['start']}</td>"
         f"<td>{p['replica']['committed']}</td><td>{p['messages_in']}</td><td>{p['streams']}</td></tr>"

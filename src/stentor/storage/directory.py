@@ -4,8 +4,10 @@
       FORMAT                              one line: what this is, and which format
       LOCK                                locked by the broker that uses it; holds its process id
       replicas                            the journal: incarnation, and a floor for each log
+      coordination, coordination.changes  the coordination store of a single broker
       catalogue                           what the coordination store of a cluster was last known to hold
       secret                              the cluster's secret, as it was last known; for the broker's user alone
+      .disk-probe                         written now and then to find out whether the disk takes writes
       partitions/
         {topic id:016x}-{partition}/      one log: segments, indexes, snapshots
         {topic id:016x}-{partition}.FAILED   that log had a failed sync
@@ -33,6 +35,7 @@ import msgspec
 from stentor.errors import DirectoryInUse, DirectoryUnusable, FormatTooNew, StorageError
 from stentor.storage.files import (
     PRIVATE_FOLDER,
+    SPARE,
     TEMPORARY_SUFFIX,
     FileHandle,
     atomic_write,
@@ -50,9 +53,11 @@ FORMAT_FILE: Final = "FORMAT"
 LOCK_FILE: Final = "LOCK"
 JOURNAL_FILE: Final = "replicas"
 COORDINATION_FILE: Final = "coordination"
+CHANGES_FILE: Final = "coordination.changes"
 BROKER_FILE: Final = "broker"
 CATALOGUE_FILE: Final = "catalogue"
 SECRET_FILE: Final = "secret"  # noqa: S105 - a name
+PROBE_FILE: Final = ".disk-probe"
 PARTITIONS_FOLDER: Final = "partitions"
 ASIDE_FOLDER: Final = "aside"
 
@@ -143,6 +148,7 @@ class DataDirectory:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
         self._lock: FileHandle | None = None
+        SPARE.fill()
         try:
             self._make()
             ready = check_format(self.path)
@@ -231,6 +237,12 @@ class DataDirectory:
         """Partition directories of no known (topic id, partition)."""
         expected = set(known)
         return [found for found in self.partitions() if (found.topic_id, found.partition) not in expected]
+
+    def remove_partition(self, topic_id: int, partition: int) -> None:
+        """The same by its name; nothing if there is none."""
+        path = self.partition_directory(topic_id, partition)
+        if path.exists():
+            remove_log(path)
 
     def remove(self, found: PartitionDirectory) -> None:
         """Remove the log of a partition that nobody has open, an orphan for instance."""

@@ -2,7 +2,8 @@
 
 **Descriptors.** A `FileHandle` closes its descriptor when the last reference to it goes. A reader in
 one thread that took the handle can therefore finish while another thread retires the segment: the
-descriptor number cannot be closed, and given to some other file, under the reader's hands.
+descriptor number cannot be closed, and given to some other file, under the reader's hands. A few descriptors are kept
+in reserve (`SPARE`): when the process has used up all it may open, logs and books still get theirs.
 
 **Small files** (indexes, snapshots, records of damage, the journal) are written whole: a temporary
 file, synced, renamed over the old one, and the directory synced (`atomic_write`). After a crash there
@@ -31,7 +32,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from stentor.errors import CorruptData, DirectoryUnusable, DiskFull, FormatTooNew, StorageError
+from stentor.errors import CorruptData, DirectoryUnusable, DiskFull, FormatTooNew, OutOfDescriptors, StorageError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -54,6 +55,12 @@ PRIVATE_FILE: Final = 0o600
 PRIVATE_FOLDER: Final = 0o700
 """What a broker stores is for the broker's user alone: messages, and who sends them."""
 
+SPARE_DESCRIPTORS: Final = 16
+"""Kept in reserve for storage: more than the disk threads of a broker open at one time."""
+
+NO_DESCRIPTOR_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""The process, or the system, has no descriptor left; nothing is wrong with the disk."""
+
 
 class Kind(IntEnum):
     """What a sealed file is, so that one cannot be taken for another."""
@@ -67,6 +74,37 @@ class Kind(IntEnum):
     SECRET = 7
 
 
+class SpareDescriptors:
+    """Descriptors that are held for nothing else than to be let go when none can be had."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: list[int] = []
+
+    def fill(self) -> None:
+        """Take as many as there should be, if they can be had."""
+        with contextlib.suppress(OSError):
+            while len(self._held) < self._count:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def open(self, path: Path, flags: int, mode: int = PRIVATE_FILE) -> int:
+        """Open a file, with a descriptor from the reserve if there is no other."""
+        while True:
+            try:
+                return os.open(path, flags | os.O_CLOEXEC, mode)
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR_ERRNOS:
+                    raise
+                try:
+                    spare = self._held.pop()
+                except IndexError:
+                    raise error from None
+                os.close(spare)
+
+
+SPARE: Final = SpareDescriptors(SPARE_DESCRIPTORS)
+
+
 class FileHandle:
     """A descriptor that lives as long as somebody refers to it."""
 
@@ -74,10 +112,10 @@ class FileHandle:
 
     def __init__(self, path: Path, *, write: bool = False, create: bool = False) -> None:
         self.fd = -1
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
+        flags = os.O_RDWR if write else os.O_RDONLY
         if create:
             flags |= os.O_CREAT | os.O_EXCL
-        self.fd = os.open(path, flags, PRIVATE_FILE)
+        self.fd = SPARE.open(path, flags)
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -154,6 +192,13 @@ def storage_error(error: OSError, *, operation: str, path: Path) -> StorageError
             operation=operation,
             object=str(path),
         )
+    if error.errno in NO_DESCRIPTOR_ERRNOS:
+        return OutOfDescriptors(
+            f"Cannot {operation} {path}: this process may open no more files ({reason}).",
+            hint="Allow it more open files (ulimit -n, LimitNOFILE), or let clients go; work goes on by itself then.",
+            operation=operation,
+            object=str(path),
+        )
     if error.errno == errno.EROFS:
         return DirectoryUnusable(
             f"Cannot {operation} {path}: it is on a read-only file system.",
@@ -178,7 +223,7 @@ def storage_error(error: OSError, *, operation: str, path: Path) -> StorageError
 
 def sync_directory(path: Path) -> None:
     """Make creations, renames and removals in `path` survive a power cut (K4)."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = SPARE.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:

@@ -20,11 +20,13 @@ from stentor.storage.directory import (
     ASIDE_FOLDER,
     BROKER_FILE,
     CATALOGUE_FILE,
+    CHANGES_FILE,
     COORDINATION_FILE,
     FORMAT_FILE,
     JOURNAL_FILE,
     LOCK_FILE,
     PARTITIONS_FOLDER,
+    PROBE_FILE,
     SECRET_FILE,
     PartitionDirectory,
     check_format,
@@ -48,7 +50,17 @@ from stentor.storage.segment import (
 from stentor.storage.state import read_mark
 
 _FILES: Final = frozenset(
-    {FORMAT_FILE, LOCK_FILE, JOURNAL_FILE, COORDINATION_FILE, BROKER_FILE, CATALOGUE_FILE, SECRET_FILE}
+    {
+        FORMAT_FILE,
+        LOCK_FILE,
+        JOURNAL_FILE,
+        COORDINATION_FILE,
+        CHANGES_FILE,
+        BROKER_FILE,
+        CATALOGUE_FILE,
+        SECRET_FILE,
+        PROBE_FILE,
+    }
 )
 _OURS: Final = _FILES | {PARTITIONS_FOLDER, ASIDE_FOLDER, "lost+found"}
 _LOCKS: Final = Path("/proc/locks")

@@ -9,7 +9,8 @@ when the next one was begun, are written. A crash before that costs a scan of th
 a full disk postpones it to the next sync.
 
 A sync that failed is never tried again (K3): the kernel may have dropped the pages and called
-them clean, and a second sync would then succeed without having written anything. The log is stopped.
+them clean, and a second sync would then succeed without having written anything. The log is stopped. A sync that
+found no descriptor to open the directory with has synced nothing, and is tried again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 from stentor.errors import InternalError, StorageError
-from stentor.storage.files import Kind, atomic_write, seal, sync_directory
+from stentor.storage.files import NO_DESCRIPTOR_ERRNOS, Kind, atomic_write, seal, storage_error, sync_directory
 from stentor.storage.index import encode_index
 from stentor.storage.model import Identity
 from stentor.storage.segment import INDEX_SUFFIX, SNAPSHOT_SUFFIX, Segment
@@ -71,6 +72,8 @@ class LogSyncer:
                     segment.synced_size = size
                 state.synced_end = max(state.synced_end, min(end, segment.end))
         except OSError as error:
+            if error.errno in NO_DESCRIPTOR_ERRNOS:  # the directory could not be opened: nothing failed to be written
+                raise storage_error(error, operation="sync", path=state.directory) from error
             raise state.fail(f"A sync failed: {error}.", "sync") from error
 
     def _measure(self, took_us: int) -> None:

@@ -24,7 +24,7 @@ from typing import Final, NoReturn
 
 from stentor.errors import CorruptData, DiskFull
 from stentor.limits import KIB, MIB
-from stentor.storage.files import Buffer, storage_error, write_at
+from stentor.storage.files import NO_DESCRIPTOR_ERRNOS, Buffer, storage_error, write_at
 from stentor.storage.segment import LOG_SUFFIX, Segment, create_segment, segment_path
 from stentor.storage.state import LogState
 from stentor.wire.header import BatchHeader
@@ -94,7 +94,7 @@ class LogWriter:
             segment = create_segment(state.directory, state.identity, state.end, time.time_ns() // 1000)
         except OSError as error:
             path = segment_path(state.directory, state.end, LOG_SUFFIX)
-            if error.errno in FULL_ERRNOS:
+            if error.errno in FULL_ERRNOS | NO_DESCRIPTOR_ERRNOS:
                 raise storage_error(error, operation="create", path=path) from error
             raise state.fail(f"The segment {path.name} could not be created: {error}.", "append") from error
         give_back(active)

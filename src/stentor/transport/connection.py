@@ -3,7 +3,10 @@
 Reading. The socket fills one reused buffer (`asyncio.BufferedProtocol`); whole frames are handed to
 the owner as views into it, and the remainder is moved to its front. Fresh buffers per read would
 double the kernel time by page faults. The buffer starts small, grows to full size when a peer
-sends at speed, and doubles up to one frame for a large frame, only as fast as its bytes arrive.
+sends at speed, and to one frame for a large frame. Who may send only small frames keeps a small buffer.
+
+A broker's connections borrow what is larger from one budget (`budget.py`) and give it back when they are quiet. A
+client's connections grow as they need to.
 
 Writing. `write` takes a list of buffers; nothing is copied here. When the socket is slow the owner
 is told through `writable`, and holds back by itself.
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stentor import limits
 from stentor.errors import LimitExceeded, ProtocolError, StentorError
+from stentor.transport.budget import ReceiveBudget, borrowed_buffer
 from stentor.wire import frames
 
 if TYPE_CHECKING:
@@ -47,13 +51,20 @@ class Connection(asyncio.BufferedProtocol):
         *,
         body_bytes_max: int = limits.FRAME_BODY_BYTES_MAX,
         buffer_bytes: int = limits.READ_BUFFER_BYTES,
+        budget: ReceiveBudget | None = None,
     ) -> None:
         self._owner = owner
         self._full_bytes = buffer_bytes  # of the read buffer, for a peer at full speed
+        self._budget = budget
+        self._borrowed = False
         self._transport: Any = None
-        self._buffer = bytearray(limits.READ_BUFFER_IDLE_BYTES)
-        self._view = memoryview(self._buffer)
+        self._view = memoryview(bytearray(limits.READ_BUFFER_IDLE_BYTES))
+        self._size = limits.READ_BUFFER_IDLE_BYTES
         self._filled = 0
+        self._rested_bytes = 0  # received when this was last asked to rest
+        self._paused = False  # by the owner
+        self._starved = False  # waits for a larger buffer
+        self.favoured = False  # another broker: has a reserved part of the budget
         self._wanted = frames.HEADER_BYTES  # how many bytes make the next step possible
         self.body_bytes_max = body_bytes_max
         self.writable = True
@@ -70,14 +81,14 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        if self._filled == len(self._buffer):
-            self._grow()
         return self._view[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_in += nbytes
         self._filled += nbytes
         if self._filled < self._wanted:
+            if self._filled == self._size:
+                self._grow()
             return
         error: StentorError | None = None
         try:
@@ -96,6 +107,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
+        if self._budget is not None:
+            self._release()
         self._owner.disconnected(error)
 
     def pause_writing(self) -> None:
@@ -127,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
             received(kind, flags, correlation, view[start:position])
             if self.closed:
                 return
-        was_full = filled == len(self._buffer)
+        was_full = filled == self._size
         if position:
             remainder = filled - position
             if remainder:
@@ -146,24 +159,99 @@ class Connection(asyncio.BufferedProtocol):
             raise LimitExceeded(f"A frame announces {length} bytes; the limit is {self.body_bytes_max}.")
         raise ProtocolError("A frame's reserved bytes are not zero.")
 
+    # --- the buffer -----------------------------------------------------------------------------
+
     def _fit(self, *, was_full: bool) -> None:
-        """Full size for a peer at full speed; back to it once a larger frame's bytes are gone."""
-        size = len(self._buffer)
-        if (was_full and size < self._full_bytes) or (size > self._full_bytes and self._wanted <= self._full_bytes):
-            self._resize(self._full_bytes)
+        """After a read: full size for a peer at full speed, back to it after a larger frame, room for the next one."""
+        if self._size > self._full_bytes >= self._wanted:
+            self._borrow(self._full_bytes)  # less than before, which there is always room for
+        if self._borrowed and self._budget is not None and self._budget.contended:
+            self._give_back()
+        if was_full or self._filled == self._size or (self._borrowed and self._wanted > self._size):
+            self._grow()
 
     def _grow(self) -> None:
-        """The buffer is full: a peer at full speed, or a frame larger than the buffer."""
-        if len(self._buffer) < self._full_bytes:
-            self._resize(self._full_bytes)
-        else:
-            self._resize(min(2 * len(self._buffer), max(self._wanted, self._full_bytes)))
+        """Full size if there is room; and room for the frame that has begun, or a wait for it.
 
-    def _resize(self, size: int) -> None:
-        buffer = bytearray(size)
-        buffer[: self._filled] = self._view[: self._filled]
-        self._buffer = buffer
-        self._view = memoryview(buffer)
+        Who is lent a large buffer asks for a larger one before it is full: what waits holds as little as it can.
+        """
+        if self._wanted <= self._full_bytes <= self.body_bytes_max and self._size < self._full_bytes:
+            self._borrow(self._full_bytes)
+        if self._filled < self._size and (self._wanted <= self._size or not self._borrowed):
+            return
+        if self._borrow(self._wanted):
+            return
+        assert self._budget is not None
+        self._give_back(whatever_comes=True)
+        self._starved = True
+        self._read_or_not()
+        self._budget.wait(self, self._wanted)
+
+    def _borrow(self, size: int) -> bool:
+        if self._budget is None:
+            # As fast as the bytes arrive: nobody else bounds what is announced.
+            size = min(size, max(2 * self._size, self._full_bytes))
+            self._replace(memoryview(bytearray(size)))
+            return True
+        if size <= limits.READ_BUFFER_IDLE_BYTES + frames.HEADER_BYTES:
+            self._replace(memoryview(bytearray(size)))  # the largest frame of a stranger
+            return True
+        if not self._budget.lend(self, size):
+            return False
+        self._borrowed = True
+        self._replace(memoryview(borrowed_buffer(size)))
+        return True
+
+    def _give_back(self, *, whatever_comes: bool = False) -> None:
+        """Back to the small buffer, if the next frame fits into it; or at least what was received of it."""
+        small = limits.READ_BUFFER_IDLE_BYTES
+        if self._filled >= small or not self._borrowed or self._budget is None:
+            return
+        if self._wanted > small and not whatever_comes:
+            return
+        self._borrowed = False
+        self._replace(memoryview(bytearray(small)))
+        self._budget.give_back(self)
+
+    def _replace(self, view: memoryview) -> None:
+        view[: self._filled] = self._view[: self._filled]
+        self._view, self._size = view, len(view)
+
+    def room_given(self, size: int) -> None:
+        """The budget has lent what this connection waited for."""
+        self._borrowed, self._starved = True, False
+        self._replace(memoryview(borrowed_buffer(size)))
+        self._read_or_not()
+
+    def too_slow(self) -> None:
+        """The budget wants back what an unfinished frame holds."""
+        error = LimitExceeded(
+            f"A frame of {self._wanted} bytes arrives too slowly while others wait for the memory.",
+            hint="Send it again, or send smaller batches.",
+        )
+        self._owner.refused(error)
+        self._release()
+
+    def rest(self) -> None:
+        """Called now and then: who received nothing since the last time needs no large buffer."""
+        if self._borrowed and self.bytes_in == self._rested_bytes:
+            self._give_back()
+        self._rested_bytes = self.bytes_in
+
+    def _release(self) -> None:
+        """The end: what was borrowed goes back. Nothing is read any more."""
+        self._starved = True
+        self._view, self._size, self._filled = memoryview(bytearray(1)), 1, 0
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        if self._budget is not None:
+            self._borrowed = False
+            self._budget.give_back(self)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the other side lets a frame wait for its end, and not this one."""
+        return self._filled > 0 and not self._paused and not self._starved
 
     @property
     def mid_frame(self) -> bool:
@@ -193,12 +281,25 @@ class Connection(asyncio.BufferedProtocol):
         self.write((frames.frame(kind, correlation, body, flags),))
 
     def pause_reading(self) -> None:
-        if self._transport is not None and not self.closed:
-            self._transport.pause_reading()
+        self._paused = True
+        self._read_or_not()
 
     def resume_reading(self) -> None:
-        if self._transport is not None and not self.closed:
+        self._paused = False
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if self._transport is None or self.closed:
+            return
+        if self._paused or self._starved:
+            self._transport.pause_reading()
+        else:
             self._transport.resume_reading()
+
+    @property
+    def starved(self) -> bool:
+        """Whether it is not read from for lack of memory."""
+        return self._starved
 
     @property
     def address(self) -> str:

@@ -43,8 +43,10 @@ def read() -> Callable[..., list[bytes | None]]:
 class ServedBroker:
     """A broker in a process of its own, on a fixed port, that can be killed and started again."""
 
-    def __init__(self, data: Path, **settings: object) -> None:
+    def __init__(self, data: Path, *, descriptors: int = 0, http_port: int | None = None, **settings: object) -> None:
         self._data = data
+        self._descriptors = descriptors  # how many the process may open; 0: as many as this one
+        self._http = ["--no-http"] if http_port is None else ["--http-port", str(http_port)]
         self._flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", str(value))]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -59,7 +61,7 @@ class ServedBroker:
     def start(self) -> ServedBroker:
         command = [sys.executable, "-m", "stentor", "serve", "--data", str(self._data), "--port", str(self.port)]
         self.process = subprocess.Popen(
-            [*command, "--no-http", *self._flags],
+            [*self._limited(), *command, *self._http, *self._flags],
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
@@ -69,6 +71,16 @@ class ServedBroker:
         line = self.process.stdout.readline()
         assert line.startswith("stentor ready on"), Path(self.log.name).read_text()
         return self
+
+    def _limited(self) -> list[str]:
+        if not self._descriptors:
+            return []
+        return ["/bin/sh", "-c", f'ulimit -n {self._descriptors}; exec "$0" "$@"']
+
+    @property
+    def resident_bytes(self) -> int:
+        assert self.process is not None
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)

@@ -24,12 +24,12 @@ def test_what_is_said_in_one_turn_is_split_before_it_is_too_large_for_a_frame(mo
 
 def test_a_broker_that_takes_no_more_connections_is_not_dialled_all_the_time(wait_until):
     with broker(connections_max=1) as full, broker() as other, full.client():
-        before, made = full.inner.refusals, []
+        before, made = full.inner.guests.refusals, []
         address = full.url.removeprefix("stentor://")
         started = other.inner.loop.time()
         other.inner.loop.call_soon_threadsafe(lambda: made.append(PeerLink(other.inner, "full", address, peer.CONTROL)))
-        wait_until(lambda: full.inner.refusals - before >= 5, "five attempts")
+        wait_until(lambda: full.inner.guests.refusals - before >= 5, "five attempts")
         took = other.inner.loop.time() - started
-        attempts = full.inner.refusals - before
+        attempts = full.inner.guests.refusals - before
         other.inner.loop.call_soon_threadsafe(made[0].close)
     assert attempts <= 10 + 25 * took

@@ -14,7 +14,7 @@ from stentor.errors import (
     TopicNotFound,
 )
 from stentor.ports import Entry
-from stentor.storage.directory import COORDINATION_FILE
+from stentor.storage.directory import CHANGES_FILE
 from stentor.testing import broker
 
 MIB = limits.MIB
@@ -154,7 +154,7 @@ def test_marks_survive_a_crash_once_they_are_stored(served, tmp_path, wait_until
         client.create_topic("t")
         client.publish("t", "x")
         client.mark_recorded("t", {0: 1})
-        stored = tmp_path / "data" / COORDINATION_FILE
+        stored = tmp_path / "data" / CHANGES_FILE
         wait_until(lambda: b"recorded/" in stored.read_bytes(), "the mark is stored")
         process.kill()
         process.start()

@@ -1,7 +1,10 @@
 """What only the embedded store has: a file, and a disk under it that can be slow or full."""
 
 import asyncio
+import errno
+import os
 import threading
+from functools import partial, wraps
 
 import msgspec
 import pytest
@@ -19,6 +22,8 @@ from stentor.errors import (
     UnknownSwap,
 )
 from stentor.ports import Resync
+from stentor.storage.changes import ChangesFile
+from stentor.storage.files import atomic_write
 
 
 class Disk:
@@ -209,3 +214,132 @@ def test_leases_are_bounded(disk, tell, monkeypatch):
         await store.lease(60)
 
     tell(disk, story())
+
+
+def in_a_loop(story):
+    """Run an async test."""
+
+    @wraps(story)
+    def run(*arguments, **options):
+        asyncio.run(story(*arguments, **options))
+
+    return run
+
+
+def _full(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class TestChanges:
+    """The state whole, and what changed since beside it."""
+
+    @pytest.fixture
+    def files(self, tmp_path):
+        return tmp_path / "coordination", tmp_path / "coordination.changes"
+
+    def open(self, files):
+        state, changes = files
+        saved = state.read_bytes() if state.exists() else None
+        return EmbeddedStore(saved, partial(atomic_write, state), changes=ChangesFile(changes))
+
+    async def fill(self, store, count, size=100):
+        for number in range(count):
+            await store.swap(expect={}, put={f"key/{number}": bytes(size)})
+
+    async def everything(self, store):
+        found = await store.range("")
+        return found.revision, {entry.key: (entry.value, entry.revision) for entry in found.entries}
+
+    @in_a_loop
+    async def test_a_change_costs_what_it_changes_not_what_there_is(self, files):
+        store = self.open(files)
+        await self.fill(store, 300)
+        sizes = [path.stat().st_size for path in files]
+        await store.swap(expect={}, put={"one": b"more"})
+        assert files[0].stat().st_size == sizes[0]
+        assert 0 < files[1].stat().st_size - sizes[1] < 100
+        await store.close()
+
+    @in_a_loop
+    async def test_everything_is_there_after_a_restart(self, files):
+        store = self.open(files)
+        await self.fill(store, 20)
+        await store.swap(expect={}, put={"key/3": b"new"}, delete=("key/4", "key/5"))
+        before = await self.everything(store)
+        await store.close()
+        again = self.open(files)
+        assert await self.everything(again) == before
+        await again.swap(expect={"key/3": before[1]["key/3"][1]}, put={"key/3": b"newer"})
+        assert (await again.range("")).revision == before[0] + 1
+        await again.close()
+
+    @in_a_loop
+    async def test_keys_of_a_lease_do_not_come_back(self, files):
+        store = self.open(files)
+        await self.fill(store, 2)
+        lease = await store.lease(60)
+        await store.swap(expect={}, put={"key/0": b"lives", "live": b""}, lease=lease)
+        await store.close()
+        again = self.open(files)
+        revision, found = await self.everything(again)
+        assert set(found) == {"key/1"}
+        assert revision == 3
+        await again.close()
+
+    @in_a_loop
+    async def test_changes_that_outgrow_the_state_are_taken_into_it(self, files):
+        store = self.open(files)
+        await self.fill(store, 30, size=100_000)
+        assert files[0].stat().st_size > 1_000_000
+        assert files[1].stat().st_size < 3_200_000
+        before = await self.everything(store)
+        await store.close()
+        again = self.open(files)
+        assert await self.everything(again) == before
+        await again.close()
+
+    @in_a_loop
+    async def test_a_crash_between_the_state_and_the_clearing_of_its_changes_is_harmless(self, files):
+        store = self.open(files)
+        await self.fill(store, 5)
+        before, changes = await self.everything(store), files[1].read_bytes()
+        await store.close()
+        store = self.open(files)
+        store._changes.usable = False  # so that the next change writes everything
+        await store.swap(expect={}, put={"last": b"1"})
+        after = await self.everything(store)
+        await store.close()
+        files[1].write_bytes(changes)
+        again = self.open(files)
+        assert await self.everything(again) == after != before
+        await again.close()
+
+    @in_a_loop
+    async def test_a_file_of_an_older_stentor_is_taken_over_and_then_refused_by_it(self, files):
+        old = EmbeddedStore(None, partial(atomic_write, files[0]))
+        await self.fill(old, 3)
+        before = await self.everything(old)
+        await old.close()
+        store = self.open(files)
+        assert await self.everything(store) == before
+        await store.swap(expect={}, put={"new": b"1"})
+        await store.close()
+        assert msgspec.msgpack.decode(files[0].read_bytes()[4:])[0] == 2
+
+    @in_a_loop
+    async def test_a_change_that_could_not_be_written_did_not_happen(self, files, monkeypatch):
+        store = self.open(files)
+        await self.fill(store, 3)
+        before = await self.everything(store)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", _full)
+            with pytest.raises(DiskFull):
+                await store.swap(expect={}, put={"lost": b"1"})
+        assert await self.everything(store) == before
+        await store.swap(expect={}, put={"kept": b"1"})
+        after = await self.everything(store)
+        await store.close()
+        again = self.open(files)
+        assert await self.everything(again) == after
+        assert "lost" not in after[1]
+        await again.close()

@@ -10,11 +10,11 @@ from stentor.core.peers import Complaint, Held, Link, Up
 TICK_US = int(limits.PEER_HEARTBEAT_S * 1_000_000)
 
 
-def ticks(machine, seconds, *, begin=0, unheard=frozenset()):
+def ticks(machine, seconds, *, begin=0, unheard=frozenset(), awake_since_us=0):
     """Let time pass; what is reported on the way."""
     reports = []
     for now_us in range(begin, begin + int(seconds * 1_000_000), TICK_US):
-        effects = machine.step(r.Tick(frozenset(unheard)), now_us)
+        effects = machine.step(r.Tick(frozenset(unheard), awake_since_us), now_us)
         reports += [effect.message for effect in effects if isinstance(effect, r.Report)]
     return reports
 
@@ -78,7 +78,8 @@ def test_a_successor_that_is_not_heard_is_reported_within_half_a_second():
 def test_who_stood_still_itself_blames_nobody_for_that_time():
     head = head_with_work()
     assert not ticks(head, 1)
-    assert not ticks(head, 1, begin=30_000_000)
+    assert not ticks(head, 1, begin=30_000_000, awake_since_us=30_000_000)
+    assert blamed(ticks(head, 0.2, begin=60_000_000)) == {B}, "unless it was awake"
 
 
 def test_a_member_whose_own_disk_hangs_reports_itself():
@@ -122,3 +123,13 @@ def test_the_tail_waits_for_no_joiner_that_has_not_shown_that_it_can_write():
     assert not tail.below.joint
     tail.step(r.Received("c", Up(3, [9])), 0)
     assert tail.below.joint
+
+
+def test_a_member_with_nothing_to_do_needs_no_ticks():
+    head = head_with_work()
+    assert not head.complaints.are_over(frozenset())
+    head.step(r.Received("b", Up(3, [1])), 0)
+    assert head.complaints.are_over(frozenset())
+    assert not head.complaints.are_over(frozenset("b")), "its successor is not heard"
+    head.step(r.AskEnd(1), 0)
+    assert not head.complaints.are_over(frozenset()), "a reader waits"

@@ -7,7 +7,10 @@ import urllib.request
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from stentor import limits
+from stentor.http.metrics import render
 from stentor.http.server import HttpServer
 from stentor.testing import broker
 
@@ -142,3 +145,105 @@ def test_what_is_not_http_costs_few_log_lines_and_no_traceback(caplog):
     assert not any(record.exc_info for record in about)
     assert all(record.getMessage().isprintable() for record in about)
     assert len(about) < 40
+
+
+def test_headers_that_come_drop_by_drop_are_closed_in_time(monkeypatch):
+    """A slow loris: each line resets nothing."""
+    monkeypatch.setattr(limits, "HTTP_REQUEST_S", 0.5)
+    monkeypatch.setattr(limits, "SWEEP_S", 0.1)
+
+    async def drip():
+        server = HttpServer(a_status())
+        await server.start("127.0.0.1", 0)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /health/live HTTP/1.1\r\n")
+            closed = asyncio.ensure_future(reader.read())
+            for _ in range(100):
+                writer.write(b"X-Drop: 1\r\n")
+                done, _ = await asyncio.wait({closed}, timeout=0.1)
+                if done:
+                    return True
+        finally:
+            writer.close()
+            await server.stop()
+        return False
+
+    assert asyncio.run(drip())
+
+
+def test_beyond_its_connections_it_says_so_and_serves_again_when_one_leaves():
+    async def crowd():
+        server = HttpServer(a_status(), connections_max=2)
+        await server.start("127.0.0.1", 0)
+        try:
+            guests = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+            refusal = await asyncio.wait_for(guests[2][0].read(), 10)
+            guests[0][1].close()
+            url = f"http://127.0.0.1:{server.port}/health/live"
+            async with asyncio.timeout(10):
+                while (answer := await asyncio.to_thread(fetch, url, "GET"))[0] != 200:
+                    pass
+            return refusal, answer
+        finally:
+            for _, writer in guests:
+                writer.close()
+            await server.stop()
+
+    refusal, answer = asyncio.run(crowd())
+    assert refusal.startswith(b"HTTP/1.1 503")
+    assert b"too many HTTP connections" in refusal
+    assert answer[0] == 200
+
+
+def test_a_scrape_lets_the_loop_look_at_others_between_slices():
+    with broker(http=True) as local, local.client() as client:
+        client.create_topic("t", partitions=8)
+        inner, turns = local.inner, []
+
+        async def scrape():
+            partition = next(iter(inner.partitions.values()))
+            inner.replicas.partitions = dict.fromkeys(range(5 * limits.STATISTICS_SLICE), partition)
+            done = asyncio.ensure_future(inner.gather_statistics())
+            shared = asyncio.ensure_future(inner.gather_statistics())
+            while not done.done():
+                turns.append(1)
+                await asyncio.sleep(0)
+            return len((await done)["partitions"]), (await shared) is (await done)
+
+        kept = dict(inner.replicas.partitions)
+        try:
+            counted = asyncio.run_coroutine_threadsafe(scrape(), inner.loop).result(20)
+        finally:
+            inner.replicas.partitions = kept
+        assert counted == (5 * limits.STATISTICS_SLICE, True)
+        assert len(turns) >= 5
+
+
+def test_labels_of_metrics_are_escaped_and_the_text_can_be_parsed():
+    row = {
+        "topic": 'a"b\\c',
+        "partition": 3,
+        **dict.fromkeys(("messages_in", "batches_in", "bytes_in"), 7),
+        "log": dict.fromkeys(("start", "end", "synced_end", "bytes", "segments"), 1),
+        "replica": dict.fromkeys(("committed", "epoch", "waiting"), 2),
+        "chain": {"replicas": 1, "replicas_wanted": 3},
+    }
+    totals = dict.fromkeys(("uptime_s", "connections", "streams", "topics", "partitions", "refusals"), 1.5)
+    body, _ = render({"broker": totals, "partitions": [row]})
+    families = {family.name: family for family in text_string_to_metric_families(body.decode())}
+    (sample,) = families["stentor_partition_messages_in"].samples
+    assert (sample.labels, sample.value) == ({"topic": 'a"b\\c', "partition": "3"}, 7.0)
+    assert families["stentor_partition_replicas_wanted"].samples[0].value == 3
+    assert families["stentor_broker_refusals"].type == "counter"
+
+
+def test_statistics_are_json_with_every_partition():
+    with broker(http=True) as local, local.client() as client:
+        client.create_topic("t", partitions=2 * limits.STATISTICS_SLICE + 5)
+        code, body = fetch(f"{local.http_url}/statistics")
+        assert code == 200
+        found = json.loads(body)
+        assert found["broker"]["partitions"] == len(found["partitions"]) == 2 * limits.STATISTICS_SLICE + 5
+        assert b"<table>" in fetch(local.http_url)[1]
+        assert fetch(f"{local.http_url}/metrics")[1].count(b"stentor_partition_epoch{") == len(found["partitions"])

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from stentor.errors import DiskFull, LogFailed
-from stentor.storage import LogSettings
+from stentor.errors import DiskFull, LogFailed, OutOfDescriptors
+from stentor.storage import LogSettings, files
 from stentor.storage.state import mark_path
 
 
@@ -249,3 +249,60 @@ def test_a_disk_filled_by_somebody_else_is_met_without_a_reserve_too(logs, batch
     assert reopened.recovery.truncated == ()
     assert batches.read_all(reopened) == written
     reopened.close()
+
+
+def no_descriptors(monkeypatch):
+    """From now on nothing can be opened, and no reserve is left."""
+
+    def refuse(path, *rest, **options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(files.SPARE, "_held", [])
+
+
+def test_a_log_that_gets_no_descriptor_for_its_next_segment_refuses_and_goes_on_later(logs, batches, monkeypatch):
+    log = logs.open(segment_bytes=600)
+    batches.fill(log, 3)
+    with monkeypatch.context() as patch:
+        no_descriptors(patch)
+        with pytest.raises(OutOfDescriptors, match="open no more files") as refused:
+            batches.fill(log, 50)
+        assert refused.value.retriable
+    assert not log.failed
+    end = log.end
+    batches.fill(log, 3)
+    log.sync()
+    assert log.synced_end == log.end == end + 3
+    log.close()
+
+
+def test_a_sync_that_cannot_open_the_directory_is_tried_again(logs, batches, monkeypatch):
+    log = logs.open(segment_bytes=600)
+    batches.fill(log, 20)
+    with monkeypatch.context() as patch:
+        no_descriptors(patch)
+        with pytest.raises(OutOfDescriptors):
+            log.sync()
+        assert log.synced_end == 0
+    assert not log.failed
+    assert not mark_path(log.directory).exists()
+    assert log.sync() == log.end
+    log.close()
+
+
+def test_storage_has_descriptors_in_reserve(tmp_path, monkeypatch):
+    spare = files.SpareDescriptors(2)
+    spare.fill()
+    real, refused = os.open, []
+
+    def scarce(path, *rest, **options):
+        if len(spare._held) == 2:
+            refused.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", scarce)
+    os.close(spare.open(tmp_path, os.O_RDONLY))
+    assert len(refused) == 1
+    assert len(spare._held) == 1
