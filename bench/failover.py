@@ -10,6 +10,14 @@ is the longest time between two acknowledgements of one partition, from the faul
     controller            the broker that changes chains, not the head of the measured partition
     head+controller       one broker that is both
 
+Some faults leave a broker alive and of no use (only for our own system; JetStream is compared by the first three):
+
+    hang     its disk finishes no sync any more
+    full     its disk has no room
+    link     it and its predecessor in the chain do not reach each other; everybody else reaches both
+    store    it is the controller and is cut off from etcd alone; half a second later the head is killed
+    slow     everything that it sends passes at 256 kbit/s
+
 The same on three nodes of NATS JetStream: a stream with three replicas in files, synced before the acknowledgement,
 where the head is the stream's leader. Both systems run in network namespaces, so that a cut is a cut: packets
 vanish, and nobody is told.
@@ -35,6 +43,7 @@ from bench.measure import machine_facts
 from bench.model import BenchError, NotAvailableError
 from bench.plots import OURS, THEIRS
 from bench.programs import RESULTS, console, run
+from stentor.testing.disks import why_no_disks, why_no_hanging
 from stentor.testing.network import why_no_network
 
 if TYPE_CHECKING:
@@ -46,10 +55,21 @@ STEADY_S = 0.5
 """Acknowledgements must flow without a gap for this long before a fault, and after it."""
 FAILOVER_S_MAX = 30.0
 WHOLE_S_MAX = 60.0
+OWN_DISK_BYTES = 512 << 20
 HOLD_S = 1.5
 """A fault lasts at least this long after publishing goes on: a broker that comes back at once would hide something."""
-TARGETS = {"kill": (0.5, 1.5), "pause": (1.5, 3.0), "cut": (1.5, 3.0)}
-"""Median and worst, in seconds."""
+TARGETS = {
+    "kill": (0.5, 1.5),
+    "pause": (1.5, 3.0),
+    "cut": (1.5, 3.0),
+    "hang": (3.0, 3.0),
+    "full": (1.5, 3.0),
+    "link": (1.5, 3.0),
+    "store": (3.0, 3.0),
+    "slow": (3.0, 6.0),
+}
+"""Median and worst, in seconds. A disk that hangs is waited for REPLICA_STALL_S, a controller without its store for
+RESIGN_S, a member that is merely slow for REPLICA_SLOW_S."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -181,6 +201,13 @@ def plan_for(repetitions: int, fewer: int, faults: list[str]) -> list[tuple[str,
     return plan + [(fault, target, fewer) for target in others for fault in elsewhere]
 
 
+def plan_for_useless(repetitions: int, faults: list[str]) -> list[tuple[str, str, int]]:
+    """Faults that leave a broker alive; on the places in the chain where they differ."""
+    everywhere = ("head", "middle", "tail")
+    places = {"hang": everywhere, "full": everywhere, "link": everywhere[1:], "store": everywhere[:1]}
+    return [(fault, target, repetitions) for fault in faults for target in places.get(fault, ("middle",))]
+
+
 def judged(row: Row) -> str:
     """Only our own rows have a target; the large cluster is held to the same."""
     if row.system != "stentor" or not row.gaps_s:
@@ -261,9 +288,15 @@ def main() -> int:
     faults = ["kill", "pause"] if reason else ["kill", "pause", "cut"]
     rows: list[Row] = []
     with run() as (directory, processes):
+        useless = [] if reason else ["link", "store", "slow"]
+        useless += [] if why_no_hanging() else ["hang"]
+        plan = plan_for(repetitions, fewer, faults) + plan_for_useless(fewer, useless)
         subjects: list[tuple[Subject, list[tuple[str, str, int]]]] = [
-            (StentorBrokers(directory, 3, network=not reason), plan_for(repetitions, fewer, faults)),
+            (StentorBrokers(directory, 3, network=not reason), plan),
         ]
+        if not why_no_disks():
+            own_disks = StentorBrokers(directory, 3, network=not reason, disk_bytes=OWN_DISK_BYTES)
+            subjects.append((own_disks, plan_for_useless(fewer, ["full"])))
         if not chosen.no_peers:
             nodes = NatsNodes(directory, processes, network=not reason)
             peers = chosen.peer_repetitions or repetitions

@@ -14,6 +14,7 @@ from stentor.errors import StentorError
 from stentor.testing.cluster import LocalCluster
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from bench.failover import Aim
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 RATE = 200.0
 """Messages per second in each watched partition, or together if those are many."""
 WATCHED = 10
+SLOW_BITS_PER_S = 256_000
 TOPIC = "failover"
 _SUSPECTED = re.compile(r"stentor\.broker\.cluster +broker (\S+): (silent|refused)")
 
@@ -30,14 +32,16 @@ class StentorBrokers:
 
     name = "stentor"
 
-    def __init__(self, directory: Path, partitions: int, *, network: bool) -> None:
+    def __init__(self, directory: Path, partitions: int, *, network: bool, disk_bytes: int = 0) -> None:
         self.partitions = partitions
-        self._cluster = LocalCluster(3, data=directory / f"stentor-{partitions}", network=network)
+        data = directory / f"stentor-{partitions}{'-disks' if disk_bytes else ''}"
+        self._cluster = LocalCluster(3, data=data, network=network, disk_bytes=disk_bytes)
         self._watched = list(range(0, partitions, max(1, partitions // WATCHED)))[:WATCHED]
         self._answers: dict[int, list[float]] = {partition: [] for partition in self._watched}
         self._stop = threading.Event()
         self._victim = ""
         self._read_to: dict[str, int] = {}
+        self._chain: list[str] = []  # of the partition that is aimed at
 
     def __enter__(self) -> Self:
         self._cluster.start()
@@ -82,10 +86,12 @@ class StentorBrokers:
             victim = {"head": head, "middle": middle, "tail": tail}.get(target, controller)
             leads = head == controller
             if (victim == controller) == ("controller" in target) and leads == (target == "head+controller"):
+                self._chain = chains[partition]
                 return Aim(victim, partition)
         # Whoever is the controller has to be somewhere: then the place in the chain is what counts.
         place = {"head": 0, "middle": 1, "tail": 2}.get(target)
-        return None if place is None else Aim(chains[self._watched[0]][place], self._watched[0])
+        self._chain = chains[self._watched[0]]
+        return None if place is None else Aim(self._chain[place], self._watched[0])
 
     def measured(self, partition: int) -> list[int]:
         return [partition] if len(self._watched) <= 3 else self._watched
@@ -98,18 +104,39 @@ class StentorBrokers:
     def strike(self, fault: str, victim: str) -> None:
         self._victim = victim
         self._read_to = {name: broker.log_file.stat().st_size for name, broker in self._cluster.brokers.items()}
-        {"kill": self._cluster.kill, "pause": self._cluster.pause, "cut": self._isolate}[fault](victim)
+        cluster = self._cluster
+        strikes: dict[str, Callable[[str], None]] = {
+            "kill": cluster.kill,
+            "pause": cluster.pause,
+            "cut": cluster.isolate,
+            "hang": cluster.hang_disk,
+            "full": cluster.fill_disk,
+            "link": self._cut_link,
+            "store": self._cut_store,
+            "slow": lambda name: cluster.slow(name, SLOW_BITS_PER_S),
+        }
+        strikes[fault](victim)
 
-    def _isolate(self, victim: str) -> None:
-        self._cluster.isolate(victim)
+    def _cut_link(self, victim: str) -> None:
+        self._cluster.cut(self._chain[self._chain.index(victim) - 1], victim)
+
+    def _cut_store(self, victim: str) -> None:
+        """The victim dies while the controller cannot do anything about it."""
+        self._cluster.cut(self._cluster.controller(), "etcd")
+        time.sleep(0.5)
+        self._cluster.kill(victim)
 
     def mend(self, fault: str, victim: str) -> None:
-        if fault == "kill":
-            self._cluster.restart(victim)
+        cluster = self._cluster
+        if fault in ("kill", "store"):
+            cluster.heal()
+            cluster.restart(victim)
         elif fault == "pause":
-            self._cluster.resume(victim)
+            cluster.resume(victim)
+        elif fault in ("hang", "full"):
+            cluster.mend_disks()
         else:
-            self._cluster.heal()
+            cluster.heal()
 
     def is_whole(self) -> bool:
         """All replicas are back, and nobody is the head of more than its share."""

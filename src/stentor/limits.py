@@ -296,7 +296,7 @@ REPLICA_SLOW_S: Final = 4.0
 """A member that gets on, but had not on disk this long ago what its predecessor had, is reported too: every publish
 waits that long for it (C14)."""
 
-JOINT_STALL_S: Final = 0.3
+JOINT_STALL_S: Final = 0.4
 JOINT_SLOW_S: Final = 1.5
 """The same for a joiner: in joint mode it holds up every commit before it is of any use, and gets less time than a
 member (C11)."""

@@ -1,9 +1,11 @@
 """Random faults on a real cluster under load, for as long as you like: ``python -m tests.cluster.chaos --minutes 60``.
 
-Five brokers in network namespaces and an etcd of three. In each round a topic is published to and followed while
-brokers are killed, paused, cut off, wiped and damaged, clocks jump and etcd fails, alone and two at a time. At the
-end of a round everything is mended; then the history is checked (history.py) and all replicas are compared, byte for
-byte. Exits 1 on any anomaly, or if publishing does not go on within a minute after everything was mended.
+Five brokers in network namespaces, with disks of their own, and an etcd of three. In each round a topic is published
+to and followed while brokers are killed, paused, cut off, wiped and damaged, disks fill up and hang, links are slow,
+clocks jump and etcd fails, alone and two at a time. All the while a reader asks where the messages end and compares
+that with what was acknowledged before. At the end of a round everything is mended; then the history is checked
+(history.py) and all replicas are compared, byte for byte. Exits 1 on any anomaly, or if publishing does not go on
+within a minute after everything was mended.
 
 Disks are damaged only while every other copy is whole: what is lost everywhere, nobody can give back.
 """
@@ -29,6 +31,7 @@ from stentor.errors import StentorError
 from stentor.storage.directory import JOURNAL_FILE, list_partitions
 from stentor.storage.journal import load_journal
 from stentor.testing.cluster import LocalCluster
+from stentor.testing.disks import why_no_disks, why_no_hanging
 from stentor.testing.etcd import find_etcd
 from stentor.testing.network import why_no_network
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 ROUND_S = 90.0
 STUCK_S = 60.0
 HOLD_S = (0.1, 4.0)
+DISK_BYTES = 1 << 30
 DISK_FAULTS = ("wiped", "truncated", "flipped", "unsynced")
 FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 
@@ -53,11 +57,13 @@ class Chaos:
         self._clock = cluster.directory / "clock"
         self._clock.write_text("+0\n")
         self._paused: set[str] = set()
+        self.flow: Load | None = None
         self._hold = threading.Event()  # never set: faults last for a while
         self._faults: dict[str, Callable[[], str]] = {
             "kill": self._kill,
             "kill two": lambda: f"{self._kill()} {self._kill()}",
             "kill all": self._kill_all,
+            "one returns alone": self._return_alone,
             "kill the controller": lambda: self._kill(self.cluster.controller()),
             "pause": self._pause,
             "pause and kill": lambda: f"{self._pause()} {self._kill()}",
@@ -75,7 +81,14 @@ class Chaos:
                 "ring": self._ring,
                 "one way": self._one_way,
                 "pair": self._pair,
+                "neighbours": self._neighbours,
+                "the controller loses etcd": self._storeless_controller,
+                "slow link": self._slow,
             }
+        if not why_no_disks():
+            self._faults["full disk"] = self._fill
+        if not why_no_hanging():
+            self._faults["hanging disk"] = self._hang
         if FAKETIME is not None:
             self._faults["clock"] = self._jump
 
@@ -87,6 +100,7 @@ class Chaos:
 
     def episode(self, flow: Load) -> None:
         """One fault or two at a time, a while, and everything is well again."""
+        self.flow = flow
         if self.chance.random() < 0.15:
             self.damage(flow)
         else:
@@ -107,8 +121,8 @@ class Chaos:
     def mend(self) -> None:
         """Everyone runs, is awake and hears everyone."""
         cluster = self.cluster
-        if cluster.cuts:
-            cluster.heal()
+        cluster.mend_disks()
+        cluster.heal()
         for index in range(len(cluster.etcd.endpoints)):
             with suppress(AssertionError, ProcessLookupError):
                 cluster.etcd.resume(index)
@@ -145,6 +159,14 @@ class Chaos:
         self.cluster.brokers[name].launch()
         self._hold.wait(self.chance.uniform(0, 2))
         return self._kill(name)
+
+    def _return_alone(self) -> str:
+        """All die, and one of them is back before the others."""
+        self._kill_all()
+        name = self.chance.choice(list(self.cluster.brokers))
+        self.cluster.brokers[name].launch()
+        self._hold.wait(self.chance.uniform(2, 8))
+        return name
 
     def _pause(self) -> str:
         name = self.chance.choice(self._running())
@@ -207,6 +229,40 @@ class Chaos:
         self.cluster.cut(a, b)
         return f"{a} and {b}"
 
+    def _neighbours(self) -> str:
+        """Two that follow each other in a chain."""
+        assert self.flow is not None
+        chain = self.chance.choice(self.flow.chains())
+        place = self.chance.randrange(len(chain) - 1)
+        self.cluster.cut(chain[place], chain[place + 1])
+        return f"{chain[place]} and {chain[place + 1]}"
+
+    def _storeless_controller(self) -> str:
+        name = self.cluster.controller()
+        self.cluster.cut(name, "etcd")
+        if self.chance.random() < 0.5:
+            self._hold.wait(self.chance.uniform(0, 2))
+            return f"{name}, and {self._kill()} dies"
+        return name
+
+    def _slow(self) -> str:
+        name, rate = self._names()[0], self.chance.choice((64_000, 256_000, 2_000_000))
+        self.cluster.slow(name, rate)
+        return f"{name}, {rate} bit/s"
+
+    # --- disks that are of no use ---------------------------------------------------------------
+
+    def _fill(self) -> str:
+        names = self._names()[: self.chance.choice((1, 1, 1, 2, len(self.cluster.brokers)))]
+        for name in names:
+            self.cluster.fill_disk(name)
+        return " ".join(names)
+
+    def _hang(self) -> str:
+        name = self.chance.choice(self._running())
+        self.cluster.hang_disk(name)
+        return name
+
     # --- etcd -----------------------------------------------------------------------------------
 
     def _pause_etcd(self) -> str:
@@ -235,7 +291,7 @@ class Chaos:
         self.counts[kind] += 1
         self.say(f"{kind}: {name}")
         if kind == "wiped":
-            shutil.rmtree(directory)
+            _empty(directory)
         elif kind == "unsynced":
             self._cut_back(directory)
         else:
@@ -274,6 +330,15 @@ class Chaos:
                         log.truncate(at)
 
 
+def _empty(directory: Path) -> None:
+    """A new disk; the folder itself may be where it is mounted."""
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
 def one_round(chaos: Chaos, number: int, until: float) -> list[str]:
     """A topic's life; what was wrong with it."""
     flow = Load(
@@ -300,7 +365,8 @@ def one_round(chaos: Chaos, number: int, until: float) -> list[str]:
     acknowledged, failed, unknown = flow.outcomes()
     chaos.say(
         f"round {number}: {acknowledged} acknowledged, {failed} failed, {unknown} unknown;"
-        f" longest gap {flow.longest_gap_s(0):.1f} s; {'; '.join(wrong) or 'no anomaly'}"
+        f" longest gap {flow.longest_gap_s(0):.1f} s; {flow.bounded_reads} ends told, {flow.bounded_refusals} refused,"
+        f" {len(flow.stale_reads)} stale; {'; '.join(wrong) or 'no anomaly'}"
     )
     return wrong
 
@@ -319,7 +385,9 @@ def main() -> int:
     end = time.monotonic() + 60 * chosen.minutes
     wrong: list[str] = []
     rounds = 0
-    with LocalCluster(chosen.brokers, etcd=chosen.etcd, data=chosen.data, network=not reason) as cluster:
+    disk_bytes = 0 if why_no_disks() else DISK_BYTES
+    made = LocalCluster(chosen.brokers, etcd=chosen.etcd, data=chosen.data, network=not reason, disk_bytes=disk_bytes)
+    with made as cluster:
         chaos = Chaos(cluster, random.Random(seed), sys.stdout, network=not reason)
         while time.monotonic() < end and not wrong:
             wrong += one_round(chaos, rounds, min(end, time.monotonic() + ROUND_S))

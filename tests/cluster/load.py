@@ -77,6 +77,10 @@ class Load:
         self._subscriptions: dict[str, Any] = {}
         self.positions: dict[str, dict[int, int]] = {}  # of live consumers, by partition
         self.answered: dict[int, list[float]] = {}  # by partition: when publishes were acknowledged
+        self.ends_acknowledged: dict[int, int] = {}  # by partition: the offset after the last one acknowledged
+        self.bounded_reads = 0  # how often the end was asked for, and told
+        self.bounded_refusals = 0  # and not told
+        self.stale_reads: list[str] = []  # ends that were too early (C30)
         self.errors: list[StentorError] = []
         self.trouble: list[Exception] = []  # what ended a thread that should have gone on
 
@@ -91,6 +95,7 @@ class Load:
             self._start(partial(self._consume, f"consumer-{number}"))
         for number in range(self._producers):
             self._start(partial(self._produce, f"producer-{number}"))
+        self._start(self._ask_ends)
         self.wait_for_acks()
         return self
 
@@ -147,6 +152,8 @@ class Load:
             self.history.refused(value, error)
             return
         self.history.acknowledged(value, receipt.partition, receipt.offset)
+        ended = self.ends_acknowledged
+        ended[receipt.partition] = max(ended.get(receipt.partition, 0), receipt.offset + 1)
         self.answered.setdefault(receipt.partition, []).append(time.monotonic())
 
     def probe(self, timeout: float, client: Client | None = None, partition: int = 0) -> StentorError | None:
@@ -180,6 +187,32 @@ class Load:
                 continue
             polls.append(Poll(message.partition, message.offset, message.value))
             at[message.partition] = message.offset + 1
+
+    def _ask_ends(self) -> None:
+        """C30: whoever asks where the messages end is told no less than was acknowledged before, or nothing."""
+        client = self._connect("asker")
+        while self._sending.is_set():
+            before = dict(self.ends_acknowledged)
+            try:
+                if self.bounded_reads % 2:
+                    found = client.offsets(self.topic, timeout=3)
+                else:
+                    found = self._read_last(client, before)
+            except StentorError:
+                self.bounded_refusals += 1
+            else:
+                self.bounded_reads += 1
+                early = {p: (found.get(p, 0), end) for p, end in before.items() if found.get(p, 0) < end}
+                if early:
+                    self.stale_reads.append(f"told and acknowledged: {early}")
+            self._clock.wait(0.05)
+
+    def _read_last(self, client: Client, before: dict[int, int]) -> dict[int, int]:
+        """Where a bounded read ends."""
+        partition = next(iter(before), 0)
+        history = client.read(self.topic, start=max(0, before.get(partition, 0) - 5), partition=partition)
+        ends = [message.offset + 1 for message in history]
+        return {**before, partition: max(ends, default=0)}
 
     # --- waiting --------------------------------------------------------------------------------
 
@@ -261,6 +294,7 @@ class Load:
         self.finish()
         anomalies = self.history.check()
         assert not anomalies, self.history.report()
+        assert not self.stale_reads, self.stale_reads[:3]
 
     def finish(self) -> None:
         """Stop sending, let live consumers come to the end, read everything afresh, compare the copies."""
@@ -269,7 +303,7 @@ class Load:
         self._sending.clear()
         for thread in self._threads[self._consumers :]:
             thread.join(self._timeout + 10)
-            assert not thread.is_alive(), "a producer does not end"
+            assert not thread.is_alive(), "a producer or asker does not end"
         self._ends = self.client.offsets(self.topic)
         for number in range(2):
             self._read_all(f"final-{number}")

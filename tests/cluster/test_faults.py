@@ -9,7 +9,7 @@ import time
 import pytest
 
 from stentor.client.sync_client import Client
-from stentor.errors import StentorError
+from stentor.errors import EndUnknown, StentorError
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +76,28 @@ def test_the_last_of_three_serves_readers_once_the_others_are_known_to_be_dead(t
         assert sorted(int(message.value) for message in client.read("last")) == list(range(30))
     with Client(three.brokers[left].address, timeout=1) as client, pytest.raises(StentorError, match="1 of 3 replicas"):
         client.publish("last", "too few disks")
+
+
+def test_the_first_of_three_to_return_tells_no_end_that_is_too_early(three):
+    """C30: what it knows to be committed is less than what was acknowledged; without the others it says so."""
+    with three.client(timeout=30) as client:
+        client.create_topic("first", replicas=3)
+        for number in range(300):
+            client.publish("first", f"{number}")
+    for name in three.brokers:
+        three.kill(name)
+    first, *others = three.brokers
+    restart(three, first)
+    with Client(three.brokers[first].address, timeout=30) as client:
+        for ask in (lambda: client.offsets("first", timeout=3), lambda: client.read("first", timeout=3)):
+            with pytest.raises(EndUnknown):
+                ask()
+        three.wait_for(lambda: not client.offsets("first", stale="allow").sure, what="a stale answer")
+        known = client.read("first", stale="allow")
+        assert len(list(known)) == known.ends["first"][0] <= 300
+        restart(three, *others)
+        assert client.offsets("first") == {0: 300}
+        assert len(list(client.read("first"))) == 300
 
 
 def test_a_paused_head_is_replaced_and_joins_again_when_it_goes_on(three, load):

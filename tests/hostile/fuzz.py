@@ -41,6 +41,7 @@ from stentor.broker.session import Session
 from stentor.client.decode import decode_messages, offset_batches
 from stentor.errors import InvalidArgument, NotReady, PartitionNotFound, StentorError
 from stentor.storage.model import LogSlice, LogStatistics
+from stentor.transport.budget import ReceiveBudget
 from stentor.transport.sparing import SparingLog
 from stentor.wire import arrow_body, batch, frames, messages, peer
 from stentor.wire.frames import Kind
@@ -450,6 +451,18 @@ class StubWaiting:
     def check_stream(self, partition: Partition, start: int, end: int | None) -> None: ...
 
 
+class StubGuests:
+    """Everybody is let in."""
+
+    def __init__(self) -> None:
+        self.refusals = 0
+        self.relays = 0
+
+    def started(self, session: Session) -> None: ...
+    def greeted(self, session: Session) -> None: ...
+    def proved(self, session: Session) -> None: ...
+
+
 class StubBroker:
     """What a session needs of a broker: one partition, whose log keeps nothing."""
 
@@ -466,7 +479,8 @@ class StubBroker:
     def __init__(self) -> None:
         self.loop: Any = TurnLoop()
         self.clock = StillClock()
-        self.refusals = 0
+        self.guests = StubGuests()
+        self.receiving = ReceiveBudget()
         self.strangers = SparingLog(logging.getLogger("stentor.fuzz"), self.clock.monotonic)
         self.lone = LonePublisher()
         self.log = MemoryLog()
@@ -483,7 +497,6 @@ class StubBroker:
             reads=threads,
         )
 
-    def session_started(self, session: Session) -> None: ...
     def session_ended(self, session: Session) -> None: ...
 
     def info(self, listener: str = "") -> messages.BrokerInfo:

@@ -51,6 +51,7 @@ from stentor.storage.directory import (
     DataDirectory,
 )
 from stentor.storage.files import atomic_write
+from stentor.storage.identity import settle_broker_id
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Broker:
         self.syncs = DiskThreads(self.loop, threads=_SYNC_THREADS, name="sync")
         self.reads = DiskThreads(self.loop, threads=_READ_THREADS, name="read")
         self.epochs = DiskThreads(self.loop, threads=1, name="epochs")
-        self._journal = directory.journal(expected=not self.config.unclean)
+        self._journal = directory.journal(expected=not self.config.unclean, alone=not self.config.coordination)
         self.replicas = Replicas(self, directory, self._journal)
         self.store = self._open_store(path)
         self.broker_id = await self._identity(path)
@@ -187,12 +188,7 @@ class Broker:
         """Who this broker is: told by the config, or made once and kept."""
         made = f"broker-{uuid.uuid4().hex[:8]}"
         if not self.replicas.single:
-            file = path / BROKER_FILE
-            known = file.read_text(encoding="utf-8").strip() if file.exists() else ""
-            broker_id = self.config.broker_id or known or made
-            if broker_id != known:
-                atomic_write(file, broker_id.encode())
-            return broker_id
+            return settle_broker_id(path / BROKER_FILE, self.config.broker_id or "", made)
         found = await self.store.get("identity/broker")
         broker_id = self.config.broker_id or (made if found is None else found.value.decode())
         if found is None or found.value.decode() != broker_id:

@@ -5,6 +5,7 @@
       LOCK                                locked by the broker that uses it; holds its process id
       replicas                            the journal: incarnation, and a floor for each log
       coordination, coordination.changes  the coordination store of a single broker
+      broker, broker.crc32c               the id of this broker in its cluster, and its checksum
       catalogue                           what the coordination store of a cluster was last known to hold
       secret                              the cluster's secret, as it was last known; for the broker's user alone
       .disk-probe                         written now and then to find out whether the disk takes writes
@@ -32,7 +33,7 @@ from typing import Final, Self
 
 import msgspec
 
-from stentor.errors import DirectoryInUse, DirectoryUnusable, FormatTooNew, StorageError
+from stentor.errors import CorruptData, DirectoryInUse, DirectoryUnusable, FormatTooNew, StorageError
 from stentor.storage.files import (
     PRIVATE_FOLDER,
     SPARE,
@@ -57,6 +58,7 @@ CHANGES_FILE: Final = "coordination.changes"
 BROKER_FILE: Final = "broker"
 CATALOGUE_FILE: Final = "catalogue"
 SECRET_FILE: Final = "secret"  # noqa: S105 - a name
+CHECKSUM_FILE: Final = "broker.crc32c"
 PROBE_FILE: Final = ".disk-probe"
 PARTITIONS_FOLDER: Final = "partitions"
 ASIDE_FOLDER: Final = "aside"
@@ -286,12 +288,20 @@ class DataDirectory:
         except OSError as error:
             raise storage_error(error, operation="delete", path=copy.path) from error
 
-    def journal(self, *, expected: bool = True) -> ReplicaJournal:
+    def journal(self, *, expected: bool = True, alone: bool = True) -> ReplicaJournal:
         """Open the journal of this broker: a new incarnation begins.
 
         Where there are logs a journal is expected, unless the operator says otherwise.
         """
-        return ReplicaJournal.open(self.path / JOURNAL_FILE, expected=expected and bool(self.partitions()))
+        try:
+            return ReplicaJournal.open(self.path / JOURNAL_FILE, expected=expected and bool(self.partitions()))
+        except CorruptData as error:
+            if not alone:
+                error.hint = (
+                    f"Move {self.path} away and start with an empty directory: this broker fetches everything from the"
+                    f" other brokers. Only if those have lost their copies too, restore the journal from a backup."
+                )
+            raise
 
     def free_bytes(self) -> int:
         """The room that is left on the disk."""

@@ -21,6 +21,7 @@ from stentor.storage.directory import (
     BROKER_FILE,
     CATALOGUE_FILE,
     CHANGES_FILE,
+    CHECKSUM_FILE,
     COORDINATION_FILE,
     FORMAT_FILE,
     JOURNAL_FILE,
@@ -59,6 +60,7 @@ _FILES: Final = frozenset(
         BROKER_FILE,
         CATALOGUE_FILE,
         SECRET_FILE,
+        CHECKSUM_FILE,
         PROBE_FILE,
     }
 )

@@ -337,10 +337,7 @@ class LocalCluster:
         """Whatever was broken: cuts are healed, who is paused goes on, who is dead runs again."""
         if self._network is not None:
             self._network.heal()
-        for name in self.brokers:
-            self.release_disk(name)
-            if name in self._disks:
-                self.free_disk(name)
+        self.mend_disks()
         for index in range(len(self.etcd.endpoints)):
             self.etcd.resume(index)
         self.etcd.start()
@@ -368,6 +365,13 @@ class LocalCluster:
         """They go on."""
         if (hanging := self._hanging.pop(name, None)) is not None:
             hanging.release()
+
+    def mend_disks(self) -> None:
+        """All of them have room, and none hangs."""
+        for name in self.brokers:
+            self.release_disk(name)
+            if name in self._disks:
+                self.free_disk(name)
 
     def kill_haproxy(self, index: int = 0) -> None:
         """End a load balancer at once, with all connections through it."""
@@ -415,8 +419,9 @@ class LocalCluster:
         self.network.slow(name, bits_per_s)
 
     def heal(self) -> None:
-        """End all cuts, and make slow links fast again."""
-        self.network.heal()
+        """End all cuts, and make slow links fast again; there are none without a network of its own."""
+        if self._network is not None:
+            self._network.heal()
 
 
 def _all_heard(client: Client, count: int) -> bool:

@@ -36,7 +36,7 @@ def test_a_stranger_keeps_a_small_buffer_whatever_it_sends():
     budget = ReceiveBudget()
     connection, owner, _ = connect(budget, body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX)
     feed(connection, frames.frame(Kind.HELLO, 0, bytes(limits.UNGREETED_BODY_BYTES_MAX))[:-1])
-    assert len(connection._view) <= limits.UNGREETED_BODY_BYTES_MAX + frames.HEADER_BYTES
+    assert len(connection._view) <= limits.READ_BUFFER_IDLE_BYTES
     assert budget.lent_bytes == 0
     feed(connection, bytes(1))
     assert len(owner.frames) == 1
