@@ -36,6 +36,8 @@ class Broker(MemberSide):
         self.paused_until = 0
         self.full_until = 0  # the disk has no room
         self.hangs = False  # the disk brings nothing to an end any more
+        self.held_back = []  # what comes to an end when the disk goes on
+        self.slow_until = 0
         self.knows_disk = True  # and this broker would notice and say so
         self.drift = 1.0
         self.wall_offset = 0
@@ -82,6 +84,7 @@ class Broker(MemberSide):
             return
         self.world.note("crash", self.name)
         self.up = False
+        self.held_back = []
         self.life += 1
         self.watcher.closed = True
         self.network.drop(self.name)
@@ -171,20 +174,32 @@ class Broker(MemberSide):
 
     def soon(self, least_us, work, *arguments):
         """Work of the disk: done after a while, unless this life ends before."""
-        self.world.at(
-            self.world.between(least_us, max(least_us, self.world.rates.sync_us)), self.guard(work), *arguments
-        )
+        slow = 20 if self.world.now < self.slow_until else 1
+        delay_us = slow * self.world.between(least_us, max(least_us, self.world.rates.sync_us))
+        self.world.at(delay_us, self.guard(self.finish), work, *arguments)
+
+    def finish(self, work, *arguments):
+        if self.hangs:
+            self.held_back.append((self.guard(work), arguments))
+        else:
+            work(*arguments)
+
+    def release(self):
+        """The disk goes on."""
+        self.hangs = False
+        held_back, self.held_back = self.held_back, []
+        for work, arguments in held_back:
+            self.world.at(self.world.between(0, 1_000), work, *arguments)
 
     def do_sync(self, key, replica, _):
         log = self.disk.logs[key]
         sync = [len(log.batches)]
         log.syncs.append(sync)
-        if not self.hangs:
-            self.soon(self.world.rates.sync_us // 4, self.synced, key, replica, sync)
+        self.soon(self.world.rates.sync_us // 4, self.synced, key, replica, sync)
 
     def synced(self, key, replica, sync):
         log = self.disk.logs[key]
-        if self.replicas.get(key) is not replica or log.failed or self.hangs:
+        if self.replicas.get(key) is not replica or log.failed:
             return
         log.syncs = [other for other in log.syncs if other is not sync]
         if self.world.chance(self.world.rates.sync_error) and self.checker.may_lose(self.name, key):
@@ -203,8 +218,7 @@ class Broker(MemberSide):
             self.step(key, r.Durable(log.synced_end))
 
     def do_store_epoch(self, key, replica, effect):
-        if not self.hangs:
-            self.soon(100, self.store_epoch, key, replica, effect.epoch)
+        self.soon(100, self.store_epoch, key, replica, effect.epoch)
 
     def store_epoch(self, key, replica, epoch):
         if self.replicas.get(key) is replica:

@@ -123,7 +123,8 @@ class Cluster:
         self.store.cut.clear()
         self.store.available = True
         for name, broker in self.brokers.items():
-            broker.full_until = 0
+            broker.full_until = broker.slow_until = 0
+            broker.release()
             broker.start()
             held = self.store.value("brokers", name)
             if held is not None and held.draining:

@@ -104,6 +104,16 @@ class Faults:
         near = {(a, b) for a, b in zip(names, [*names[1:], names[0]], strict=True)}
         self.both_ways([(a, b) for a in names for b in names if a < b and (a, b) not in near and (b, a) not in near])
 
+    def pair(self, broker, rng):
+        """Two do not reach each other, and everybody else reaches both; neighbours of a chain rather than others."""
+        chain = [member.broker for member in self.record(rng).chain]
+        others = [name for name in self.cluster.brokers if name != broker.name]
+        pair = (broker.name, rng.choice(others))
+        if len(chain) > 1 and rng.random() < 0.7:
+            place = rng.randrange(len(chain) - 1)
+            pair = chain[place], chain[place + 1]
+        self.both_ways([pair])
+
     def one_way(self, broker, rng):
         self.network.cuts.add((broker.name, rng.choice([o for o in self.cluster.brokers if o != broker.name])))
 
@@ -119,8 +129,11 @@ class Faults:
     def store_back(self):
         self.store.available = True
 
-    def store_cut(self, broker, _):
-        self.store.cut.add(broker.name)
+    def store_cut(self, broker, rng):
+        """One broker does not reach it; the controller rather than others."""
+        key = self.store.value("controller")
+        name = broker.name if key is None or rng.random() < 0.5 else key.broker
+        self.store.cut.add(name)
 
     def leases(self, broker, rng):
         """One liveness key lapses, or all of them do: the store was paused."""
@@ -131,6 +144,22 @@ class Faults:
 
     def full(self, broker, rng):
         broker.full_until = self.world.now + rng.choice([1, 3]) * SECOND
+        broker.knows_disk = rng.random() < 0.7
+
+    def all_full(self, _, rng):
+        """Disks of replicas fill up together."""
+        for broker in self.cluster.brokers.values():
+            if rng.random() < 0.8:
+                self.full(broker, rng)
+
+    def hang(self, broker, rng):
+        """No sync comes to an end for a while, and those that were under way do then."""
+        if broker.up and not broker.hangs:
+            broker.hangs, broker.knows_disk = True, rng.random() < 0.5
+            self.world.at(rng.choice([500_000, 2 * SECOND, 5 * SECOND]), broker.release)
+
+    def slow_disk(self, broker, rng):
+        broker.slow_until = self.world.now + rng.choice([1, 4]) * SECOND
 
     def wipe(self, broker, _):
         """A disk is replaced by an empty one."""
@@ -194,10 +223,14 @@ KINDS = {
     "split": 2,
     "ring": 1,
     "one_way": 1,
+    "pair": 2,
     "store_away": 1,
     "store_cut": 1,
     "leases": 1,
     "full": 1,
+    "all_full": 1,
+    "hang": 2,
+    "slow_disk": 1,
     "wipe": 2,
     "flip": 2,
     "shorten": 2,

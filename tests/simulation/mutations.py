@@ -363,6 +363,9 @@ mutation(
     "link-cut", "C15, C31: a cut between two neighbours is noticed as silence", (Below, "complaint", _heard_by_all)
 )
 mutation("joint-stall", "C11: a joiner in joint mode gets little time", (Below, "complaint", _patient_with_joiners))
+mutation(
+    "hearsay", "C28: a chain that does without this member is looked up, not believed", (Broker, "believes", _always)
+)
 mutation("resign", "C29: a controller without the store gives the office up", (Membership, "should_resign", _never))
 mutation(
     "confirm",
@@ -436,6 +439,7 @@ DIRECTED = {
     "able": "all-full",
     "link-cut": "neighbours-cut",
     "joint-stall": "joiner-hangs",
+    "hearsay": "liar",
     "resign": "storeless-controller",
     "confirm": "paused-head",
     "short-end": "one-of-three-returns",

@@ -10,6 +10,7 @@ from tests.simulation.world import SECOND, Rates
 
 from stentor.core.acks import ALL, HEAD
 from stentor.core.membership import ControllerKey
+from stentor.core.records import Member
 from stentor.core.replica import Answer
 
 KEY = (1, 0)
@@ -315,6 +316,19 @@ def one_of_three_returns():
     require(reader.answers > before, "nobody tells the end")
 
 
+def liar():
+    """C28: a peer tells everybody of a chain that the store does not have, and that does without them."""
+
+    def lie(cluster, chain):
+        record = cluster.record(KEY)
+        ghost = msgspec.structs.replace(record, epoch=record.epoch + 1, chain=(Member("ghost", 99, 1),))
+        for broker in chain:
+            broker.hear("push", [(KEY, Held(ghost, 2**60))])
+
+    cluster = trouble(29, lie, limit_us=SECOND)
+    require(cluster.record(KEY).epoch == 1, "somebody believed it", cluster.record(KEY))
+
+
 def paused_head():
     """C30: a head is paused, replaced, and wakes up: it tells nobody where the messages ended when it fell asleep."""
     for seed in range(25, 29):
@@ -456,4 +470,5 @@ SCENARIOS = {
     "storeless-controller": storeless_controller,
     "one-of-three-returns": one_of_three_returns,
     "paused-head": paused_head,
+    "liar": liar,
 }
