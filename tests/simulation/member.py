@@ -161,7 +161,7 @@ class MemberSide:
 
     def controller_compared(self):
         """C16: a controller that was replaced changes nothing any more."""
-        return {CONTROLLER: self.cluster.membership.controller_revision}
+        return {CONTROLLER: self.cluster.office_revision}
 
     def proposed(self, propose, outcome):
         """C17: only a known success counts; all else is read from the store."""

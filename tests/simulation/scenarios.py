@@ -9,6 +9,7 @@ from tests.simulation.store import CONTROLLER
 from tests.simulation.world import SECOND, Rates
 
 from stentor.core.acks import ALL, HEAD
+from stentor.core.controller import Held
 from stentor.core.membership import ControllerKey
 from stentor.core.records import Member
 from stentor.core.replica import Answer

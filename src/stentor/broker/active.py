@@ -42,7 +42,7 @@ class ActiveBroker:
     async def _name(self, name: str) -> None:
         expect = {
             ACTIVE: self._broker.catalogue.active_revision,
-            CONTROLLER: self._cluster.machine.membership.controller_revision,
+            CONTROLLER: self._cluster.machine.office_revision,
         }
         try:
             swap = await self._broker.store.swap(expect=expect, put={ACTIVE: name.encode()})

@@ -63,7 +63,7 @@ class Controlling:
         if self._cluster.restored.noticed:
             return  # not even said to have failed: nothing more is to be proposed
         expect = {chain_key(change.key): change.revision for change in propose.changes}
-        expect[CONTROLLER] = self._cluster.machine.membership.controller_revision
+        expect[CONTROLLER] = self._cluster.machine.office_revision
         put = {chain_key(change.key): encode(change.record) for change in propose.changes}
         revision = None
         try:

@@ -64,6 +64,7 @@ class ClusterMember:
         self._reported_us = now_us
         self._taking_over = False
         self.cautious = False  # the store was restored: nothing changes before all brokers have reported (C27)
+        self.office_revision = 0  # of the controller's key as this broker took it: what all its changes compare (C16)
         self.takeovers = 0
         self.resignations = 0
 
@@ -88,6 +89,8 @@ class ClusterMember:
 
     def heard(self, heartbeat: Heartbeat, now_us: int) -> list[ClusterEffect]:
         news = self.membership.heard(heartbeat, now_us)
+        if not self.membership.is_controller:
+            self.controller = None  # a peer knows of a newer one, and this broker does not reach the store (C29)
         effects = self._consider_takeover(now_us)
         if news and heartbeat.broker == self.controller_broker:
             effects.append(ReportReplicas())
@@ -151,6 +154,7 @@ class ClusterMember:
             self.controller = None
             return [ReportReplicas()]
         self.takeovers += 1
+        self.office_revision = revision
         self.controller = Controller(self._new_id)
         self.controller.awaited = self.cautious
         return [LoadAll(), ReportReplicas()]

@@ -3,6 +3,7 @@
 import pytest
 
 from stentor import limits
+from stentor.core.cluster import ClusterMember
 from stentor.core.membership import ControllerKey, Heartbeat, Membership
 
 SECOND = 1_000_000
@@ -214,3 +215,102 @@ def test_an_older_key_is_not_news(world):
     member.controller_is(ControllerKey("b", 1), 9)
     member.controller_is(ControllerKey("a", 1), 7)
     assert member.is_controller
+
+
+# --- the store (C29) ------------------------------------------------------------------------------
+
+
+def controlling(now_us=0):
+    """Broker a as the controller of a cluster of three, hearing both others."""
+    member = ClusterMember("a", 1, now_us, lambda: 1)
+    member.membership.register("abc", now_us)
+    member.controller_is(ControllerKey("a", 1), 5)
+    assert member.controller is not None
+    return member
+
+
+def beat(member, name, now_us, **said):
+    member.heard(Heartbeat(name, 1, controller_revision=5, **said), now_us)
+
+
+def lose_store(member, until_us, **others):
+    """Time passes without the store; what the others say of it is told by `others`."""
+    for now_us in range(0, until_us, 100_000):
+        member.membership.store_answers(answers=False, now_us=now_us)
+        for name in "bc":
+            beat(member, name, now_us, reaches_store=others.get(name, True))
+        member.tick(now_us)
+    return until_us
+
+
+def test_a_controller_that_lost_the_store_resigns_if_another_broker_reaches_it():
+    member = controlling()
+    lose_store(member, int(limits.RESIGN_S * SECOND), b=False)
+    assert member.controller is not None, "it may be back in a moment"
+    now_us = lose_store(member, 2 * SECOND, b=False)
+    assert (member.controller, member.membership.resigned) == (None, True)
+    assert member.membership.heartbeat(now_us).resigned
+    assert not member.membership.should_take_over(now_us), "who does not reach the store is no candidate"
+
+
+def test_nobody_resigns_while_nobody_reaches_the_store():
+    member = controlling()
+    lose_store(member, 5 * SECOND, b=False, c=False)
+    assert member.controller is not None
+
+
+def test_who_resigned_takes_the_office_again_when_the_store_is_back_and_nobody_else_did():
+    member = controlling()
+    now_us = lose_store(member, 2 * SECOND)
+    member.membership.store_answers(answers=True, now_us=now_us)
+    assert member.membership.should_take_over(now_us)
+    member.took_over(ControllerKey("a", 1), 9)
+    assert member.controller is not None
+    assert member.office_revision == 9
+
+
+def test_a_controller_that_resigned_counts_as_not_heard(world):
+    observer = Membership("b", 1, 0)
+    observer.register("abc", 0)
+    observer.controller_is(ControllerKey("a", 1), 5)
+    observer.heard(Heartbeat("a", 1, controller_revision=5), 0)
+    assert observer.hears_controller(0)
+    observer.heard(
+        Heartbeat("a", 1, controller_revision=5, hears_controller=False, reaches_store=False, resigned=True), 0
+    )
+    assert not observer.hears_controller(0)
+    assert observer.should_take_over(0), "its own word and this one's are a majority of three"
+
+
+def test_a_broker_without_the_store_hears_of_the_new_controller_from_its_peers_and_changes_nothing_any_more():
+    """C16: its changes would compare the key of another one's office."""
+    member = controlling()
+    member.membership.store_answers(answers=False, now_us=0)
+    newer = Heartbeat("b", 1, controller_revision=8, controller="b", controller_incarnation=1)
+    member.heard(newer, 0)
+    assert member.controller is None
+    assert member.controller_broker == "b"
+    assert member.office_revision == 5
+    member.controller_is(ControllerKey("c", 1), 7)
+    assert member.controller_broker == "c", "the store's word counts, whatever a peer has said"
+
+
+def test_who_reaches_the_store_believes_no_peer_about_the_controller():
+    member = controlling()
+    member.heard(Heartbeat("b", 1, controller_revision=8, controller="b", controller_incarnation=1), 0)
+    assert member.controller is not None
+
+
+# --- disks (C31) -----------------------------------------------------------------------------------
+
+
+def test_a_disk_counts_as_unable_only_after_a_while_and_as_able_only_while_it_says_so():
+    member = controlling()
+    beat(member, "b", 0, writes=False)
+    beat(member, "c", 0)
+    assert member.membership.writers(0) == (frozenset("ac"), frozenset())
+    later_us = int(limits.UNABLE_S * SECOND)
+    beat(member, "b", later_us, writes=False)
+    assert member.membership.writers(later_us) == (frozenset("ac"), frozenset("b"))
+    silent_us = later_us + 2 * SECOND
+    assert member.membership.writers(silent_us) == (frozenset("a"), frozenset()), "nobody else has said anything lately"
