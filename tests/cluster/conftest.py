@@ -66,7 +66,8 @@ def mend(cluster: LocalCluster) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Any:
     """What the brokers said last goes with a failure."""
     report = yield
-    cluster = getattr(item, "funcargs", {}).get("three") or getattr(item, "funcargs", {}).get("five")
+    given = getattr(item, "funcargs", {})
+    cluster = given.get("three") or given.get("five") or given.get("troubled")
     if report.failed and cluster is not None:
         for broker in cluster.brokers.values():
             lines = broker.log_file.read_text(encoding="utf-8", errors="replace").splitlines()

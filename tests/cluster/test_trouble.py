@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from stentor.client.sync_client import Client
 from stentor.testing.cluster import LocalCluster
 from stentor.testing.disks import require_disks
 from stentor.testing.network import require_network
@@ -102,7 +103,11 @@ def test_a_controller_that_lost_the_store_is_replaced_before_somebody_dies(clust
         flow.wait_until_without(other)
         flow.wait_for_acks()
         assert flow.longest_gap_s(since) < gap_limit_s() + 1
-        assert cluster.controller() not in (controller, other)
+        flow.wait_for(lambda: cluster.controller() not in (controller, other), "another controller")
+        with Client(cluster.brokers[controller].address, timeout=20) as client:
+            client.create_topic("through-another", partitions=1, replicas=2)  # its home cannot make one
+        with Client(cluster.brokers[cluster.controller()].address, timeout=20) as client:
+            client.delete_topic("through-another")
         cluster.heal()
         cluster.restart(other)
         flow.wait_until_whole()

@@ -31,7 +31,7 @@ class ActiveBroker:
             return
         if not any(topic.record.settings.placement == "active-passive" for topic in catalogue.topics.values()):
             return
-        alive = controller.alive
+        alive = set(controller.alive) - controller.unable
         if catalogue.active in alive and not catalogue.brokers[catalogue.active].draining:
             return
         candidates = sorted(name for name in alive if not catalogue.brokers[name].draining)

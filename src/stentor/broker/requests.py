@@ -48,6 +48,7 @@ async def _change(broker: Broker, work: Coroutine[Any, Any, Any]) -> Any:
     """Change topics, one change at a time; a change that began is finished, even if its client is gone."""
     try:
         broker.cluster.restored.check()
+        broker.cluster.check_store()
         await broker.admin.acquire()
     except BaseException:
         work.close()

@@ -33,6 +33,7 @@ from stentor.core.names import check_topic_name
 from stentor.errors import (
     Closed,
     ConnectionFailed,
+    CoordinationUnavailable,
     DeadlineExceeded,
     ForkDetected,
     InvalidArgument,
@@ -458,6 +459,8 @@ class ClientCore:
                     link = await self.ready_link()
                     try:
                         return await self.ask_link(link, request)
+                    except CoordinationUnavailable as error:
+                        return await questions.ask_elsewhere(self, request, link, error)
                     except ConnectionFailed:
                         if not isinstance(request, messages.QUESTIONS):
                             raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stentor import limits
-from stentor.errors import ConnectionFailed, EndUnknown, NotReady, PartitionNotFound
+from stentor.errors import ConnectionFailed, CoordinationUnavailable, EndUnknown, NotReady, PartitionNotFound
 
 if TYPE_CHECKING:
     from stentor.client.core import ClientCore
@@ -48,6 +49,22 @@ async def ask_member(core: ClientCore, request: Any, topic: str, deadline: Deadl
         if head_first and core.link is not None and (asking.nobody or asking.why is not None):
             raise _end_unknown(core, request, topic, deadline, asking) from error
         raise core.late(type(request).__name__, deadline.seconds, asking.why) from error
+
+
+async def ask_elsewhere(core: ClientCore, request: Any, home: Link, error: CoordinationUnavailable) -> Any:
+    """A broker that does not reach the coordination store has changed nothing; another one may reach it (C29)."""
+    tried = {"" if home.broker is None else home.broker.id}
+    for name, info in sorted(core.links.brokers.items()):
+        if name in tried or not info.alive:
+            continue
+        try:
+            async with asyncio.timeout(limits.LINK_OPEN_S):
+                while (link := core.links.to(name)) is None:
+                    await core.changes(limits.LINK_WATCH_S)
+            return await core.ask_link(link, request)
+        except (TimeoutError, ConnectionFailed, CoordinationUnavailable):
+            continue
+    raise error
 
 
 class _Asking:

@@ -88,11 +88,16 @@ class HangingSyncs:
         command += [f"inject={held}:delay_enter=3600s", "-o", os.devnull]
         self._tracer = subprocess.Popen(command)  # noqa: S603 - a program of the system with our own arguments
         deadline = time.monotonic() + _ATTACH_S
-        while f"TracerPid:\t{self._tracer.pid}" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii"):
+        while not self._holds(pid):
             if self._tracer.poll() is not None or time.monotonic() > deadline:
                 self.release()
                 raise DeadlineExceeded(f"strace could not attach to process {pid}.")
             time.sleep(0.01)
+
+    def _holds(self, pid: int) -> bool:
+        """Whether every thread of the process is traced."""
+        threads = [path.read_text(encoding="ascii") for path in Path(f"/proc/{pid}/task").glob("*/status")]
+        return bool(threads) and all(f"TracerPid:\t{self._tracer.pid}\n" in status for status in threads)
 
     def release(self) -> None:
         """Let them go on."""
