@@ -20,7 +20,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory partitions recovery fuzz simulate simulate-campaign docs clean
+.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory crowd partitions recovery fuzz simulate simulate-campaign docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ chaos: $(VENV)/.dev ## MINUTES=10 of random faults on a real cluster; nothing ac
 
 memory: $(VENV)/.bench ## the broker's memory while 5 GB are written past slow subscribers
 	@$(PYTHON) -m bench.memory $(ARGS)
+
+crowd: $(VENV)/.bench ## the broker's memory, and a client's latency, beside 2,200 strangers that finish nothing
+	@$(PYTHON) -m bench.crowd $(ARGS)
 
 partitions: $(VENV)/.bench $(VENV)/.dev ## 1,000 to 10,000 partitions: made, listed, scraped, restarted (ARGS="--brokers 3": with a failover)
 	@$(PYTHON) -m bench.partitions $(ARGS)

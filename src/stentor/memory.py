@@ -46,8 +46,8 @@ def keep_freed_memory() -> None:
 
 
 _LOOK_S: Final = 10.0
-_GROWN_BYTES: Final = 16 << 20
-"""Memory that the process has gained since it last gave some back, and that is worth a look."""
+_GROWN_BYTES: Final = 8 << 20
+"""Memory that the process has more than it ever got by with, and that is worth a look."""
 
 
 async def give_back_freed_memory() -> None:
@@ -64,10 +64,9 @@ async def give_back_freed_memory() -> None:
     while True:
         await asyncio.sleep(_LOOK_S)
         if _resident_bytes() > floor + _GROWN_BYTES:
+            gc.collect(1)  # connections that are gone refer to themselves, and hold what they had
             await asyncio.to_thread(trim, 0)
-            floor = _resident_bytes()
-        else:
-            floor = min(floor, _resident_bytes())
+        floor = min(floor, _resident_bytes())
 
 
 def _resident_bytes() -> int:
