@@ -428,9 +428,8 @@ class Broker(MemberSide):
         membership.disk_writes(not self.knows_disk or not (self.hangs or self.world.now < self.full_until), now)
         membership.store_answers(self.store.reachable(self.name), now)
         self.do(self.cluster.tick(now))
-        unheard = frozenset(other for other in self.network.brokers if membership.view(other, now) != "heard")
         for key in list(self.replicas):
-            self.step(key, r.Tick(unheard, membership.awake_since_us))
+            self.step(key, r.Tick(membership.unreached(now), membership.awake_since_us))
         if self.up:
             self.world.at(TICK_US / self.drift, self.guard(self.tick))
 

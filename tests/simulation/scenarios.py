@@ -281,6 +281,16 @@ def neighbours_cut():
         )
 
 
+def one_way_cut():
+    """C15: what a member sends does not reach its successor, or what that one answers does not come back."""
+    for first, second in ((0, 1), (1, 0), (1, 2), (2, 1)):
+
+        def fault(cluster, chain, pair=(first, second)):
+            cluster.network.cuts.add(tuple(chain[place].name for place in pair))
+
+        trouble(53, fault, limit_us=SILENCE_US)
+
+
 def name_at(cluster, place):
     return cluster.record(KEY).chain[place].broker
 
@@ -468,6 +478,7 @@ SCENARIOS = {
     "useless-joiner": useless_joiner,
     "joiner-hangs": joiner_hangs,
     "neighbours-cut": neighbours_cut,
+    "one-way-cut": one_way_cut,
     "storeless-controller": storeless_controller,
     "one-of-three-returns": one_of_three_returns,
     "paused-head": paused_head,

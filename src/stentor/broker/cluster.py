@@ -228,7 +228,7 @@ class Cluster:
             if view == "silent" and now_us - self._restarted_us.get(name, 0) > _RESTART_US:
                 self._restarted_us[name] = now_us
                 self.peers.restart(name)
-        unheard = frozenset(name for name, view in self._views.items() if view != "heard")
+        unheard = membership.unreached(now_us)
         if unheard - self.unheard:
             self._broker.replicas.wake_before(unheard - self.unheard)
         self.unheard = unheard

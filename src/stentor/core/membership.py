@@ -298,6 +298,14 @@ class Membership:
         """
         return peer.deaf_since_us is not None and now_us - peer.deaf_since_us >= _SILENCE_US
 
+    def unreached(self, now_us: int) -> frozenset[str]:
+        """Who does not hear this broker, or is not heard by it: nothing gets through to them and back."""
+        return frozenset(
+            name
+            for name, peer in self._peers.items()
+            if self._view(peer, now_us) != "heard" or self._is_deaf(peer, now_us)
+        )
+
     def dead(self, now_us: int) -> set[str]:
         """The controller's judgement of all (C15). Who is silent is given up only with few others in a short time:
         where many seem to fall silent one after the other, the network or this broker is the likelier cause.
