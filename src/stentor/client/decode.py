@@ -25,7 +25,7 @@ from stentor.client.message import Block, Message
 from stentor.errors import CorruptData
 from stentor.wire import batch as wire_batch
 from stentor.wire import runs
-from stentor.wire.header import CHECKED_FROM, HEADER_BYTES, MAGIC, check_header
+from stentor.wire.header import CHECKED_FROM, ENCODING_ROWS, HEADER_BYTES, MAGIC, check_header
 from stentor.wire.rows import ROW
 
 if TYPE_CHECKING:
@@ -203,35 +203,26 @@ def offset_batches(
 
     Batches come as they were stored, but runs of packed rows are joined.
     """
-    for first, found in _record_batches(chunk, position):
+    end, alone_before = len(chunk), 0
+    while position < end:
+        header = check_header(chunk, position)
+        first, run = header.base_offset, None
+        if header.encoding == ENCODING_ROWS and alone_before <= position < end - header.length:
+            run = runs.find(chunk, position)
+        if run is None:
+            found = wire_batch.record_batch(chunk, position, header)
+            position += header.length
+        else:
+            try:
+                found = runs.record_batch(chunk, run)
+            except CorruptData:  # batch by batch then: those before the damage are sound, and the error names one
+                alone_before = run.position
+                continue
+            position = run.position
+        rows = found.num_rows
         skip = max(0, floor - first)
-        stop = found.num_rows if ceiling is None else min(found.num_rows, ceiling - first)
-        if not skip and stop == found.num_rows:
+        stop = rows if ceiling is None else min(rows, ceiling - first)
+        if not skip and stop == rows:
             yield first, found
         elif stop > skip:
             yield first + skip, found.slice(skip, stop - skip)
-
-
-def _record_batches(chunk: bytes, position: int) -> Iterator[tuple[int, Any]]:
-    end = len(chunk)
-    while position < end:
-        run = runs.find(chunk, position)
-        if run is not None:
-            try:
-                joined = runs.record_batch(chunk, run)
-            except CorruptData:  # batch by batch then: those before the damage are sound, and the error names one
-                yield from _one_by_one(chunk, position, run.position)
-            else:
-                yield run.base_offset, joined
-            position = run.position
-        else:
-            header = check_header(chunk, position)
-            yield header.base_offset, wire_batch.record_batch(chunk, position, header)
-            position += header.length
-
-
-def _one_by_one(chunk: bytes, position: int, end: int) -> Iterator[tuple[int, Any]]:
-    while position < end:
-        header = check_header(chunk, position)
-        yield header.base_offset, wire_batch.record_batch(chunk, position, header)
-        position += header.length

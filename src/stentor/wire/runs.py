@@ -161,11 +161,8 @@ def _are_sound(records: bytes, length: int, expected: int) -> bool:
     ):
         return False
     checked = struct.Struct(f"<{CHECKED_FROM}x{HEADER_BYTES - CHECKED_FROM}s{length - HEADER_BYTES}s")
-    heads, bodies = zip(*checked.iter_unpack(records), strict=True)
-    return (
-        column(4, 8) == array("I", map(crc32c, heads)).tobytes()
-        and column(12, 16) == array("I", map(crc32c, bodies)).tobytes()
-    )
+    sums = array("I", map(crc32c, chain.from_iterable(checked.iter_unpack(records))))  # header, body, header, …
+    return column(4, 8) == sums[::2].tobytes() and column(12, 16) == sums[1::2].tobytes()
 
 
 def _walk_rows(chunk: bytes, position: int, end: int, count: int, starts: list[int], ends: list[int]) -> bool:
@@ -179,9 +176,12 @@ def _walk_rows(chunk: bytes, position: int, end: int, count: int, starts: list[i
             return False
         _, key, value, headers = unpack(chunk, position)
         position += ROW.size
-        for length in (key, value, headers):
-            if length > 0:
-                position += length
+        if key > 0:
+            position += key
+        if value > 0:
+            position += value
+        if headers > 0:
+            position += headers
         found.append(position)
     if position != end:
         return False
