@@ -192,8 +192,11 @@ def _walk_rows(chunk: bytes, position: int, end: int, count: int, starts: list[i
 
 def record_batch(chunk: bytes, run: Run) -> Any:
     """The rows of a run as one Arrow record batch."""
-    if len(run.starts) < _BULK_ROWS_MIN:
-        return _few(chunk, run)
+    return (few if len(run.starts) < _BULK_ROWS_MIN else many)(chunk, run)
+
+
+def many(chunk: bytes, run: Run) -> Any:
+    """The same by Arrow alone."""
     data = pa.py_buffer(chunk)
     starts, ends = _int32(run.starts), _int32(run.ends)
     times = _field(data, starts, 0, arrow_body.SCHEMA.field(0).type)
@@ -217,7 +220,7 @@ def record_batch(chunk: bytes, run: Run) -> Any:
     )
 
 
-def _few(chunk: bytes, run: Run) -> Any:
+def few(chunk: bytes, run: Run) -> Any:
     """The same by way of Python values."""
     times: list[int] = []
     keys: list[bytes | None] = []
