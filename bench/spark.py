@@ -6,6 +6,9 @@ One run, one Spark session on this machine, the same rows:
            in memory  batches of the same schema that exist already, through the same interface: what Spark allows
            tuples     the same topic, handed over row by row
            parquet    the same rows in a Parquet file, read by Spark itself
+    small  stentor    a topic of one-message batches, through the data source
+           client     the same through the client, as one Arrow table
+           messages   the same through the client, message by message
     write  stentor    a table into a topic, synced by the broker before Spark goes on
            staged     the same, exactly once (txnAppId)
            rows       the same, row by row
@@ -37,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 import stentor
+from bench import small
 from bench.measure import machine_facts
 from bench.programs import RESULTS, console, run
 from bench.spark_sources import SIZE, InMemory, RowWriter, Tuples
@@ -97,12 +101,20 @@ class Works:
         self._topic("stentor").write.mode("overwrite").parquet(self._parquet)
         record(self._spark, [TOPIC], self._lake, url=self._url)
 
-    def _topic(self, source: str, **options: Any) -> Any:
-        return self._spark.read.format(source).options(url=self._url, **options).load(TOPIC)
+    def _topic(self, source: str, topic: str = TOPIC, **options: Any) -> Any:
+        return self._spark.read.format(source).options(url=self._url, **options).load(topic)
 
     def read(self, source: str, columns: str) -> int:
         self._swallow(self._topic(source, columns=columns))
         return self._rows
+
+    def read_small(self, columns: str) -> int:
+        self._swallow(self._topic("stentor", small.ONES.topic, columns=columns))
+        return small.ROWS
+
+    def read_small_by_client(self, way: str) -> int:
+        with stentor.connect(self._url) as client:
+            return small.WAYS[way](client, small.ONES.topic)
 
     def read_memory(self, columns: str) -> int:
         tasks = max(1, self._rows // 1_000_000)
@@ -264,6 +276,8 @@ def main() -> int:
         facts = machine_facts(directory)
         url = start_broker(directory / "data", processes).address
         publish(url, rows)
+        with stentor.connect(url) as client:
+            small.publish(client, small.ONES, small.ROWS, PARTITIONS)
         out.print(f"{rows:,} messages of {SIZE} bytes are published")
         spark = session("local[2]", app="bench", ui=False)
         for source in (InMemory, Tuples, RowWriter):
@@ -280,6 +294,9 @@ def main() -> int:
                 ("read values", "stentor", lambda: works.read("stentor", "value")),
                 ("read values", "in memory", lambda: works.read_memory("value")),
                 ("read values", "parquet", lambda: works.read_parquet("value")),
+                ("read small batches", "stentor", lambda: works.read_small(everything)),
+                ("read small batches", "client", lambda: works.read_small_by_client("Arrow")),
+                ("read small batches", "messages", lambda: works.read_small_by_client("messages")),
                 ("write", "stentor", lambda: works.write("stentor", rows)),
                 ("write", "staged", lambda: works.write_staged(rows)),
                 ("write", "rows", lambda: works.write("stentor_rows", few)),

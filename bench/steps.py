@@ -18,7 +18,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from stentor.client.decode import decode_messages
+from stentor.client.decode import decode_messages, offset_batches
 from stentor.storage import LogSettings, PartitionLog
 from stentor.storage.scan import verify_batches
 from stentor.wire import arrow_body, batch, header
@@ -76,6 +76,8 @@ def _steps(
         ),
         ("consumer: whole decoding to messages", COUNT, lambda: _decode(large)),
         ("consumer: whole decoding to messages", 1, lambda: _decode(small)),
+        ("consumer: whole decoding to Arrow", COUNT, lambda: deque(offset_batches(large, "t", 0, 0, None), maxlen=0)),
+        ("consumer: whole decoding to Arrow", 1, lambda: deque(offset_batches(small, "t", 0, 0, None), maxlen=0)),
     ]
 
 

@@ -59,6 +59,13 @@ BATCH_HEADERS_MAX: Final = 1_000_000
 ROWS_ENCODING_MESSAGES_MAX: Final = 16
 """Packed rows are decoded by a Python loop; above this Arrow is smaller and faster."""
 
+RUN_BYTES_MAX: Final = 2 * MIB
+"""Small batches that a reader decodes into one Arrow batch. The fixed costs of a run vanish far below it, and who takes
+a batch from a shared subscription does not leave the others without work."""
+
+RUN_MESSAGES_MAX: Final = 16_384
+"""The same in messages; tiny ones reach it before the bytes do."""
+
 MESSAGE_HEADERS_MAX: Final = 1_000
 """Headers are metadata; more than this is a payload in the wrong place."""
 

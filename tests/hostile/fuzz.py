@@ -39,11 +39,11 @@ from stentor.broker.lone import LonePublisher
 from stentor.broker.partition import Partition
 from stentor.broker.session import Session
 from stentor.client.decode import decode_messages, offset_batches
-from stentor.errors import InvalidArgument, NotReady, PartitionNotFound, StentorError
+from stentor.errors import CorruptData, InvalidArgument, NotReady, PartitionNotFound, StentorError
 from stentor.storage.model import LogSlice, LogStatistics
 from stentor.transport.budget import ReceiveBudget
 from stentor.transport.sparing import SparingLog
-from stentor.wire import arrow_body, batch, frames, messages, peer
+from stentor.wire import arrow_body, batch, frames, messages, peer, runs
 from stentor.wire.frames import Kind
 from stentor.wire.header import HEADER_BYTES, check_header, seal, stamp, unpack
 
@@ -230,6 +230,7 @@ def reseal(data: bytearray) -> None:
 
 def read_everything(chunk: bytes, count: int | None) -> None:
     """What a consumer can do with a delivery: messages one by one, and Arrow."""
+    read_run(chunk)
     seen = 0
     for run in decode_messages(chunk, "t", 0, 0, None):
         for message in run:
@@ -246,6 +247,23 @@ def read_everything(chunk: bytes, count: int | None) -> None:
         rows += found.num_rows
     if count is not None and not seen == rows == count:
         raise Finding(f"{count} messages were accepted, {seen} and {rows} were read")
+
+
+def read_run(chunk: bytes) -> None:
+    """Packed rows as a reader decodes them among others: both ways of doing it agree."""
+    run = runs.find(chunk, 0)
+    if run is None:
+        return
+    found: list[Any] = []
+    for decode in (runs.few, runs.many):
+        try:
+            batch_found = decode(chunk, run)
+            batch_found.validate(full=True)
+            found.append(batch_found)
+        except CorruptData:
+            found.append(None)
+    if (found[0] is None) != (found[1] is None) or (found[0] is not None and not found[0].equals(found[1])):
+        raise Finding(f"a run of packed rows is {found[0]} by values and {found[1]} by columns")
 
 
 # --- control messages ---------------------------------------------------------------------------

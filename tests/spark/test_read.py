@@ -47,6 +47,24 @@ def planned(**options):
 
 
 class TestColumns:
+    def test_small_batches_of_any_content_are_rows(self, spark, client):
+        wanted = []
+        for batch_messages in (1, 10, 1, 300):  # packed rows, and Arrow among them
+            with client.producer("small", batch_messages=batch_messages) as producer:
+                for _ in range(600):
+                    number = len(wanted)
+                    key = None if number % 3 == 0 else b"k%d" % number
+                    value = None if number % 5 == 0 else b"v" * (number % 40)
+                    headers = {"n": b"%d" % number} if number % 7 == 0 else None
+                    producer.send(value, key, headers=headers)
+                    wanted.append((number, key, value, None if headers is None else [("n", headers["n"])]))
+        frame = spark.read.format("stentor").option("includeHeaders", "true").load("small").orderBy("offset")
+        rows = frame.select("offset", "key", "value", "headers").collect()
+        assert [
+            (o, k and bytes(k), None if v is None else bytes(v), h and [(n, bytes(x)) for n, x in h])
+            for o, k, v, h in rows
+        ] == wanted
+
     def test_a_topic_has_the_columns_that_users_of_kafka_know(self, spark, orders):
         frame = spark.read.format("stentor").load(orders)
         assert frame.dtypes == [

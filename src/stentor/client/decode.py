@@ -7,6 +7,7 @@ the fixed costs of a batch are paid for every message; those are decoded in *run
     any other one-message batch one tight loop
     everything else             the general decoder, which also says exactly what is wrong
 
+For Arrow, small batches of any number of messages are decoded in runs by `wire.runs`.
 Every path checks the body's and the header's checksum of every batch. Messages of a batch are made
 one by one as they are asked for, so that they live and die in the processor's cache.
 """
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 from crc32c import crc32c
 
 from stentor.client.message import Block, Message
+from stentor.errors import CorruptData
 from stentor.wire import batch as wire_batch
-from stentor.wire.header import CHECKED_FROM, HEADER_BYTES, MAGIC, check_header
+from stentor.wire import runs
+from stentor.wire.header import CHECKED_FROM, ENCODING_ROWS, HEADER_BYTES, MAGIC, check_header
 from stentor.wire.rows import ROW
 
 if TYPE_CHECKING:
@@ -196,14 +199,30 @@ def offset_batches(
     ceiling: int | None,
     position: int = 0,
 ) -> Iterator[tuple[int, Any]]:
-    """The same as Arrow record batches, as they were stored, each with the offset of its first message."""
-    while position < len(chunk):
+    """The same as Arrow record batches, each with the offset of its first message; the others follow one by one.
+
+    Batches come as they were stored, but runs of packed rows are joined.
+    """
+    end, alone_before = len(chunk), 0
+    while position < end:
         header = check_header(chunk, position)
-        found = wire_batch.record_batch(chunk, position, header)
-        position += header.length
-        skip = max(0, floor - header.base_offset)
-        stop = header.count if ceiling is None else min(header.count, ceiling - header.base_offset)
-        if not skip and stop == header.count:
-            yield header.base_offset, found
+        first, run = header.base_offset, None
+        if header.encoding == ENCODING_ROWS and alone_before <= position < end - header.length:
+            run = runs.find(chunk, position)
+        if run is None:
+            found = wire_batch.record_batch(chunk, position, header)
+            position += header.length
+        else:
+            try:
+                found = runs.record_batch(chunk, run)
+            except CorruptData:  # batch by batch then: those before the damage are sound, and the error names one
+                alone_before = run.position
+                continue
+            position = run.position
+        rows = found.num_rows
+        skip = max(0, floor - first)
+        stop = rows if ceiling is None else min(rows, ceiling - first)
+        if not skip and stop == rows:
+            yield first, found
         elif stop > skip:
-            yield header.base_offset + skip, found.slice(skip, stop - skip)
+            yield first + skip, found.slice(skip, stop - skip)

@@ -88,7 +88,7 @@ class History(_Bounded):
                 yield self._within_limit(batch)
 
     def offset_batches(self) -> Iterator[tuple[int, Any]]:
-        """Of one partition, as they were stored: the first offset, and timestamp, key, value, headers. No limit."""
+        """Of one partition: first offset, and timestamp, key, value, headers. Small batches are joined. No limit."""
         with self._streams():
             yield from self._subscription.offset_batches()
 
@@ -149,7 +149,7 @@ class AsyncHistory(_Bounded):
                 yield self._within_limit(batch)
 
     async def offset_batches(self) -> AsyncIterator[tuple[int, Any]]:
-        """Of one partition, as they were stored; see History.offset_batches."""
+        """Of one partition; see History.offset_batches."""
         async with self._streams():
             async for found in self._subscription.offset_batches():
                 yield found

@@ -331,8 +331,9 @@ class Subscription(_Face):
             yield _with_position(*found)
 
     def offset_batches(self) -> Iterator[tuple[int, Any]]:
-        """As they were stored: the offset of the first message, and a pyarrow.RecordBatch of timestamp, key, value,
-        headers. For subscriptions of one partition, where nobody needs to be told which.
+        """The offset of the first message, and a pyarrow.RecordBatch of timestamp, key, value, headers; the offsets of
+        its messages follow one by one. Small batches are joined; others come as they were stored. For
+        subscriptions of one partition, where nobody needs to be told which.
         """
         while (found := self._take_rows(Deadline(self._patience_s))) is not None:
             yield found[1:]
@@ -511,7 +512,7 @@ class AsyncSubscription(_Face):
             yield _with_position(*found)
 
     async def offset_batches(self) -> AsyncIterator[tuple[int, Any]]:
-        """As they were stored; see Subscription.offset_batches."""
+        """The same without topic and partition; see Subscription.offset_batches."""
         self._check_process()
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
             yield found[1:]

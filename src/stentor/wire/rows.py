@@ -98,7 +98,7 @@ def decode(body: memoryview, count: int) -> Columns:
         packed, position = _take(body, position, header_bytes)
         keys.append(key)
         values.append(value)
-        headers.append(None if packed is None else _decode_headers(packed))
+        headers.append(None if packed is None else decode_headers(packed))
     if position != end:
         raise CorruptData(f"A batch of {count} packed rows has {end - position} bytes too many.")
     return timestamps, keys, values, headers if any(h is not None for h in headers) else None
@@ -112,7 +112,8 @@ def _take(body: memoryview, position: int, length: int) -> tuple[bytes | None, i
     return bytes(body[position : position + length]), position + length
 
 
-def _decode_headers(packed: bytes) -> Headers:
+def decode_headers(packed: bytes) -> Headers:
+    """Decode the headers of one row; every length is checked before it is used."""
     if len(packed) < _COUNT.size:
         raise CorruptData("A packed row's headers are cut off.")
     (count,) = _COUNT.unpack_from(packed)

@@ -10,19 +10,20 @@ import stentor
 from stentor.client.streams import Delivery
 from stentor.wire import batch, header
 
-COUNT = 1_000  # in batches of 50, which come in one delivery
+COUNT = 1_000  # in batches that come in one delivery
 WAYS = ("for", "get", "batches", "offset_batches")
 
 
-@pytest.fixture(scope="module")
-def numbers(shared):
+@pytest.fixture(scope="module", params=[50, 1], ids=["large batches", "small batches"])
+def numbers(shared, request):
     """A topic with a thousand messages."""
+    topic = f"numbers-{request.param}"
     with shared.client() as client:
-        client.create_topic("numbers")
-        with client.producer("numbers", batch_messages=50) as producer:
+        client.create_topic(topic)
+        with client.producer(topic, batch_messages=request.param) as producer:
             for number in range(COUNT):
                 producer.send(b"%d" % number)
-    return "numbers"
+    return topic
 
 
 def pieces(subscription, way):
@@ -132,6 +133,21 @@ def test_credit_is_given_back_for_what_was_left_as_well(client, numbers, way, wa
         while taken < COUNT:
             taken += len(next(pieces(subscription, way)))
         wait_until(lambda: reader.waiting == 0, "the credit")
+
+
+def test_small_batches_come_together_as_arrow_and_count_as_taken_when_all_are_handed_out(client):
+    client.create_topic("small")
+    with client.subscribe("small", start="earliest") as subscription:
+        (reader,) = subscription._core.readers.values()
+        body = b"".join(stored(base, 1) for base in range(500)) + stored(500, 100)
+        subscription._inbox.put(Delivery(reader, body, 600))
+        subscription._inbox.put(Delivery(reader, stored(600, 1), 601))
+        before, tables = reader.taken, subscription.batches()
+        assert next(tables).column("offset").to_pylist() == list(range(500))
+        assert next(tables).column("offset").to_pylist() == list(range(500, 600))
+        assert reader.taken == before
+        assert next(tables).column("offset").to_pylist() == [600]
+        assert reader.taken == 600
 
 
 def test_batches_after_a_get_keep_the_offsets_that_compaction_left(client):
