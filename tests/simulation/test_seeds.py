@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.runner import run_seed, run_seeds
 
 PER_DAY = 100
-ONCE_FAILED = [9, 12, 14, 15, 21, 24, 26, 30, 33, 41, 48, 54, 57, 77, 1087, 1095, 20038, 20071, 21291, 500467]
+ONCE_FAILED = [9, 12, 14, 15, 21, 24, 26, 30, 33, 41, 48, 54, 57, 77, 1087, 1095, 20038, 20071, 21291, 500467, 603831, 604146]
 TRACED = [3, 5, 8]
 
 

@@ -226,9 +226,11 @@ class Replicas:
         elif key in self._creating:
             self._creating[key] = held
         elif named is not None and (partition is None or partition.replica.me.log_id != named.log_id):
-            if named.log_id in self._dropped and named in held.record.chain:
-                # C3: empty, it would pass for the copy that it was.
-                logger.critical("%s/%d: this copy was removed, and cannot be a member", topic.record.name, key[1])
+            if named.log_id in self._dropped:
+                # C3: empty, it would pass for the copy that it was. The controller hears that there is none.
+                if named in held.record.chain:
+                    logger.critical("%s/%d: this copy was removed, and cannot be a member", topic.record.name, key[1])
+                self._broker.cluster.report_replicas()
                 return
             self._creating[key] = held
             self._spawn(self._create_named(topic, key, named))
@@ -263,6 +265,7 @@ class Replicas:
         old = self.partitions.pop(key, None)
         if old is None:
             return
+        self._dropped.add(old.replica.me.log_id)
         old.end_streams(StentorError("This copy of the partition is replaced.", hint="Subscribe again."))
         await self.settle(old)
         with suppress(StentorError):  # its disk may be why it is replaced

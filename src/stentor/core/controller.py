@@ -79,6 +79,8 @@ class Propose(msgspec.Struct, frozen=True):
 class _HeldOff(msgspec.Struct, frozen=True):
     """A broker that is not tried again as a joiner of a partition for a while."""
 
+    incarnation: int  # the life in which it failed
+    epoch: int  # in which it failed last
     until_us: int
     delay_us: int
 
@@ -420,12 +422,13 @@ class Controller:
             gone = self.alive.get(joining.broker) != joining.incarnation or joining.broker in self.unable
             reported = self._is_reported(key, record, joining)
             if reported:
-                self._hold_off(key, joining.broker)
+                self._hold_off(key, record.epoch, joining)
             if gone or reported:
                 # Joint mode may be on: only a new epoch ends it (C11).
                 return _replace(record, epoch=record.epoch + 1, joining=None)
             ready = self._ready.get(key)
             if ready is not None and ready.epoch == record.epoch and ready.member == joining:
+                self._held_off.pop((key, joining.broker), None)
                 return self._joined(record, joining)
             return None
         wanted = self._wanted_joiner(key, record, plan, load)
@@ -436,15 +439,20 @@ class Controller:
         eligible = record.eligible if len(chain) < record.min_replicas else ()
         return _replace(record, epoch=record.epoch + 1, chain=chain, joining=None, eligible=eligible)
 
-    def _hold_off(self, key: Key, broker: str) -> None:
-        """It held up the chain, or might have, and is not tried again at once."""
-        before = self._held_off.get((key, broker))
-        delay_us = _HELD_OFF_US if before is None else min(2 * before.delay_us, _HELD_OFF_US_MAX)
-        self._held_off[key, broker] = _HeldOff(self._now_us + delay_us, delay_us)
+    def _hold_off(self, key: Key, epoch: int, joining: Member) -> None:
+        """It held up the chain, or might have, and is not tried again at once; longer each time that it fails."""
+        before = self._held_off.get((key, joining.broker))
+        if before is not None and (before.incarnation, before.epoch) == (joining.incarnation, epoch):
+            return  # the same failure, planned for once more
+        again = before is not None and before.incarnation == joining.incarnation
+        delay_us = min(2 * before.delay_us, _HELD_OFF_US_MAX) if before is not None and again else _HELD_OFF_US
+        self._held_off[key, joining.broker] = _HeldOff(joining.incarnation, epoch, self._now_us + delay_us, delay_us)
 
     def _is_held_off(self, key: Key, broker: str) -> bool:
         held_off = self._held_off.get((key, broker))
-        return held_off is not None and self._now_us < held_off.until_us
+        if held_off is None or held_off.incarnation != self.alive.get(broker):
+            return False
+        return self._now_us < held_off.until_us
 
     def _is_reported(self, key: Key, record: ChainRecord, member: Member) -> bool:
         return any(complaint.member == member for complaint in self._complaints_now(key, record))
