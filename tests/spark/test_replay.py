@@ -74,11 +74,13 @@ def selected(spark, feed, tmp_path_factory):
 def work(selected, tmp_path):
     """A replay of `feed.a` into a topic of its own, as if it had just been selected."""
 
-    def make(into, speed=0.0):
+    def make(into, speed=0.0, seconds=2.0):
         place = tmp_path / f"work-{next(_numbers)}"
         shutil.copytree(selected, place)
         plan = msgspec.json.decode((place / "plan.json").read_bytes(), type=Plan)
-        plan = msgspec.structs.replace(plan, into=into, speed=speed, identity=f"{plan.identity}/{place.name}")
+        span = msgspec.structs.replace(plan.span, seconds=seconds)
+        identity = f"{plan.identity}/{place.name}"
+        plan = msgspec.structs.replace(plan, into=into, speed=speed, identity=identity, span=span)
         (place / "plan.json").write_bytes(msgspec.json.encode(plan))
         return place
 
@@ -211,12 +213,8 @@ class TestTakenUpAgain:
 
     def test_a_replay_that_was_killed_doubles_nothing(self, client, topic, work, broker, wait_until):
         client.create_topic(topic, partitions=3)
-        place = work(topic, speed=15)
-        code = (
-            "from stentor.spark.pipelines import replay\n"
-            "replay.CHECKPOINT_S = 0.3\n"
-            f"replay.publish({str(place)!r}, url={broker.url!r})"
-        )
+        place = work(topic, speed=15, seconds=0.3)
+        code = f"from stentor.spark.pipelines import replay\nreplay.publish({str(place)!r}, url={broker.url!r})"
         with subprocess.Popen([sys.executable, "-c", code]) as process:
             wait_until(lambda: count(client, topic) > 1000, "some messages are published", 60)
             process.kill()
