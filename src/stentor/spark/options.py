@@ -52,6 +52,7 @@ _WRITE: Final = (
     "applicationId",
     "txnAppId",
     "txnVersion",
+    "dropRepeated",
     "compression",
 )
 _OF_SPARK: Final = ("path", "checkpointlocation", "queryname", "outputmode")
@@ -101,6 +102,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     exactly_once: bool = True
     application: str | None = None
     version: int | None = None  # of a batch write that may be repeated
+    drop_repeated: bool = False  # epochs that may have other rows than before
     compression: str | None = None
 
 
@@ -281,6 +283,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         exactly_once=exactly_once,
         application=application,
         version=options.number("txnVersion"),
+        drop_repeated=options.flag("dropRepeated", default=False),
         compression=options.text("compression", "") or None,
     )
 
