@@ -58,7 +58,10 @@ def check_columns(schema: StructType, topic: str | None) -> None:
     if "value" not in names:
         raise InvalidArgument("A topic needs a column `value`.", hint=f"These are here: {', '.join(names)}.")
     if topic is None and "topic" not in names:
-        raise InvalidArgument("No topic is named.", hint="Set the option topic, or have a column `topic`.")
+        raise InvalidArgument(
+            "No topic is named.",
+            hint="Set the option topic, or have a column `topic`. SQL: INSERT INTO … WITH (topic = 'orders') SELECT …",
+        )
 
 
 class Router:

@@ -69,10 +69,22 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make format("stentor") known; installing the package does it, too, where Spark finds the package."""
+    """Make format("stentor") known; installing the package does it, too, where Spark finds the package.
+
+    Spark looks for the sources of writes and of streams in the session that is active in a thread: one that other
+    threads shall use, too, is registered in each of them.
+    """
     from stentor.spark.source import StentorDataSource
 
     spark.dataSource.register(StentorDataSource)
+    activate(spark)
+
+
+def activate(spark: SparkSession) -> None:
+    """Let Spark find what is registered in a session, in this thread; in Spark Connect it always does."""
+    session = getattr(spark, "_jsparkSession", None)
+    if session is not None:
+        spark.sparkContext._jvm.org.apache.spark.sql.SparkSession.setActiveSession(session)  # noqa: SLF001
 
 
 def prepare_environment() -> None:
