@@ -147,7 +147,7 @@ class TestReading:
         record(place, kind, rows, 2)
         found = open_lake(place).frame(spark).orderBy("offset").collect()
         assert [tuple(row) for row in found] == [
-            ("orders.eu", 7, 0, offset, NOON.replace(tzinfo=None), b"k", b"%d" % offset, [("h", b"x")], DAY)
+            ("orders.eu", 7, 0, offset, NOON.replace(tzinfo=None), b"k", b"%d" % offset, [("h", b"x")], None, DAY)
             for offset in range(2)
         ]
         assert open_lake(place).topics() == {"orders.eu"}

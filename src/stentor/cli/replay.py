@@ -32,6 +32,12 @@ def replay(
     speed: Annotated[
         str, typer.Option(metavar="original|N|max", help="The pace: as it happened, N times as fast, or full speed.")
     ] = "original",
+    pace_by: Annotated[
+        str,
+        typer.Option(
+            metavar="appended|timestamp", help="Pace by the time a broker appended a message, or by the message's own."
+        ),
+    ] = "appended",
     start: Annotated[str | None, typer.Option(metavar="TIME", help="From this time on.")] = None,
     end: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
     key: Annotated[
@@ -73,6 +79,7 @@ def replay(
                 end=None if end is None else parse_moment(end, "--end"),
                 keys=key or [],
                 into=into,
+                pace_by=_pace_by(pace_by),
             )
             with sparking.spark_session("replay", master, conf) as spark:
                 plan = pipeline.select(spark, lake, place, selection, speed=_speed(speed))
@@ -86,6 +93,12 @@ def _show(bar: Any, progress: Progress) -> None:
     rate = f"{progress.rows / progress.seconds:,.0f}/s" if progress.seconds else ""
     late = f", {progress.behind_s:.1f} s late" if progress.behind_s > 0.5 else ""
     bar.update(bar.tasks[0].id, completed=progress.rows, total=progress.of_rows, rate=rate + late)
+
+
+def _pace_by(text: str) -> str:
+    if text not in ("appended", "timestamp"):
+        raise InvalidArgument(f"--pace-by {text!r} is not known.", hint="Use appended or timestamp.")
+    return "appended_at" if text == "appended" else text
 
 
 def _speed(text: str) -> float:

@@ -9,6 +9,7 @@
     timestampType   int            always 0: the time that the producer gave
     headers         array<struct<key: string, value: binary>>     only with includeHeaders or in `columns`
     topicId         bigint         only in `columns`: tells a topic from a later one of the same name
+    appendedAt      timestamp      only in `columns`: when the broker took the message, by its own clock
 
 Spark takes an Arrow batch only if its types and their nullability are exactly its own, and it looks at the first
 batch alone; so they are built from Spark's own schema.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from stentor.client.stamped import APPENDED_AT
 from stentor.client.tables import offsets
 from stentor.errors import InvalidArgument
 
@@ -39,6 +41,7 @@ TYPES: Final = {
     "timestampType": "int",
     "headers": "array<struct<key:string,value:binary>>",
     "topicId": "bigint",
+    "appendedAt": "timestamp",
 }
 DEFAULT: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 _TABLE: Final = "stentor.options"
@@ -131,7 +134,8 @@ def _maker(field: Any, constants: dict[str, Any]) -> Callable[[list[tuple[int, A
         return _constant(pa.scalar(constants[name], kind))
     if name == "offset":
         return lambda gathered: _joined([offsets(first, rows) for first, rows in _runs(gathered)])
-    return lambda gathered: _as(_joined([batch.column(name) for _, batch in gathered]), kind)
+    stored = APPENDED_AT if name == "appendedAt" else name
+    return lambda gathered: _as(_joined([batch.column(stored) for _, batch in gathered]), kind)
 
 
 def _constant(value: Any) -> Callable[[list[tuple[int, Any]]], Any]:

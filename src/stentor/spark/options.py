@@ -197,8 +197,8 @@ def _topics(options: _Options) -> tuple[list[str], str | None, dict[str, list[in
     if len(named) != 1:
         raise InvalidArgument(
             f"Exactly one of subscribe, subscribePattern and assign is needed, not {' and '.join(named) or 'none'}.",
-            hint="For example .option('subscribe', 'orders.*'), or load('orders'). In CREATE TABLE they are OPTIONS, which"
-            " Spark hands on only if no columns are listed: name those in the option columns.",
+            hint="For example .option('subscribe', 'orders.*'), or load('orders'). CREATE TABLE takes them as OPTIONS,"
+            " if it lists no columns: name those in the option columns.",
         )
     text = options.text(named[0])
     if named[0] == "subscribePattern":

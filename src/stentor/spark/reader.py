@@ -99,7 +99,8 @@ class _RangeReader:
             return
         if found.id != part.topic_id:
             raise offsets.recreated(part.topic)
-        yield from client.read(part.topic, partition=part.partition, start=start, end=part.end).offset_batches()
+        read = client.read(part.topic, partition=part.partition, start=start, end=part.end)
+        yield from read.offset_batches(appended_at="appendedAt" in self._schema.fieldNames())
 
 
 def _lost(part: OffsetRange, start: int, error: StentorError) -> StentorError:

@@ -82,9 +82,10 @@ def register(spark: SparkSession) -> None:
 
 def activate(spark: SparkSession) -> None:
     """Let Spark find what is registered in a session, in this thread; in Spark Connect it always does."""
-    session = getattr(spark, "_jsparkSession", None)
+    session: Any = getattr(spark, "_jsparkSession", None)
     if session is not None:
-        spark.sparkContext._jvm.org.apache.spark.sql.SparkSession.setActiveSession(session)  # noqa: SLF001
+        machine: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way
+        machine.org.apache.spark.sql.SparkSession.setActiveSession(session)
 
 
 def prepare_environment() -> None:

@@ -1,8 +1,9 @@
 """Replay: recorded messages into topics again, in the order and at the pace in which they happened.
 
 Spark selects and orders, and writes the selection down (runs.py); one process publishes it. Messages keep key, value,
-headers, time and, where the target has as many, their partition. The order is by time across partitions, and by offset
-within each: a message whose clock was behind waits for those before it in its partition.
+headers, time and, where the target has as many, their partition. The pace and the order across partitions are those in
+which brokers appended the messages, or by the messages' own times (`pace_by`); within a partition the order is by
+offset.
 
 A replay can be interrupted and taken up again, exactly once. Its batches are cut in the same way every time, and
 published under the replay's identity: every so many rows everything is flushed, the place is written down, and the next
@@ -65,6 +66,7 @@ class Selection(msgspec.Struct, frozen=True):
     end: datetime | None = None
     keys: list[str] = []
     into: str | None = None  # a topic for everything, or a pattern with * for the topic's own name
+    pace_by: str = "appended_at"  # or "timestamp": which times are the pace
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -106,6 +108,8 @@ def select(
     """Let Spark select and order; the rows and the plan are in the work directory afterwards."""
     from pyspark.sql import functions as f
 
+    if selection.pace_by not in ("appended_at", "timestamp"):
+        raise InvalidArgument(f"A replay has no pace by {selection.pace_by}.", hint="Use appended_at or timestamp.")
     if speed < 0:
         raise InvalidArgument(f"speed={speed} must not be negative.", hint="0 is as fast as possible.")
     place = Path(work)
@@ -115,7 +119,7 @@ def select(
     recorded.check()
     topics = [name for name in recorded.topics() if _is_chosen(name, selection.topics)]
     written = runs.write(_selected(recorded.frame(spark, topics), selection), place / "rows")
-    times = f.unix_micros("timestamp")
+    times = f.unix_micros(f.coalesce("appended_at", "timestamp"))
     facts = written.agg(f.count("*"), f.min(times), f.max(times)).first()
     if facts is None or not facts[0]:
         raise InvalidArgument("Nothing was recorded that fits the selection.", hint="Look with `stentor sql`.")
@@ -139,6 +143,8 @@ def _selected(frame: DataFrame, selection: Selection) -> DataFrame:
         frame = frame.where(f.col("timestamp") < f.lit(selection.end))
     if selection.keys:
         frame = frame.where(f.col("key").isin([key.encode() for key in selection.keys]))
+    if selection.pace_by == "timestamp":
+        frame = frame.withColumn("appended_at", f.lit(None).cast("timestamp"))
     return frame
 
 
