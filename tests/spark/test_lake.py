@@ -76,7 +76,7 @@ def test_a_delta_table_that_an_older_version_made_gets_the_column_it_lacks(spark
             add(lake, frame, end)
     assert open_lake(place).compact(spark) == 2
     found = open_lake(place).frame(spark).collect()
-    assert [row.offset for row in found] == [0, 1, 2]
+    assert sorted(row.offset for row in found) == [0, 1, 2]
     assert all(row.appended_at is not None for row in found)
 
 
