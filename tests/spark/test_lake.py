@@ -61,6 +61,25 @@ def record(place, kind, rows, end):
             add(lake, rows(first, end), end)
 
 
+def test_a_delta_table_that_an_older_version_made_gets_the_column_it_lacks(spark, place, rows):
+    """Without it in the table's schema, joining files would lose the column."""
+    from pyspark.sql import functions as f
+
+    header = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+    fields = {"topic": pa.string(), "topic_id": pa.int64(), "partition": pa.int32(), "offset": pa.int64()}
+    fields |= {"timestamp": pa.timestamp("us", "UTC"), "key": pa.binary(), "value": pa.binary(), "headers": header}
+    DeltaTable.create(str(place), pa.schema(fields | {"date": pa.date32()}), partition_by=["topic", "date"])
+    for end in (1, 2, 3):
+        lake = open_lake(place, "delta")
+        frame = rows(end - 1, end).withColumn("appended_at", f.expr("timestamp'2026-11-15 12:00:01'"))
+        with lake.writing():
+            add(lake, frame, end)
+    assert open_lake(place).compact(spark) == 2
+    found = open_lake(place).frame(spark).collect()
+    assert sorted(row.offset for row in found) == [0, 1, 2]
+    assert all(row.appended_at is not None for row in found)
+
+
 def offsets_in(lake):
     """What the files that count hold, without the time that Spark takes."""
     tables = [pq.ParquetFile(path).read(["topic_id", "offset"]) for path in lake.files()]
@@ -147,7 +166,7 @@ class TestReading:
         record(place, kind, rows, 2)
         found = open_lake(place).frame(spark).orderBy("offset").collect()
         assert [tuple(row) for row in found] == [
-            ("orders.eu", 7, 0, offset, NOON.replace(tzinfo=None), b"k", b"%d" % offset, [("h", b"x")], DAY)
+            ("orders.eu", 7, 0, offset, NOON.replace(tzinfo=None), b"k", b"%d" % offset, [("h", b"x")], None, DAY)
             for offset in range(2)
         ]
         assert open_lake(place).topics() == {"orders.eu"}

@@ -182,7 +182,8 @@ class TestInterrupted:
     def test_after_the_manifest_other_rows_of_a_repetition_do_not_count(self, client, application, targets):
         chunks = stage(client, application, targets)
         assert interrupted_at(client, 1, lambda client: Ledger(client, application).commit(0, chunks))
-        Ledger(client, application).commit(0, stage(client, application, targets, tasks=(5,)))
+        others = stage(client, application, targets, tasks=(5,))
+        Ledger(client, application, drop_repeated=True).commit(0, others)
         check_once(client, targets)
 
     def test_a_repetition_without_rows_still_publishes_what_was_decided(self, client, application, targets):
@@ -209,8 +210,41 @@ class TestEpochs:
 
     def test_an_epoch_older_than_the_last_was_published_and_is_not_again(self, client, application, targets):
         for epoch in (2, 3, 3, 2, 0):
-            Ledger(client, application).commit(epoch, stage(client, application, targets, epoch=epoch))
+            ledger = Ledger(client, application, drop_repeated=True)
+            ledger.commit(epoch, stage(client, application, targets, epoch=epoch))
         check_once(client, targets, epochs=(2, 3))
+
+    def test_an_epoch_older_than_the_last_means_an_older_checkpoint_and_is_refused(self, client, application, targets):
+        for epoch in (0, 1, 2):
+            Ledger(client, application, "query").commit(epoch, stage(client, application, targets, epoch=epoch))
+        with pytest.raises(InvalidArgument, match=r"epoch 1 comes with 120 rows after epoch 2 was written") as error:
+            Ledger(client, application, "query").commit(1, stage(client, application, targets[:1], epoch=1))
+        assert "dropRepeated" in error.value.hint
+        check_once(client, targets, epochs=(0, 1, 2))
+
+    def test_the_last_epoch_with_another_number_of_rows_is_refused_when_it_is_published(
+        self, client, application, targets
+    ):
+        """The newest files of a checkpoint were lost: what came meanwhile is in the repeated epoch."""
+        chunks = stage(client, application, targets)
+        assert interrupted_at(client, 8, lambda client: Ledger(client, application, "query").commit(0, chunks))
+        more = stage(client, application, targets, tasks=(0, 1, 2, 3))
+        with pytest.raises(InvalidArgument, match=r"comes with 480 rows after it was written with 360\."):
+            Ledger(client, application, "query").commit(0, more)
+        check_once(client, targets)
+
+    def test_a_version_that_goes_back_is_refused(self, client, application, targets):
+        Ledger(client, application).commit(7, stage(client, application, targets))
+        with pytest.raises(
+            InvalidArgument, match="repeats an earlier write: txnVersion 6 comes with 360 rows after txnVersion 7"
+        ):
+            Ledger(client, application).commit(6, stage(client, application, targets, epoch=1))
+        check_once(client, targets)
+
+    def test_an_older_epoch_without_rows_loses_none(self, client, application, targets):
+        Ledger(client, application).commit(7, stage(client, application, targets))
+        Ledger(client, application).commit(6, [])
+        check_once(client, targets)
 
     def test_a_version_may_be_any_large_number(self, client, application, targets):
         version = 20_261_115_143_000_123

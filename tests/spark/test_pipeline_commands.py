@@ -106,6 +106,7 @@ class TestReplay:
     def test_it_publishes_what_was_recorded_and_can_be_taken_up(self, cli, client, orders, lake, tmp_path):
         cli("record", orders, "--lake", lake)
         arguments = ("replay", "--lake", lake, orders, "--into", "again.*", "--work", tmp_path / "work")
+        arguments = (*arguments, "--pace-by", "timestamp")
         done = cli(*arguments, "--speed", "max", "--start", "2026-11-15T12:00:01+00:00")
         assert done == (0, "selected 2 messages of 1.0s\npublished 2 messages\n", "")
         assert [message.value for message in client.read(f"again.{orders}")] == [b"1", b"2"]
@@ -119,6 +120,7 @@ class TestReplay:
             (["--resume"], "--resume needs --work. Name the directory of the replay to take up."),
             (["--speed", "fast"], "--speed 'fast' is not a pace. Use original, max, or a number such as 10."),
             (["--speed", "0"], "--speed '0' is not a pace. Use original, max, or a number such as 10."),
+            (["--pace-by", "offset"], "--pace-by 'offset' is not known. Use appended or timestamp."),
             (["--start", "earliest"], "--start 'earliest' is not a time. Use 2026-01-31T12:00 or -1h."),
         ],
     )

@@ -11,6 +11,7 @@ from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from stentor.errors import InvalidArgument
@@ -66,7 +67,7 @@ def feed(spark, client, broker, tmp_path_factory):
 def selected(spark, feed, tmp_path_factory):
     """Everything of `feed.a`, selected once for many replays."""
     place = tmp_path_factory.mktemp("selected") / "work"
-    select(spark, feed, place, Selection(topics=["feed.a"]), speed=0)
+    select(spark, feed, place, Selection(topics=["feed.a"], pace_by="timestamp"), speed=0)
     return place
 
 
@@ -74,11 +75,13 @@ def selected(spark, feed, tmp_path_factory):
 def work(selected, tmp_path):
     """A replay of `feed.a` into a topic of its own, as if it had just been selected."""
 
-    def make(into, speed=0.0):
+    def make(into, speed=0.0, seconds=2.0):
         place = tmp_path / f"work-{next(_numbers)}"
         shutil.copytree(selected, place)
         plan = msgspec.json.decode((place / "plan.json").read_bytes(), type=Plan)
-        plan = msgspec.structs.replace(plan, into=into, speed=speed, identity=f"{plan.identity}/{place.name}")
+        span = msgspec.structs.replace(plan.span, seconds=seconds)
+        identity = f"{plan.identity}/{place.name}"
+        plan = msgspec.structs.replace(plan, into=into, speed=speed, identity=identity, span=span)
         (place / "plan.json").write_bytes(msgspec.json.encode(plan))
         return place
 
@@ -211,12 +214,8 @@ class TestTakenUpAgain:
 
     def test_a_replay_that_was_killed_doubles_nothing(self, client, topic, work, broker, wait_until):
         client.create_topic(topic, partitions=3)
-        place = work(topic, speed=15)
-        code = (
-            "from stentor.spark.pipelines import replay\n"
-            "replay.CHECKPOINT_S = 0.3\n"
-            f"replay.publish({str(place)!r}, url={broker.url!r})"
-        )
+        place = work(topic, speed=15, seconds=0.3)
+        code = f"from stentor.spark.pipelines import replay\nreplay.publish({str(place)!r}, url={broker.url!r})"
         with subprocess.Popen([sys.executable, "-c", code]) as process:
             wait_until(lambda: count(client, topic) > 1000, "some messages are published", 60)
             process.kill()
@@ -248,6 +247,50 @@ class TestTakenUpAgain:
         client.create_topic(topic, partitions=2)
         with pytest.raises(InvalidArgument, match=rf"{topic} has 2 partitions; feed.a was recorded with 3"):
             publish(work(topic))
+
+
+class TestClocksAhead:
+    """Three of a hundred producers' clocks are ten minutes ahead."""
+
+    @pytest.fixture
+    def lake(self, spark, client, broker, topic, tmp_path):
+        client.create_topic(topic)
+        with client.producer(topic) as producer:
+            for number in range(300):
+                moment = NOON + timedelta(milliseconds=number) + timedelta(minutes=10 * (number % 33 == 1))
+                producer.send(b"%d" % number, timestamp=moment)
+                if number % 100 == 99:
+                    producer.flush()
+        record(spark, [topic], tmp_path / "lake", url=broker.url)
+        return tmp_path / "lake"
+
+    def test_they_do_not_change_the_pace(self, spark, lake, topic, tmp_path):
+        plan = select(spark, lake, tmp_path / "work", Selection(into=f"{topic}.again"))
+        parts = list(runs.read(tmp_path / "work" / "rows", 1, plan.first_us))
+        assert sum(part.rows.num_rows for part in parts) == 300
+        assert len({part.due_us for part in parts}) >= 3
+        assert plan.last_us - plan.first_us < 60e6
+        assert abs(plan.last_us / 1e6 - datetime.now(UTC).timestamp()) < 300
+
+    def test_a_replay_by_the_messages_own_times_can_be_asked_for(self, spark, lake, tmp_path):
+        plan = select(spark, lake, tmp_path / "work", Selection(pace_by="timestamp"))
+        assert plan.first_us == int(NOON.timestamp() * 1e6)
+        assert plan.last_us - plan.first_us > 600e6
+        with pytest.raises(InvalidArgument, match="no pace by offset"):
+            select(spark, lake, tmp_path / "other", Selection(pace_by="offset"))
+
+    def test_a_lake_that_an_older_version_recorded_is_replayed_by_the_messages_own_times(
+        self, spark, client, lake, topic, tmp_path
+    ):
+        for path in lake.glob("topic=*/date=*/*.parquet"):
+            table = pq.ParquetFile(path).read()
+            assert table.column("appended_at").null_count == 0
+            pq.write_table(table.drop_columns(["appended_at"]), path)
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        plan = select(spark, lake, tmp_path / "work", Selection(into=f"{topic}.again"), speed=0)
+        assert plan.first_us == int(NOON.timestamp() * 1e6)
+        assert publish(tmp_path / "work") == 300
+        assert by_partition(client, f"{topic}.again") == by_partition(client, topic)
 
 
 class Clock:

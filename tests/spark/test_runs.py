@@ -19,7 +19,7 @@ TICK_US = 1000
 def write(tmp_path):
     """Writes a run as Spark would: one directory per partition, small row groups, one or two files."""
 
-    def write_run(topic, partition, times, *, files=1):
+    def write_run(topic, partition, times, *, files=1, appended=None):
         place = tmp_path / f"topic={topic}" / "topic_id=7" / f"partition={partition}"
         place.mkdir(parents=True)
         values = [f"{topic}/{partition}/{index}" for index in range(len(times))]
@@ -34,6 +34,8 @@ def write(tmp_path):
                     "headers": pa.nulls(len(times[chosen]), pa.list_(pa.struct([("key", pa.string())]))),
                 }
             )
+            if appended is not None:
+                table = table.append_column("appended_at", pa.array(appended[chosen], pa.timestamp("us", "UTC")))
             pq.write_table(table, place / f"part-00000-x.c{file:03}.zstd.parquet", row_group_size=10)
         return list(zip(accumulate(times, max), values, strict=True))
 
@@ -90,6 +92,19 @@ def test_many_rows_at_once_are_cut(write, tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "PART_ROWS", 4)
     write("a", 0, [NOON_US] * 25)
     assert [part.rows.num_rows for part in read(tmp_path)] == [4, 4, 2, 4, 4, 2, 4, 1]
+
+
+def test_rows_are_due_when_they_were_appended_whatever_the_clocks_of_producers_say(write, tmp_path):
+    times = [NOON_US + 600_000_000 * (index == 3) for index in range(20)]
+    write("a", 0, times, appended=[NOON_US + index * TICK_US for index in range(20)])
+    parts = read(tmp_path)
+    assert [part.due_us - NOON_US for part in parts] == [index * TICK_US for index in range(20)]
+    assert parts[0].rows.schema.names == ["timestamp", "key", "value", "headers"]
+
+
+def test_rows_of_which_nobody_knows_when_they_were_appended_are_due_at_their_own_time(write, tmp_path):
+    write("a", 0, [NOON_US, NOON_US + 5 * TICK_US], appended=[None, None])
+    assert [part.due_us - NOON_US for part in read(tmp_path)] == [0, 5 * TICK_US]
 
 
 def test_names_that_spark_escapes_are_read(write, tmp_path):

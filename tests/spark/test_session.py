@@ -1,4 +1,4 @@
-"""Where a session keeps its own files."""
+"""Where a session keeps its own files, and what it chooses on a cluster."""
 
 from __future__ import annotations
 
@@ -56,3 +56,54 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder, tmp_path):
 def test_a_file_in_its_place_is_no_folder(folder, tmp_path):
     (tmp_path / f"stentor-spark-{os.getuid()}").write_text("")
     assert is_private(folder())
+
+
+class Cluster:
+    """As much of a session on a cluster as is asked for its cores."""
+
+    _jsparkSession = object()  # noqa: N815 - PySpark's name
+
+    def __init__(self, executors, **chosen):
+        self._coming = list(executors)  # how many there are at each look
+        self.settings = {"spark.sql.shuffle.partitions": "200"}
+        self._chosen = chosen
+        self.conf = self.sparkContext = self._jsc = self
+
+    def sc(self):
+        return self
+
+    getConf = getExecutorMemoryStatus = sc  # noqa: N815 - the same
+
+    def size(self):
+        return 1 + (self._coming.pop(0) if len(self._coming) > 1 else self._coming[0])
+
+    @property
+    def defaultParallelism(self):  # noqa: N802 - the same
+        return 4 * self._coming[0]
+
+    def contains(self, name):
+        return name in self._chosen
+
+    def get(self, name, default=None):
+        return self._chosen.get(name, self.settings.get(name, default))
+
+    def set(self, name, value):
+        self.settings[name] = value
+
+
+@pytest.mark.parametrize(
+    ("executors", "chosen", "partitions"),
+    [
+        ([0, 0, 1, 1, 3, 8], {}, "32"),
+        ([0], {}, "200"),
+        ([8], {"spark.sql.shuffle.partitions": "200"}, "200"),
+        ([8], {"spark.dynamicAllocation.enabled": "true"}, "200"),
+    ],
+    ids=["as many as cores", "nobody comes", "chosen", "they come and go"],
+)
+def test_a_cluster_has_as_many_shuffle_partitions_as_cores(monkeypatch, executors, chosen, partitions):
+    monkeypatch.setattr(session, "EXECUTORS_WAIT_S", 1.0)
+    monkeypatch.setattr(session, "EXECUTORS_SETTLED_S", 0.2)
+    cluster = Cluster(executors, **chosen)
+    session._fit_to_cluster(cluster)
+    assert cluster.settings["spark.sql.shuffle.partitions"] == partitions

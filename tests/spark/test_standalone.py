@@ -20,13 +20,13 @@ settings = {
     "spark.executor.memory": "512m",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "512m",
-    "spark.sql.shuffle.partitions": 2,
 }
 spark = session(master, app="job", ui=False, config=settings)
 words = spark.readStream.format("stentor").option("startingOffsets", "earliest").load("words")
 counted = words.groupBy("value").count().selectExpr("value as key", "string(count) as value")
 writer = counted.writeStream.format("stentor").outputMode("complete").option("topic", "counts")
 writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+print("partitions", spark.conf.get("spark.sql.shuffle.partitions"))
 print("rows", spark.read.format("stentor").load("counts").count())
 spark.stop()
 """
@@ -49,6 +49,7 @@ def test_a_job_runs_on_a_spark_cluster_against_a_cluster_of_brokers(tmp_path):
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "rows 4" in done.stdout
+        assert "partitions 2\n" in done.stdout, "as many as there are cores"
         found = {message.key: int(message.value) for message in client.read("counts")}
         assert found == {b"to": 100, b"be": 100, b"or": 50, b"not": 50}
         executors = [list(spark.work_folder(number).glob("app-*/*")) for number in range(2)]

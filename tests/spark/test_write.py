@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 
 SCHEMA = "key string, value string, headers array<struct<key: string, value: binary>>, timestamp timestamp"
 MOMENT = datetime(2026, 11, 15, 8, 30, 0, 123456, tzinfo=UTC)
@@ -70,10 +70,30 @@ class TestBatch:
         frame.write.format("stentor").mode("append").option("compression", "zstd").save(topic)
         assert [message.value for message in client.read(topic)] == [b"\xff\x00"]
 
+    @pytest.mark.parametrize("options", [{}, {"txnAppId": "skewed", "txnVersion": "1"}])
+    def test_a_few_large_values_among_small_ones_are_written(self, spark, client, topic, options):
+        frame = spark.range(9000).selectExpr("if(id between 4001 and 4004, repeat('x', 7 << 20), string(id)) as value")
+        write(frame.coalesce(1), topic=topic, **options)
+        sizes = [len(message.value) for message in client.read(topic)]
+        assert len(sizes) == 9000
+        assert sizes[4001:4005] == [7 << 20] * 4
+
+    @pytest.mark.parametrize("options", [{}, {"txnAppId": "too-large", "txnVersion": "1"}])
+    def test_a_value_that_is_too_large_is_refused_before_its_batch_is_sent(self, spark, client, topic, options):
+        client.create_topic(topic)
+        frame = spark.range(500).selectExpr("if(id = 321, repeat('x', (8 << 20) + 1), string(id)) as value")
+        with pytest.raises(PySparkException, match="Row 321 of Spark's partition 0, counted from 0, has a value of"):
+            write(frame.coalesce(1), topic=topic, **options)
+        assert client.offsets(topic) == {0: 0}
+
     def test_a_batch_of_the_same_version_leaves_its_rows_once(self, spark, client, topic):
-        for version, value in ((1, "a"), (1, "a"), (2, "b"), (1, "late"), (3_000_000_000_000, "c")):
+        for version, value in ((1, "a"), (1, "a"), (2, "b"), (3_000_000_000_000, "c")):
             frame = spark.createDataFrame([(value,)], "value string")
             write(frame, topic=topic, txnAppId=f"app-{topic}", txnVersion=version)
+        late = spark.createDataFrame([("late",)], "value string")
+        with pytest.raises(PySparkException, match="txnVersion 1 comes with 1 rows after"):
+            write(late, topic=topic, txnAppId=f"app-{topic}", txnVersion=1)
+        write(late, topic=topic, txnAppId=f"app-{topic}", txnVersion=1, dropRepeated="true")
         assert values_in(client, topic) == ["a", "b", "c"]
 
 
@@ -124,6 +144,28 @@ class TestStream:
         query = pipeline.run()
         assert [progress.batchId for progress in query.recentProgress if progress.numInputRows] == [1, 2]
         assert values_in(client, f"{topic}.out") == ["0", "1", "2", "3", "4"]
+
+    def test_a_checkpoint_from_a_backup_is_noticed_before_rows_are_dropped(self, spark, client, topic, tmp_path):
+        pipeline = Pipeline(spark, f"{topic}.in", f"{topic}.out", tmp_path / "checkpoint")
+        for number in range(3):
+            client.publish(f"{topic}.in", str(number))
+        pipeline.run()
+        shutil.copytree(pipeline.checkpoint, tmp_path / "backup")
+        for number in range(3, 8):
+            client.publish(f"{topic}.in", str(number))
+        pipeline.run()
+        shutil.rmtree(pipeline.checkpoint)
+        shutil.copytree(tmp_path / "backup", pipeline.checkpoint)
+        client.publish(f"{topic}.in", "8")
+        with pytest.raises(StreamingQueryException, match="is older than what is written"):
+            pipeline.run()
+        pipeline = Pipeline(spark, f"{topic}.in", f"{topic}.out", tmp_path / "checkpoint", dropRepeated="true")
+        pipeline.run()
+        client.publish(f"{topic}.in", "9")
+        pipeline.run()
+        found = values_in(client, f"{topic}.out")
+        assert len(set(found)) == len(found)
+        assert {"0", "1", "2", "3", "4", "5", "6", "7", "9"} <= set(found)
 
     def test_an_application_that_begins_anew_is_stopped_before_its_rows_are_dropped(
         self, spark, client, topic, tmp_path

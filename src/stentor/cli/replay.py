@@ -14,9 +14,21 @@ from stentor.cli.quantities import plural, show_seconds
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from stentor.spark.pipelines.replay import Progress
 
 app = options.make_app()
+
+Speed = Annotated[
+    str, typer.Option(metavar="original|N|max", help="The pace: as it happened, N times as fast, or full speed.")
+]
+PaceBy = Annotated[
+    str,
+    typer.Option(
+        metavar="appended|timestamp", help="Pace by the time a broker appended a message, or by the message's own."
+    ),
+]
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
@@ -29,9 +41,8 @@ def replay(
         str | None,
         typer.Option(metavar="TOPIC", help="Where to: one topic, or a name with * for the recorded topic's name."),
     ] = None,
-    speed: Annotated[
-        str, typer.Option(metavar="original|N|max", help="The pace: as it happened, N times as fast, or full speed.")
-    ] = "original",
+    speed: Speed = "original",
+    pace_by: PaceBy = "appended",
     start: Annotated[str | None, typer.Option(metavar="TIME", help="From this time on.")] = None,
     end: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
     key: Annotated[
@@ -69,10 +80,11 @@ def replay(
         if not resume:
             selection = pipeline.Selection(
                 topics=topics or [],
-                start=None if start is None else parse_moment(start, "--start"),
-                end=None if end is None else parse_moment(end, "--end"),
+                start=_moment(start, "--start"),
+                end=_moment(end, "--end"),
                 keys=key or [],
                 into=into,
+                pace_by=_pace_by(pace_by),
             )
             with sparking.spark_session("replay", master, conf) as spark:
                 plan = pipeline.select(spark, lake, place, selection, speed=_speed(speed))
@@ -86,6 +98,16 @@ def _show(bar: Any, progress: Progress) -> None:
     rate = f"{progress.rows / progress.seconds:,.0f}/s" if progress.seconds else ""
     late = f", {progress.behind_s:.1f} s late" if progress.behind_s > 0.5 else ""
     bar.update(bar.tasks[0].id, completed=progress.rows, total=progress.of_rows, rate=rate + late)
+
+
+def _moment(text: str | None, option: str) -> datetime | None:
+    return None if text is None else parse_moment(text, option)
+
+
+def _pace_by(text: str) -> str:
+    if text not in ("appended", "timestamp"):
+        raise InvalidArgument(f"--pace-by {text!r} is not known.", hint="Use appended or timestamp.")
+    return "appended_at" if text == "appended" else text
 
 
 def _speed(text: str) -> float:

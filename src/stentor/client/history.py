@@ -87,10 +87,13 @@ class History(_Bounded):
             while not self._at_limit() and (batch := next(batches, None)) is not None:
                 yield self._within_limit(batch)
 
-    def offset_batches(self) -> Iterator[tuple[int, Any]]:
-        """Of one partition: first offset, and timestamp, key, value, headers. Small batches are joined. No limit."""
+    def offset_batches(self, *, appended_at: bool = False) -> Iterator[tuple[int, Any]]:
+        """Of one partition: first offset, and timestamp, key, value, headers. Small batches are joined. No limit.
+
+        With `appended_at` a further column says when each message was appended, by the clock of the partition's head.
+        """
         with self._streams():
-            yield from self._subscription.offset_batches()
+            yield from self._subscription.offset_batches(appended_at=appended_at)
 
     def to_arrow(self) -> Any:
         """A pyarrow.Table."""
@@ -148,10 +151,10 @@ class AsyncHistory(_Bounded):
             while not self._at_limit() and (batch := await anext(batches, None)) is not None:
                 yield self._within_limit(batch)
 
-    async def offset_batches(self) -> AsyncIterator[tuple[int, Any]]:
+    async def offset_batches(self, *, appended_at: bool = False) -> AsyncIterator[tuple[int, Any]]:
         """Of one partition; see History.offset_batches."""
         async with self._streams():
-            async for found in self._subscription.offset_batches():
+            async for found in self._subscription.offset_batches(appended_at=appended_at):
                 yield found
 
     async def to_arrow(self) -> Any:

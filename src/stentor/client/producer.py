@@ -12,18 +12,20 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 from zlib import crc32
 
+from stentor import limits
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
 from stentor.client.identity import by_partition
 from stentor.client.lane import Extra, Lane
-from stentor.client.tables import as_batches, conform
-from stentor.errors import InvalidArgument, StentorError
+from stentor.client.tables import as_batches, check_sizes, conform
+from stentor.errors import InvalidArgument, LimitExceeded, StentorError
 from stentor.wire import batch
 from stentor.wire.batch import check_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from stentor.client.lanes import OnDelivery, ProducerCore
+    from stentor.wire.batch import Encoded
 
 logger = logging.getLogger(__name__)
 
@@ -173,17 +175,39 @@ class _Face:
         """Yield after each sealed batch whether the sender must wait now."""
         core = self._core
         now_us = time.time_ns() // 1000
-        for part in as_batches(data):
-            rows_max = max(1, int(part.num_rows * core.batch_bytes * 2 / max(1, part.nbytes)))
+        parts = [(part.nbytes, conform(part, now_us)) for part in as_batches(data)]
+        before = 0
+        for _, part in parts:  # before anything is sent
+            check_sizes(part, rows_before=before)
+            before += part.num_rows
+        for size, part in parts:
+            rows_max = max(1, int(part.num_rows * core.batch_bytes * 2 / max(1, size)))
             for start in range(0, part.num_rows, rows_max):
-                conformed = conform(part.slice(start, rows_max), now_us)
-                for index, rows in by_partition(conformed, core, partition):
+                for index, rows in by_partition(part.slice(start, rows_max), core, partition):
                     lane = core.lanes[index]
-                    core.check_open()
-                    callbacks = [] if on_delivery is None else [(0, on_delivery, now_us)]
-                    lane.add_encoded(batch.encode_arrow(rows, compression=core.compression), callbacks)
-                    self._sealed(lane)
-                    yield core.is_full()
+                    for encoded in _encoded(rows, core.compression):
+                        core.check_open()
+                        callbacks = [] if on_delivery is None else [(0, on_delivery, now_us)]
+                        lane.add_encoded(encoded, callbacks)
+                        self._sealed(lane)
+                        yield core.is_full()
+
+
+def _encoded(rows: Any, compression: str) -> Iterator[Encoded]:
+    """Rows as one batch, or as several where a few large messages among small ones make it too large.
+
+    Rows that fit are never cut elsewhere than before: a lasting producer must send the same batches again.
+    """
+    try:
+        if rows.num_rows == 1 or rows.nbytes <= limits.BATCH_BYTES_MAX:  # compressed or not: readers expand it
+            yield batch.encode_arrow(rows, compression=compression)
+            return
+    except LimitExceeded:
+        if rows.num_rows == 1:
+            raise
+    half = rows.num_rows // 2
+    yield from _encoded(rows.slice(0, half), compression)
+    yield from _encoded(rows.slice(half), compression)
 
 
 def _call(work: Callable[[], None]) -> None:

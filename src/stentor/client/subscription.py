@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.deadline import Deadline
 from stentor.client.decode import decode_messages, offset_batches, position_of
+from stentor.client.stamped import stamped_batches
 from stentor.client.tables import with_position
 from stentor.errors import Closed, CorruptData, DeadlineExceeded, SlowSubscriber, StentorError
 
@@ -52,6 +53,7 @@ class _Face:
         self._current: Iterator[Message] = iter(())  # messages of its batch at hand
         self._batches: Iterator[Iterator[Message]] = iter(())  # its further batches
         self._rows: Iterator[tuple[int, Any]] = iter(())  # its further batches as Arrow, with their first offsets
+        self._row_decoder = offset_batches  # how they become Arrow
         self._place: tuple[Delivery | None, int] = (None, 0)  # where in it that began: taking turns starts not from 0
         self._again: Delivery | None = None  # it should have been skipped, which failed: it is the next one
         self._ended = False
@@ -79,7 +81,7 @@ class _Face:
     def _hold_rows(self, delivery: Delivery) -> None:
         """It is the delivery at hand, as Arrow."""
         self._delivery = delivery
-        self._rows = self._decoded(delivery, offset_batches, delivery.reader.start)
+        self._rows = self._decoded(delivery, self._row_decoder, delivery.reader.start)
 
     def _messages(self, delivery: Delivery, floor: int) -> Iterator[Iterator[Message]]:
         """One iterator per batch; each becomes the current one, so that nothing is lost in between."""
@@ -133,7 +135,7 @@ class _Face:
             if left:
                 assert self._delivery is not None
                 self._batches = iter(())
-                self._rows = self._decoded(self._delivery, offset_batches, left[0].offset)
+                self._rows = self._decoded(self._delivery, self._row_decoder, left[0].offset)
                 found = next(self._rows, None)
             elif not self._next_batch():
                 return None
@@ -330,11 +332,12 @@ class Subscription(_Face):
         while (found := self._take_rows(Deadline(self._patience_s))) is not None:
             yield _with_position(*found)
 
-    def offset_batches(self) -> Iterator[tuple[int, Any]]:
-        """The offset of the first message, and a pyarrow.RecordBatch of timestamp, key, value, headers; the offsets of
-        its messages follow one by one. Small batches are joined; others come as they were stored. For
-        subscriptions of one partition, where nobody needs to be told which.
+    def offset_batches(self, *, appended_at: bool = False) -> Iterator[tuple[int, Any]]:
+        """The offset of the first message, and a pyarrow.RecordBatch of timestamp, key, value, headers and, if asked
+        for, appended_at; the offsets of its messages follow one by one. Small batches are joined; others come as they
+        were stored. For subscriptions of one partition, where nobody needs to be told which.
         """
+        self._row_decoder = stamped_batches if appended_at else offset_batches
         while (found := self._take_rows(Deadline(self._patience_s))) is not None:
             yield found[1:]
 
@@ -511,8 +514,9 @@ class AsyncSubscription(_Face):
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
             yield _with_position(*found)
 
-    async def offset_batches(self) -> AsyncIterator[tuple[int, Any]]:
+    async def offset_batches(self, *, appended_at: bool = False) -> AsyncIterator[tuple[int, Any]]:
         """The same without topic and partition; see Subscription.offset_batches."""
+        self._row_decoder = stamped_batches if appended_at else offset_batches
         self._check_process()
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
             yield found[1:]

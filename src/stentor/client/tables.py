@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from stentor.errors import InvalidArgument
+from stentor import limits
+from stentor.errors import InvalidArgument, LimitExceeded
 from stentor.wire.arrow_body import SCHEMA
 
 if TYPE_CHECKING:
@@ -106,6 +107,25 @@ def conform(batch: Any, now_us: int) -> Any:
         else:
             columns.append(pa.nulls(batch.num_rows, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def check_sizes(batch: Any, where: str = "this batch", rows_before: int = 0) -> None:
+    """Refuse a batch with a message that is too large for every producer; LimitExceeded says which row it is."""
+    if batch.nbytes <= limits.MESSAGE_KEY_BYTES_MAX:
+        return
+    import pyarrow.compute as pc  # not at the start of every command
+
+    for name, most in (("value", limits.MESSAGE_VALUE_BYTES_MAX), ("key", limits.MESSAGE_KEY_BYTES_MAX)):
+        sizes = pc.binary_length(batch.column(name)) if name in batch.schema.names else None
+        size = None if sizes is None else pc.max(sizes).as_py()
+        if size is not None and size > most:
+            row = rows_before + pc.index(pc.greater(sizes, most), True).as_py()
+            raise LimitExceeded(
+                f"Row {row} of {where}, counted from 0, has a {name} of more than the {most} bytes that a message may"
+                " have.",
+                hint="Leave such rows out; put what is large into an object store, and publish where it is.",
+                operation="publish",
+            )
 
 
 def _cast(column: Any, field: Any) -> Any:

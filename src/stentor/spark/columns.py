@@ -9,6 +9,7 @@
     timestampType   int            always 0: the time that the producer gave
     headers         array<struct<key: string, value: binary>>     only with includeHeaders or in `columns`
     topicId         bigint         only in `columns`: tells a topic from a later one of the same name
+    appendedAt      timestamp      only in `columns`: when the broker took the message, by its own clock
 
 Spark takes an Arrow batch only if its types and their nullability are exactly its own, and it looks at the first
 batch alone; so they are built from Spark's own schema.
@@ -16,10 +17,12 @@ batch alone; so they are built from Spark's own schema.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from stentor.client.stamped import APPENDED_AT
 from stentor.client.tables import offsets
 from stentor.errors import InvalidArgument
 
@@ -38,8 +41,10 @@ TYPES: Final = {
     "timestampType": "int",
     "headers": "array<struct<key:string,value:binary>>",
     "topicId": "bigint",
+    "appendedAt": "timestamp",
 }
 DEFAULT: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+_TABLE: Final = "stentor.options"
 BATCH_ROWS: Final = 65_536
 BATCH_BYTES: Final = 8 << 20
 """Small batches are joined until they are this large: each one costs Spark something, however few rows it has."""
@@ -48,6 +53,34 @@ BATCH_BYTES: Final = 8 << 20
 def schema_of(names: Iterable[str]) -> str:
     """Column names as a schema in Spark's words."""
     return ", ".join(f"{name} {TYPES[name]}" for name in names)
+
+
+def table_schema(names: Iterable[str], options: dict[str, str]) -> StructType:
+    """The schema of a table in Spark's catalog. Its first column carries the options.
+
+    Spark keeps the options of CREATE TABLE, but hands none of them to a Python source that reads or writes the table;
+    of what it keeps, a source gets only the columns and their metadata.
+    """
+    from pyspark.sql import types
+
+    header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
+    kinds = {
+        "binary": types.BinaryType(),
+        "string": types.StringType(),
+        "int": types.IntegerType(),
+        "bigint": types.LongType(),
+        "timestamp": types.TimestampType(),
+        TYPES["headers"]: types.ArrayType(header),
+    }
+    schema = types.StructType([types.StructField(name, kinds[TYPES[name]]) for name in names])
+    schema.fields[0].metadata = {_TABLE: json.dumps(options, sort_keys=True)}
+    return schema
+
+
+def options_in(schema: StructType) -> dict[str, str]:
+    """The options that a table's columns carry; of any other schema none."""
+    found = [field.metadata[_TABLE] for field in schema.fields if field.metadata and _TABLE in field.metadata]
+    return json.loads(found[0]) if found else {}
 
 
 def check_schema(schema: StructType) -> None:
@@ -101,7 +134,8 @@ def _maker(field: Any, constants: dict[str, Any]) -> Callable[[list[tuple[int, A
         return _constant(pa.scalar(constants[name], kind))
     if name == "offset":
         return lambda gathered: _joined([offsets(first, rows) for first, rows in _runs(gathered)])
-    return lambda gathered: _as(_joined([batch.column(name) for _, batch in gathered]), kind)
+    stored = APPENDED_AT if name == "appendedAt" else name
+    return lambda gathered: _as(_joined([batch.column(stored) for _, batch in gathered]), kind)
 
 
 def _constant(value: Any) -> Callable[[list[tuple[int, Any]]], Any]:

@@ -13,8 +13,11 @@ Theory of operation. A streaming write goes in three steps per epoch (Spark's ba
    interrupted. The manifest names the producer's id, so that an epoch is never finished under another one: that would
    double its rows. A manifest of an older version names none, and is finished under the id that version used.
 
-A repeated epoch finds its manifest and does step 3 again, from the rows that were staged first. An epoch that is older
-than the last manifest was published completely, since Spark begins no epoch before the one before it is committed.
+A repeated epoch finds its manifest and does step 3 again, from the rows that were staged first. Spark begins no epoch
+before the one before it is committed. So it repeats the newest epoch at most, with the same rows, unless its checkpoint
+is older than what was written: files of it were lost, or it comes from a backup. Then the same numbers stand for other
+rows, which must neither be dropped nor doubled in silence. The ledger notices an epoch that is older than its newest,
+or has another number of rows than before, and refuses it; `dropRepeated` drops such rows.
 
 What is promised: every row of an epoch is in its partition exactly once. The rows of an epoch appear in a partition at
 once, up to GROUP_BYTES; more of them appear in pieces of that size. Different partitions do not appear at once.
@@ -137,31 +140,61 @@ def _pieces(rows: Any) -> Iterator[Any]:
 class Ledger:
     """The driver's side: decides what an epoch is, and publishes it."""
 
-    def __init__(self, client: Client, application: str, query: str = "") -> None:
+    def __init__(self, client: Client, application: str, query: str = "", *, drop_repeated: bool = False) -> None:
         self._client = client
         self._application = application
         self._query = query
+        self._drop_repeated = drop_repeated
         self._commits = commits_topic(application)
         self._id = client.create_topic(self._commits, exist_ok=True, retention_bytes=_MANIFESTS_KEPT_BYTES).id
 
     def commit(self, epoch: int, chunks: Iterable[Chunk]) -> None:
-        """Publish an epoch, or go on with publishing it."""
-        decision = self._decision(epoch, list(chunks))
-        if decision is not None:
-            self._publish(*decision)
+        """Publish an epoch, or go on with it; InvalidArgument for one that may have other rows than before."""
+        mine = list(chunks)
+        known, end = self._last_manifest()
+        self._check_query(known)
+        if known is None or known[0].epoch < epoch:
+            decision = self._decide(epoch, mine, end)
+            if decision is not None:
+                self._publish(*decision)
+            return
+        if known[0].epoch == epoch:
+            self._publish(*known)  # what was decided is published, whatever comes now
+        if mine and not self._drop_repeated:  # without rows nothing is lost
+            self._check_repeated(epoch, _rows_of(mine), known[0])
 
     # --- deciding -------------------------------------------------------------------------------
 
-    def _decision(self, epoch: int, chunks: list[Chunk]) -> tuple[Manifest, int] | None:
-        """The manifest that holds for an epoch, and its place; None when there is nothing to publish."""
-        known, end = self._last_manifest()
+    def _check_query(self, known: tuple[Manifest, int] | None) -> None:
         if known is not None and known[0].query != self._query:
             raise InvalidArgument(
                 f"The application {self._application} has written with another checkpoint.",
                 hint="Choose another applicationId, or go on with the checkpoint it had: it knows what is written.",
             )
-        if known is not None and known[0].epoch >= epoch:
-            return known if known[0].epoch == epoch else None
+
+    def _check_repeated(self, epoch: int, rows: int, newest: Manifest) -> None:
+        what = "epoch" if self._query else "txnVersion"
+        before = _rows_of(newest.chunks)
+        if epoch < newest.epoch:
+            found = f"{what} {epoch} comes with {rows} rows after {what} {newest.epoch} was written"
+        elif rows != before:
+            found = f"{what} {epoch} comes with {rows} rows after it was written with {before}"
+        else:
+            return
+        if self._query:
+            raise InvalidArgument(
+                f"The checkpoint of application {self._application} is older than what is written: {found}.",
+                hint="Restore the newest checkpoint. Or go on with dropRepeated=true, which leaves out the rows of"
+                f" epochs up to {newest.epoch}, though some may be new; or with another applicationId, which publishes"
+                " them all, though some may be there.",
+            )
+        raise InvalidArgument(
+            f"Application {self._application} repeats an earlier write: {found}.",
+            hint="Count txnVersion up for new rows, or set dropRepeated=true to leave these rows out.",
+        )
+
+    def _decide(self, epoch: int, chunks: list[Chunk], end: int) -> tuple[Manifest, int] | None:
+        """The manifest that holds for a new epoch, and its place; None when there is nothing to publish."""
         if not chunks:
             return None
         order = sorted(chunks, key=lambda chunk: (chunk.staged_partition, chunk.staged_offset))
@@ -253,6 +286,10 @@ class Ledger:
             raise _expired(topic) from error
         if wanted:
             raise InternalError(f"{len(wanted)} staged batches are not in {topic}/{partition}.")
+
+
+def _rows_of(chunks: list[Chunk]) -> int:
+    return sum(chunk.rows for chunk in chunks)
 
 
 def _expired(topic: str) -> OffsetOutOfRange:

@@ -52,10 +52,13 @@ _WRITE: Final = (
     "applicationId",
     "txnAppId",
     "txnVersion",
+    "dropRepeated",
     "compression",
 )
 _OF_SPARK: Final = ("path", "checkpointlocation", "queryname", "outputmode")
 """Options that Spark itself adds or understands."""
+_TABLE_OPTION: Final = "option."
+"""How Spark calls the options of CREATE TABLE, which it mixes with properties of its own and of the user."""
 _KAFKA_NAMES: Final = {
     "kafka.bootstrap.servers": "url",
     "bootstrap.servers": "url",
@@ -101,7 +104,48 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     exactly_once: bool = True
     application: str | None = None
     version: int | None = None  # of a batch write that may be repeated
+    drop_repeated: bool = False  # epochs that may have other rows than before
     compression: str | None = None
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def is_table(given: Mapping[str, str]) -> bool:
+    """Whether these come from CREATE TABLE; only then Spark names the provider."""
+    return any(name.lower() == "provider" for name in given)
+
+
+def table_options(given: Mapping[str, str]) -> dict[str, str]:
+    """What the user of CREATE TABLE has said, checked: options to read and to write."""
+    found = {
+        name.lower().removeprefix(_TABLE_OPTION): value
+        for name, value in given.items()
+        if name.lower().startswith(_TABLE_OPTION)
+    }
+    _Options(found, tuple(dict.fromkeys((*_READ, *_WRITE))), "read and write")
+    read_options(to_read(found), streaming=False)
+    if "topic" in found:
+        write_options(_of(found, _WRITE), streaming=False)
+    return found
+
+
+def to_read(options: Mapping[str, str]) -> dict[str, str]:
+    """Those of a table that matter to who reads it; a table that names only where it is written is read from there."""
+    found = _of(options, _READ)
+    if "topic" in options and not names_topics(found):
+        found["subscribe"] = options["topic"]
+    return found
+
+
+def names_topics(given: Mapping[str, str]) -> bool:
+    """Whether options of a read say what is read."""
+    return not {name.lower() for name in given}.isdisjoint(("subscribe", "subscribepattern", "assign", "path"))
+
+
+def _of(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    known = {name.lower() for name in names}
+    return {name: value for name, value in options.items() if name in known}
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -153,7 +197,8 @@ def _topics(options: _Options) -> tuple[list[str], str | None, dict[str, list[in
     if len(named) != 1:
         raise InvalidArgument(
             f"Exactly one of subscribe, subscribePattern and assign is needed, not {' and '.join(named) or 'none'}.",
-            hint="For example .option('subscribe', 'orders.*'), or load('orders').",
+            hint="For example .option('subscribe', 'orders.*'), or load('orders'). CREATE TABLE takes them as OPTIONS,"
+            " if it lists no columns: name those in the option columns.",
         )
     text = options.text(named[0])
     if named[0] == "subscribePattern":
@@ -281,6 +326,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         exactly_once=exactly_once,
         application=application,
         version=options.number("txnVersion"),
+        drop_repeated=options.flag("dropRepeated", default=False),
         compression=options.text("compression", "") or None,
     )
 

@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.004
-POLL_S_MAX: Final = 0.05
-"""Looking for news gets rarer while there are none: an idle stream should cost next to nothing."""
+POLL_S_MAX: Final = 1.0
+POLL_SHARE: Final = 0.05
+"""Looking for news gets rarer while there are none: an idle stream should cost next to nothing. The pause is this share
+of the time since the last news, so that what comes after some silence waits for a twentieth of that silence at most."""
 LONG_POLL_S: Final = 0.5
 """An idle stream is asked for its end a hundred times a second; better to answer when there is something."""
 
@@ -99,7 +101,8 @@ class _RangeReader:
             return
         if found.id != part.topic_id:
             raise offsets.recreated(part.topic)
-        yield from client.read(part.topic, partition=part.partition, start=start, end=part.end).offset_batches()
+        read = client.read(part.topic, partition=part.partition, start=start, end=part.end)
+        yield from read.offset_batches(appended_at="appendedAt" in self._schema.fieldNames())
 
 
 def _lost(part: OffsetRange, start: int, error: StentorError) -> StentorError:
@@ -136,7 +139,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         self._last: Places | None = None  # the end that was told last
         self._final: Places | None = None  # Trigger.AvailableNow: where to stop
         self._waits_since: float | None = None  # for enough rows
-        self._pause_s = POLL_S  # until the next look
+        self._news_at = self._looked_at = time.monotonic()
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:
@@ -159,8 +162,10 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """The end of what can be read now; waits a moment while there is nothing new."""
         before = {} if start is None else offsets.from_offset(start)
-        deadline, pause = time.monotonic() + LONG_POLL_S, self._pause_s
+        deadline = time.monotonic() + LONG_POLL_S
         while True:
+            if start is not None and self._final is None:
+                self._pause()
             end = self._end(before)
             begin = self._begin(before, end)
             rows = sum(part.rows for part in offsets.ranges_between(begin, end))
@@ -168,11 +173,17 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
                 break
             if start is None or self._final is not None or time.monotonic() > deadline:
                 return offsets.to_offset(before or end)
-            time.sleep(pause)
-            pause = self._pause_s = min(1.5 * pause, POLL_S_MAX)
-        self._pause_s = POLL_S
+        self._news_at = time.monotonic()
         most = getattr(limit, "max_rows", None)
         return offsets.to_offset(end if most is None else offsets.limited(begin, end, most))
+
+    def _pause(self) -> None:
+        """Wait until the next look is due, also when Spark asks again at once."""
+        pause = min(max(POLL_S, POLL_SHARE * (self._looked_at - self._news_at)), POLL_S_MAX)
+        wait = self._looked_at + pause - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        self._looked_at = time.monotonic()
 
     def _end(self, before: Places) -> Places:
         """The committed ends, never behind what was told: another member may know less at the moment."""

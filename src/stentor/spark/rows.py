@@ -17,7 +17,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stentor.client.tables import conform
+from stentor.client.tables import check_sizes, conform
 from stentor.core.names import check_topic_name
 from stentor.errors import InvalidArgument
 from stentor.spark.columns import TYPES
@@ -58,20 +58,27 @@ def check_columns(schema: StructType, topic: str | None) -> None:
     if "value" not in names:
         raise InvalidArgument("A topic needs a column `value`.", hint=f"These are here: {', '.join(names)}.")
     if topic is None and "topic" not in names:
-        raise InvalidArgument("No topic is named.", hint="Set the option topic, or have a column `topic`.")
+        raise InvalidArgument(
+            "No topic is named.",
+            hint="Set the option topic, or have a column `topic`. SQL: INSERT INTO … WITH (topic = 'orders') SELECT …",
+        )
 
 
 class Router:
     """Sorts rows by topic and partition, keeping their order in each."""
 
-    def __init__(self, topic: str | None, partitions_of: Callable[[str], int]) -> None:
+    def __init__(self, topic: str | None, partitions_of: Callable[[str], int], task: int = 0) -> None:
         self._topic = topic
         self._partitions_of = partitions_of
+        self._task = task
+        self._rows = 0  # before the batch at hand
         self._turn = 0
 
     def parts(self, batch: Any) -> Iterator[tuple[str, int, Any]]:
-        """(topic, partition, rows as messages) for all that a batch holds."""
+        """(topic, partition, rows as messages) for all that a batch holds; LimitExceeded before the first of them."""
         now_us = time.time_ns() // 1000
+        check_sizes(batch, f"Spark's partition {self._task}", self._rows)
+        self._rows += batch.num_rows
         for topic, rows in self._by_topic(batch):
             messages = conform(_message_columns(rows, now_us), now_us)
             yield from ((topic, *part) for part in self._by_partition(topic, rows, messages))

@@ -15,6 +15,7 @@ import os
 import stat
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,8 +26,17 @@ from stentor.spark.java import java_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger(__name__)
+
 PYSPARK_MIN: Final = (4, 1)
 """The oldest that works: writers of streams take Arrow since 4.1. Read limits came with 4.2."""
+
+EXECUTORS_WAIT_S: Final = 10.0
+EXECUTORS_SETTLED_S: Final = 1.0
+"""A session on a cluster waits for its executors, to learn how many cores there are: until no more have come for a
+second, or for ten."""
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+_PARTITIONS_OF_SPARK: Final = "200"
 
 _QUIET: Final = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
@@ -65,14 +75,56 @@ def session(
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         spark = builder.getOrCreate()
         register(spark)
+    if not local:
+        _fit_to_cluster(spark)
     return spark
 
 
+def _fit_to_cluster(spark: SparkSession) -> None:
+    """As many shuffle partitions as the cluster has cores, unless somebody has chosen a number.
+
+    Spark's own 200 make every micro-batch of a stateful query 200 tasks, however few rows it has.
+    """
+    if getattr(spark, "_jsparkSession", None) is None or spark.conf.get(_PARTITIONS) != _PARTITIONS_OF_SPARK:
+        return
+    context: Any = spark.sparkContext
+    chosen = context.getConf()
+    if chosen.contains(_PARTITIONS) or chosen.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return  # or nobody knows how many cores there will be
+    if _executors_have_come(context):
+        spark.conf.set(_PARTITIONS, str(context.defaultParallelism))
+
+
+def _executors_have_come(context: Any) -> bool:
+    """Wait for executors, which come one after the other; whether there are any."""
+    deadline = time.monotonic() + EXECUTORS_WAIT_S
+    count, since = 0, time.monotonic()
+    while (now := time.monotonic()) < deadline and not (count and now - since > EXECUTORS_SETTLED_S):
+        found = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # noqa: SLF001 - the driver is among them
+        if found != count:
+            count, since = found, now
+        time.sleep(0.05)
+    return count > 0
+
+
 def register(spark: SparkSession) -> None:
-    """Make format("stentor") known; installing the package does it, too, where Spark finds the package."""
+    """Make format("stentor") known; installing the package does it, too, where Spark finds the package.
+
+    Spark looks for the sources of writes and of streams in the session that is active in a thread: one that other
+    threads shall use, too, is registered in each of them.
+    """
     from stentor.spark.source import StentorDataSource
 
     spark.dataSource.register(StentorDataSource)
+    activate(spark)
+
+
+def activate(spark: SparkSession) -> None:
+    """Let Spark find what is registered in a session, in this thread; in Spark Connect it always does."""
+    session: Any = getattr(spark, "_jsparkSession", None)
+    if session is not None:
+        machine: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way
+        machine.org.apache.spark.sql.SparkSession.setActiveSession(session)
 
 
 def prepare_environment() -> None:
@@ -109,7 +161,7 @@ def _settings(*, local: bool, ui: bool) -> dict[str, Any]:
     }
     if local:
         settings |= {
-            "spark.sql.shuffle.partitions": cores,  # 200 tasks for a handful of rows take seconds
+            _PARTITIONS: cores,  # 200 tasks for a handful of rows take seconds
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_quiet_logs()}",

@@ -15,11 +15,21 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from stentor.spark import columns
-from stentor.spark.options import read_columns, read_options, write_options
+from stentor.spark.options import (
+    is_table,
+    names_topics,
+    read_columns,
+    read_options,
+    table_options,
+    to_read,
+    write_options,
+)
 from stentor.spark.plainly import plainly
 from stentor.spark.reader import TopicReader, TopicStreamReader
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamReader,
@@ -37,18 +47,21 @@ class StentorDataSource(DataSource):
         return "stentor"
 
     @plainly
-    def schema(self) -> str:
-        return columns.schema_of(read_columns(self.options))
+    def schema(self) -> str | StructType:
+        if not is_table(self.options):
+            return columns.schema_of(read_columns(self.options))
+        options = table_options(self.options)
+        return columns.table_schema(read_columns(to_read(options)), options)
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
         columns.check_schema(schema)
-        return TopicReader(read_options(self.options, streaming=False), schema)
+        return TopicReader(read_options(self._to_read(schema), streaming=False), schema)
 
     @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         columns.check_schema(schema)
-        return TopicStreamReader(read_options(self.options, streaming=True), schema)
+        return TopicStreamReader(read_options(self._to_read(schema), streaming=True), schema)
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -61,3 +74,9 @@ class StentorDataSource(DataSource):
         from stentor.spark.writer import TopicStreamWriter
 
         return TopicStreamWriter(write_options(self.options, streaming=True), schema)
+
+    def _to_read(self, schema: StructType) -> Mapping[str, str]:
+        """Those of this query; where it names no topic, those of the table, too. Writers get no table's columns."""
+        if names_topics(self.options):
+            return self.options
+        return to_read(columns.options_in(schema)) | {name.lower(): value for name, value in self.options.items()}

@@ -77,7 +77,7 @@ class _TaskWriter:
             sink = Stage(client, application, context.partitionId())
         else:
             sink = _Direct(client, options.compression)
-        router = Router(options.topic, lambda topic: len(client.find_topic(topic).partitions))
+        router = Router(options.topic, lambda topic: len(client.find_topic(topic).partitions), context.partitionId())
         rows = 0
         for batch in iterator:
             rows += batch.num_rows
@@ -88,7 +88,9 @@ class _TaskWriter:
     def _commit(self, messages: list[Any], epoch: int) -> None:
         reports = [report for report in messages if report is not None]
         if reports and self._options.exactly_once:  # also without rows: an interrupted commit may have decided some
-            ledger = Ledger(self._options.connection.client(), reports[0].application, reports[0].query)
+            options, done = self._options, reports[0]
+            client = options.connection.client()
+            ledger = Ledger(client, done.application, done.query, drop_repeated=options.drop_repeated)
             ledger.commit(epoch, [chunk for report in reports for chunk in report.chunks])
 
 

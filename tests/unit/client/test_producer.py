@@ -8,6 +8,8 @@ import pyarrow as pa
 import pytest
 
 import stentor
+from stentor import limits
+from stentor.errors import LimitExceeded
 from stentor.testing import broker
 
 
@@ -142,6 +144,33 @@ def test_send_batch_takes_tables_and_keeps_their_order(client):
     with client.producer("tables") as producer:
         producer.send_batch(table)
     assert values_of(client, "tables") == [b"%d" % i for i in range(1_000)]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_send_batch_cuts_where_a_few_messages_are_large_among_small_ones(client, compression):
+    """On average they are small: a batch of so many average ones would be too large."""
+    large = bytes(7 << 20)
+    values = [large if number in (4001, 4002, 4003, 4004) else b"%d" % number for number in range(9000)]
+    with client.producer(f"skewed.{compression}", compression=compression) as producer:
+        producer.send_batch(pa.table({"value": values}))
+    assert [message.value for message in client.read(f"skewed.{compression}")] == values
+
+
+@pytest.mark.parametrize(("column", "size"), [("value", limits.MESSAGE_VALUE_BYTES_MAX), ("key", 64 << 10)])
+def test_send_batch_refuses_a_message_that_is_too_large_before_anything_is_sent(client, column, size):
+    client.create_topic(f"sizes.{column}")
+    cells = [b"small"] * 3000
+    cells[2500] = bytes(size)
+    table = pa.table({"value": [b""] * 3000} | {column: cells})
+    cells[2500] = bytes(size + 1)
+    too_large = pa.table({"value": [b""] * 3000} | {column: cells})
+    with client.producer(f"sizes.{column}") as producer:
+        with pytest.raises(LimitExceeded, match=rf"Row 2500 of this batch, counted from 0, has a {column} of more"):
+            producer.send_batch(too_large)
+        producer.flush()
+        assert client.offsets(f"sizes.{column}") == {0: 0}
+        producer.send_batch(table)
+    assert client.offsets(f"sizes.{column}") == {0: 3000}
 
 
 def test_send_batch_splits_by_key_like_send(client):

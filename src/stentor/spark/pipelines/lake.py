@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = (
     "topic string, topic_id bigint, partition int, offset bigint, timestamp timestamp, key binary, value binary,"
-    " headers array<struct<key:string,value:binary>>, date date"
+    " headers array<struct<key:string,value:binary>>, appended_at timestamp, date date"
 )
+"""`appended_at` is null in rows that older versions recorded."""
 TARGET_BYTES: Final = 128 << 20
 KEPT_AFTER_COMPACTION_S: Final = 3600.0
 """Queries that began before may still read the files that were joined."""
@@ -326,7 +327,7 @@ class DeltaLake(Lake):
             for topic_id, partitions in ids.items()
             for partition, end in partitions.items()
         ]
-        table = self._table() or self._made()
+        table = self._with_all_columns(self._table() or self._made())
         actions = [self._action(path, size) for path, size in staged]
         table.create_write_transaction(
             actions,
@@ -336,6 +337,16 @@ class DeltaLake(Lake):
             commit_properties=CommitProperties(app_transactions=applications),
         )
         self.clean()
+
+    @staticmethod
+    def _with_all_columns(table: Any) -> Any:
+        """A table that an older version made lacks a column: joining its files would lose that."""
+        from deltalake import Field
+        from deltalake.schema import PrimitiveType
+
+        if not any(field.name == "appended_at" for field in table.schema().fields):
+            table.alter.add_columns([Field("appended_at", PrimitiveType("timestamp"))])
+        return table
 
     def _made(self) -> Any:
         import pyarrow as pa
@@ -352,6 +363,7 @@ class DeltaLake(Lake):
                 ("key", pa.binary()),
                 ("value", pa.binary()),
                 ("headers", pa.list_(pa.field("element", header))),
+                ("appended_at", pa.timestamp("us", "UTC")),
                 ("date", pa.date32()),
             ]
         )

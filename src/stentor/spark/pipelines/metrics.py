@@ -174,7 +174,10 @@ def run(
     once: bool = False,
 ) -> StreamingQuery:
     """Start the query from `_metrics` to `_metrics.windows`."""
+    from stentor.spark.session import activate
     from stentor.spark.values import to_json_value
+
+    activate(spark)
 
     where = {} if url is None else {"url": url}
     source = spark.readStream.format("stentor").options(

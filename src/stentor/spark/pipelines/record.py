@@ -153,11 +153,12 @@ class _Recorder:
             self._spark,
             start,
             end,
-            columns=[*COLUMNS, "topicId"],
+            columns=[*COLUMNS, "topicId", "appendedAt"],
             url=self._connection.url,
             fail_on_data_loss=self._fail_on_data_loss,  # retention may also come between planning and reading
         )
-        return frame.withColumnRenamed("topicId", "topic_id").withColumn("date", f.to_date("timestamp"))
+        frame = frame.withColumnsRenamed({"topicId": "topic_id", "appendedAt": "appended_at"})
+        return frame.withColumn("date", f.to_date("timestamp"))
 
     def _mark(self, recorded: Places) -> None:
         """Tell the brokers, where a topic's retention waits for it."""

@@ -1,13 +1,16 @@
 """Replay: recorded messages into topics again, in the order and at the pace in which they happened.
 
 Spark selects and orders, and writes the selection down (runs.py); one process publishes it. Messages keep key, value,
-headers, time and, where the target has as many, their partition. The order is by time across partitions, and by offset
-within each: a message whose clock was behind waits for those before it in its partition.
+headers, time and, where the target has as many, their partition. The pace and the order across partitions are those in
+which brokers appended the messages, or by the messages' own times (`pace_by`); within a partition the order is by
+offset.
 
 A replay can be interrupted and taken up again, exactly once. Its batches are cut in the same way every time, and
-published under the replay's identity: every so often everything is flushed, the place is written down, and the next
-generation begins. Whoever takes it up begins at the last such place, and brokers recognise what they have. The identity
-is a secret that is kept in the plan: nobody else can send under it.
+published under the replay's identity: every so many rows everything is flushed, the place is written down, and the next
+generation begins. Whoever takes it up begins at the last such place, and brokers recognise what they have. They do so
+within a generation only. So where one ends is a function of its rows alone, by measures that the plan keeps, and never
+of the time that a run takes: a run that is taken up would otherwise open the next generation among rows that the
+killed run has sent in this one. The identity is a secret that is kept in the plan: nobody else can send under it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,20 @@ TICK_S: Final = 0.02
 """A paced replay publishes what is due in steps of this."""
 TICK_ROWS: Final = 65_536
 """At full speed partitions keep in step to within about so many rows."""
-CHECKPOINT_S: Final = 2.0
+
+
+class Span(msgspec.Struct, frozen=True):
+    """How long a generation lasts: until the first of these is reached."""
+
+    rows: int
+    bytes: int  # in memory
+    parts: int
+    seconds: float  # of a paced replay, by the times of its rows
+
+
+SPAN: Span = Span(rows=1_000_000, bytes=64 << 20, parts=100_000, seconds=2.0)
+"""What a broker may have to look for in its log when a replay is taken up: well within PRODUCER_SEARCH_BYTES_MAX and
+PRODUCER_SEARCH_BATCHES_MAX. At full speed that is some tenths of a second."""
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -50,6 +66,7 @@ class Selection(msgspec.Struct, frozen=True):
     end: datetime | None = None
     keys: list[str] = []
     into: str | None = None  # a topic for everything, or a pattern with * for the topic's own name
+    pace_by: str = "appended_at"  # or "timestamp": which times are the pace
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -63,6 +80,7 @@ class Plan(msgspec.Struct, frozen=True):
     speed: float  # 0: as fast as possible
     into: str | None = None
     lasting: bool = False  # False in plans of older versions, whose producers had no tokens
+    span: Span | None = None  # None in plans of older versions, which changed generations by the clock
 
 
 class Place(msgspec.Struct):
@@ -90,6 +108,8 @@ def select(
     """Let Spark select and order; the rows and the plan are in the work directory afterwards."""
     from pyspark.sql import functions as f
 
+    if selection.pace_by not in ("appended_at", "timestamp"):
+        raise InvalidArgument(f"A replay has no pace by {selection.pace_by}.", hint="Use appended_at or timestamp.")
     if speed < 0:
         raise InvalidArgument(f"speed={speed} must not be negative.", hint="0 is as fast as possible.")
     place = Path(work)
@@ -99,13 +119,13 @@ def select(
     recorded.check()
     topics = [name for name in recorded.topics() if _is_chosen(name, selection.topics)]
     written = runs.write(_selected(recorded.frame(spark, topics), selection), place / "rows")
-    times = f.unix_micros("timestamp")
+    times = f.unix_micros(f.coalesce("appended_at", "timestamp"))
     facts = written.agg(f.count("*"), f.min(times), f.max(times)).first()
     if facts is None or not facts[0]:
         raise InvalidArgument("Nothing was recorded that fits the selection.", hint="Look with `stentor sql`.")
     partitions = {row[0]: row[1] + 1 for row in written.groupBy("topic").agg(f.max("partition")).collect()}
     identity = f"replay/{secrets.token_hex(16)}"
-    plan = Plan(identity, facts[0], facts[1], facts[2], partitions, speed, selection.into, lasting=True)
+    plan = Plan(identity, facts[0], facts[1], facts[2], partitions, speed, selection.into, lasting=True, span=SPAN)
     replace_whole(place / "plan.json", msgspec.json.encode(plan), private=True)
     return plan
 
@@ -123,6 +143,8 @@ def _selected(frame: DataFrame, selection: Selection) -> DataFrame:
         frame = frame.where(f.col("timestamp") < f.lit(selection.end))
     if selection.keys:
         frame = frame.where(f.col("key").isin([key.encode() for key in selection.keys]))
+    if selection.pace_by == "timestamp":
+        frame = frame.withColumn("appended_at", f.lit(None).cast("timestamp"))
     return frame
 
 
@@ -142,6 +164,38 @@ def publish(
         return _Replay(place, client, on_progress, stop).run()
 
 
+class _Generation:
+    """What a generation holds so far, and whether the next part still belongs to it.
+
+    One of a plan without a span lasts to the end: an older version may have sent any number of rows in it.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._span = plan.span
+        self._speed = plan.speed
+        self._begin_us: int | None = None
+        self._rows = self._bytes = self._parts = 0
+
+    def add(self, part: runs.Part) -> None:
+        if self._begin_us is None:
+            self._begin_us = part.due_us
+        self._rows += part.rows.num_rows
+        self._bytes += part.rows.nbytes
+        self._parts += 1
+
+    def is_over(self, following: runs.Part) -> bool:
+        span = self._span
+        if span is None or self._begin_us is None:
+            return False
+        took_s = (following.due_us - self._begin_us) / 1e6 / self._speed if self._speed else 0.0
+        return (
+            self._rows >= span.rows
+            or self._bytes >= span.bytes
+            or self._parts >= span.parts
+            or (self._speed > 0 and took_s >= span.seconds)
+        )
+
+
 class _Replay:
     def __init__(
         self, place: Path, client: Client, on_progress: Callable[[Progress], None], stop: threading.Event | None
@@ -158,19 +212,20 @@ class _Replay:
 
     def run(self) -> int:
         before = row = self._done.rows
-        checked = self._began = time.monotonic()
+        self._began = time.monotonic()
         self._tell(Progress(row, self._plan.rows, 0.0, 0.0))
+        generation = _Generation(self._plan)
         for part in self._parts(row):
             if self._stop is not None and self._stop.is_set():
                 break
+            if generation.is_over(part):
+                self._checkpoint(row)
+                generation = _Generation(self._plan)
             late = self._wait_until(part.due_us)
             self._send(part)
+            generation.add(part)
             row += part.rows.num_rows
-            now = time.monotonic()
-            if now - checked > CHECKPOINT_S:
-                self._checkpoint(row)
-                checked = now
-            self._tell(Progress(row, self._plan.rows, now - self._began, late))
+            self._tell(Progress(row, self._plan.rows, time.monotonic() - self._began, late))
         self._checkpoint(row)
         self._tell(Progress(row, self._plan.rows, time.monotonic() - self._began, 0.0))
         return row - before

@@ -2,11 +2,13 @@
 
 Spark sorts each partition by itself, which is cheap, and writes it down:
 
-    rows/topic=orders.eu/topic_id=…/partition=0/part-….parquet      timestamp, key, value, headers
+    rows/topic=orders.eu/topic_id=…/partition=0/part-….parquet      timestamp, key, value, headers, appended_at
 
-Time is made here, while reading. A row is due at its own time, but never before one that precedes it in its
-partition: the largest time so far. Runs are read in ticks; in each, every run gives what is due by its end. So order
-inside a partition is exact, and across partitions it is by time to within a tick.
+Time is made here, while reading. A row is due at the time at which a broker appended it: producers' clocks may be
+wrong, and a single one that is ahead would hold up all rows behind it. Rows that older versions recorded have their own
+time only. No row is due before one that precedes it in its partition: the largest time so far counts. Runs are read in
+ticks; in each, every run gives what is due by its end. So order inside a partition is exact, and across partitions it
+is by time to within a tick.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ _GROUP_BYTES: Final = 4 << 20
 """Parquet's row groups: one of each run is in memory at a time."""
 _RUN: Final = ("topic", "topic_id", "partition")
 _MESSAGE: Final = ["timestamp", "key", "value", "headers"]
+_APPENDED: Final = "appended_at"
+_TIMES: Final = ("timestamp", _APPENDED)  # in the order in which they are written
 
 
 class Part(NamedTuple):
@@ -44,7 +48,7 @@ class Part(NamedTuple):
 
 def write(frame: DataFrame, place: Path) -> DataFrame:
     """Let Spark write a selection down as runs; the selection as it was written."""
-    runs = frame.repartition(*_RUN).sortWithinPartitions(*_RUN, "offset").select(*_RUN, *_MESSAGE)
+    runs = frame.repartition(*_RUN).sortWithinPartitions(*_RUN, "offset").select(*_RUN, *_MESSAGE, _APPENDED)
     writer = runs.write.mode("overwrite").partitionBy(*_RUN).option("compression", "zstd")
     # Read once and deleted: looking for repetitions takes longer than it saves, when writing and when reading.
     writer = writer.option("parquet.enable.dictionary", "false")
@@ -92,13 +96,15 @@ class _Run:
                 self._next()
 
     def _next(self) -> None:
-        self._rows = next(self._batches, None)
+        found = next(self._batches, None)
         self._at = 0
-        if self._rows is None:
+        if found is None:
             self.is_over = True
             return
-        own = self._rows.column("timestamp").cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        self._due = pc.cumulative_max(own, start=pa.scalar(self._latest_us, pa.int64())).to_pylist()
+        self._rows = found.select(_MESSAGE)
+        times = [found.column(name).cast(pa.timestamp("us", "UTC")) for name in found.schema.names if name in _TIMES]
+        due = pc.coalesce(*reversed(times)).cast(pa.int64())
+        self._due = pc.cumulative_max(due, start=pa.scalar(self._latest_us, pa.int64())).to_pylist()
         self._latest_us = self._due[-1]
 
 
@@ -108,5 +114,5 @@ def _batches(path: Path) -> Iterator[Any]:
         groups = pq.read_metadata(file).num_row_groups
         for group in range(groups):
             with pq.ParquetFile(file) as opened:
-                table = opened.read_row_group(group, columns=_MESSAGE)
+                table = opened.read_row_group(group, columns=[*_MESSAGE, _APPENDED])  # what there is of them
             yield from (batch for batch in table.to_batches(max_chunksize=PART_ROWS) if batch.num_rows)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stentor.errors import InvalidArgument
 from stentor.spark.pipelines.views import topic_view
+from stentor.spark.session import activate
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -75,6 +76,7 @@ def from_lake(spark: SparkSession, path: str | Path) -> DataFrame:
 
 def to_topic(frame: DataFrame, topic: str, *, url: str | None = None, name: str | None = None) -> None:
     """Publish a snapshot; with a name it may be repeated and is there once."""
+    activate(frame.sparkSession)
     writer = frame.select("key", "value", "headers", "timestamp").write.format("stentor").option("topic", topic)
     if url is not None:
         writer = writer.option("url", url)
