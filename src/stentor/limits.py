@@ -308,6 +308,12 @@ JOINER_HELD_OFF_S_MAX: Final = 60.0
 DISK_PROBE_S: Final = 0.5
 """How often a broker of a cluster finds out whether its disk takes a small synced write (C31)."""
 
+DISK_PROBE_ALONE_S: Final = 5.0
+"""The same for a single broker whose disk is well: nobody could replace it, and an append that fails tells at once."""
+
+HEALTH_CHECK_S: Final = 1.0
+"""How often a broker counts failed logs and short chains, for health checks, metrics and its log."""
+
 UNABLE_S: Final = 0.5
 """How long a broker must have said that its disk takes no writes before it leaves its chains (C31): disks of replicas
 fill up together, and the first one to notice is not the only one."""

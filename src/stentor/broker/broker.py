@@ -16,11 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.catalogue import Catalogue, Topic, deleted_key
 from stentor.broker.cluster import Cluster
 from stentor.broker.guests import Guests
+from stentor.broker.health import HealthWatch
 from stentor.broker.listeners import Listeners
 from stentor.broker.lone import LonePublisher
 from stentor.broker.operators import Operators
@@ -60,7 +63,7 @@ if TYPE_CHECKING:
     from stentor.broker.config import BrokerConfig
     from stentor.broker.partition import Partition
     from stentor.core.records import Key
-    from stentor.ports import Clock, CoordinationStore
+    from stentor.ports import Clock, CoordinationStore, Health
     from stentor.wire.messages import TopicChanges, TopicSettings
 
 logger = logging.getLogger(__name__)
@@ -113,6 +116,7 @@ class Broker:
         self.topics = Topics(self)
         self.operators = Operators(self)
         self.recorded = RecordedEnds(self)
+        self._health = HealthWatch(self)
         self.admin = asyncio.Lock()  # topics change one at a time
 
     # --- start ----------------------------------------------------------------------------------
@@ -153,6 +157,7 @@ class Broker:
         self._every(limits.RETENTION_CHECK_S, self._retain)
         self._every(limits.RECORDED_STORE_S, self.recorded.store_soon)
         self._every(limits.ASIDE_CHECK_S, self._clear_aside)
+        self._every(limits.HEALTH_CHECK_S, self._health.look_soon)
         await self.cluster.join(revision)
         if self.replicas.single:
             await self._until(self._all_at_work, _ACTIVATION_S)
@@ -501,6 +506,10 @@ class Broker:
             load=len(self.sessions),
         )
 
+    def health(self) -> Health:
+        """What is wrong with it, if anything."""
+        return self._health.now()
+
     def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
         shown = list(self.partitions.values())[:partitions_max]
@@ -540,6 +549,7 @@ class Broker:
                 "bytes_in": sum(session.connection.bytes_in for session in self.sessions),
                 "bytes_out": sum(session.connection.bytes_out for session in self.sessions),
             },
+            "health": msgspec.to_builtins(self.health()),
             "cluster": self.cluster.statistics(),
         }
 

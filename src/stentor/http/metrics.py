@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BROKER_GAUGES: Final = ("uptime_s", "connections", "streams", "topics", "partitions")
+_HEALTH_GAUGES: Final = {
+    "disk_writable": "1 while the disk takes writes",
+    "store_reachable": "1 while the coordination store answers",
+    "log_failed": "Logs that take no more writes",
+    "chain_short": "Chains with fewer members than they should have",
+    "chain_refusing": "Chains with too few members to take messages",
+}
 _PARTITION_COUNTERS: Final = ("messages_in", "batches_in", "bytes_in")
 _PARTITION_GAUGES: Final = {
     "log": ("start", "end", "synced_end", "bytes", "segments"),
@@ -34,6 +41,9 @@ def _lines(statistics: dict[str, Any]) -> Iterator[str]:
         yield f"stentor_broker_{name} {float(broker[name])}\n"
     yield from _family("stentor_broker_refusals_total", "Connections refused", "counter")
     yield f"stentor_broker_refusals_total {float(broker['refusals'])}\n"
+    for name, meaning in _HEALTH_GAUGES.items():
+        yield from _family(f"stentor_{name}", meaning, "gauge")
+        yield f"stentor_{name} {float(statistics['health'][name])}\n"
     labels = [f'{{partition="{row["partition"]}",topic="{_escaped(row["topic"])}"}}' for row in partitions]
     for name in _PARTITION_COUNTERS:
         family = f"stentor_partition_{name}_total"
