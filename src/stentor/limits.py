@@ -127,6 +127,15 @@ SUBSCRIPTION_CREDIT_BYTES: Final = 8 * MIB
 STREAM_CREDIT_BYTES_MAX: Final = 256 * MIB
 """No client can ask the broker to have more than this under way for one stream."""
 
+UNTAKEN_PUSH_BYTES: Final = 64 * KIB
+"""Smaller pushes that a client has not taken are remembered together: what lag costs a stream stays small."""
+
+CREDIT_TOLD_S: Final = 1.0
+"""A client tells the broker what its application took at least this often, so that lag can be seen from outside."""
+
+LAGGING_TOLD_MAX: Final = 20
+"""How many subscribers statistics name that are furthest behind."""
+
 DELIVERY_BYTES: Final = 512 * KIB
 """One push: small enough that streams take turns, big enough that a push costs little per byte."""
 

@@ -24,6 +24,7 @@ from stentor.broker.catalogue import Catalogue, Topic, deleted_key
 from stentor.broker.cluster import Cluster
 from stentor.broker.guests import Guests
 from stentor.broker.health import HealthWatch
+from stentor.broker.lag import MostBehind
 from stentor.broker.listeners import Listeners
 from stentor.broker.lone import LonePublisher
 from stentor.broker.operators import Operators
@@ -513,7 +514,11 @@ class Broker:
     def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
         shown = list(self.partitions.values())[:partitions_max]
-        return {**self._totals(), "partitions": [partition.statistics() for partition in shown]}
+        behind = MostBehind()
+        for partition in shown:
+            behind.look_at(partition.streams)
+        found = [partition.statistics() for partition in shown]
+        return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
 
     async def gather_statistics(self) -> dict[str, Any]:
         """The same, a few partitions at a time; who asks meanwhile shares what is being gathered."""
@@ -526,12 +531,13 @@ class Broker:
         self._gathering = None
 
     async def _gather(self) -> dict[str, Any]:
-        found = []
+        found, behind = [], MostBehind()
         for number, partition in enumerate(list(self.partitions.values()), 1):
             found.append(partition.statistics())
+            behind.look_at(partition.streams)
             if number % limits.STATISTICS_SLICE == 0:
                 await asyncio.sleep(0)
-        return {**self._totals(), "partitions": found}
+        return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
 
     def _totals(self) -> dict[str, Any]:
         return {

@@ -17,6 +17,7 @@ import msgspec
 from stentor import limits
 from stentor.broker.feed import Feed
 from stentor.broker.health import chain_statistics
+from stentor.broker.lag import lag_statistics
 from stentor.broker.read_end import Ends
 from stentor.broker.resends import Resends
 from stentor.broker.tail import TailCache
@@ -588,7 +589,7 @@ class Partition:
             "messages_out": self.messages_out,
             "bytes_out": self.bytes_out,
             "streams": len(self.streams),
-            "lag_max": max((self.committed - stream.cursor.position for stream in self.streams), default=0),
+            **lag_statistics(self.streams),
             "tail_cache_bytes": self.tail.bytes,
             "chain": chain_statistics(self),
             "replica": self.replica.statistics(),

@@ -28,6 +28,12 @@ _PARTITION_GAUGES: Final = {
     "chain": ("replicas", "replicas_wanted"),
 }
 
+_LAG_GAUGES: Final = {
+    "lag_max": "Messages that the slowest subscriber has not taken",
+    "lag_sum": "Messages that subscribers have not taken, all together",
+    "lag_max_s": "Age of the oldest message that a subscriber has not taken, in seconds",
+}
+
 
 def render(statistics: dict[str, Any]) -> tuple[bytes, str]:
     """(body, content type) for a scrape."""
@@ -56,6 +62,11 @@ def _lines(statistics: dict[str, Any]) -> Iterator[str]:
             yield from _family(family, f"Partition: {name}", "gauge")
             for label, row in zip(labels, partitions, strict=True):
                 yield f"{family}{label} {float(row[part][name])}\n"
+    followed = [(label, row) for label, row in zip(labels, partitions, strict=True) if row["streams"]]
+    for name, meaning in _LAG_GAUGES.items():
+        yield from _family(f"stentor_partition_{name}", meaning, "gauge")
+        for label, row in followed:
+            yield f"stentor_partition_{name}{label} {float(row[name])}\n"
 
 
 def _family(name: str, meaning: str, kind: str) -> Iterator[str]:

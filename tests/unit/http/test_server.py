@@ -238,6 +238,7 @@ def test_labels_of_metrics_are_escaped_and_the_text_can_be_parsed():
     row = {
         "topic": 'a"b\\c',
         "partition": 3,
+        "streams": 0,
         **dict.fromkeys(("messages_in", "batches_in", "bytes_in"), 7),
         "log": dict.fromkeys(("start", "end", "synced_end", "bytes", "segments"), 1),
         "replica": dict.fromkeys(("committed", "epoch", "waiting"), 2),
