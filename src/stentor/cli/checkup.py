@@ -37,7 +37,8 @@ def check_connection(url: str | None, timeout: float) -> list[Finding]:
     try:
         addresses = parse_url(url)
     except StentorError as error:
-        return [Finding("error", url or "STENTOR_URL", error.message, error.hint)]
+        where = "STENTOR_URL" if url is None else "--url" if "@" in url else url  # a password is not shown
+        return [Finding("error", where, error.message, error.hint)]
     return [finding for address in addresses for finding in _check_address(address, timeout)]
 
 

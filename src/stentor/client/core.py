@@ -74,6 +74,11 @@ def parse_url(url: str | None) -> list[str]:
         raise InvalidArgument(
             f"A URL is text, not {type(text).__name__}.", hint='Several addresses are one text: "a:7440,b:7440".'
         )
+    if "@" in text:
+        # Whatever stands before it may be a password: it is not repeated here.
+        raise InvalidArgument(
+            "The URL holds a user or a password; Stentor has no users.", hint="Use stentor://host:port or host:port."
+        )
     scheme, separator, rest = text.partition("://")
     if separator and scheme != "stentor":
         raise InvalidArgument(

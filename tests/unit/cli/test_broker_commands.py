@@ -216,3 +216,12 @@ def test_a_port_in_use_is_one_sentence(shell, running_broker, tmp_path):
     assert complaint.startswith("stentor: ")
     assert port in complaint
     assert "--port" in complaint
+
+
+@pytest.mark.parametrize("url", ["stentor://ann:s3cret@localhost", "ann:s3cret@localhost:7440", "http://ann:s3cret@b"])
+@pytest.mark.parametrize("command", [("doctor",), ("describe",)])
+def test_a_password_in_a_url_is_refused_and_not_repeated(cli, command, url, monkeypatch):
+    for refused in (cli(*command, "--url", url), monkeypatch.setenv("STENTOR_URL", url) or cli(*command)):
+        assert refused.code != 0
+        assert "holds a user or a password" in refused.out + refused.err
+        assert "s3cret" not in refused.out + refused.err
