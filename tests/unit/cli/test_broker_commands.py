@@ -225,3 +225,13 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(cli, command, url, monk
         assert refused.code != 0
         assert "holds a user or a password" in refused.out + refused.err
         assert "s3cret" not in refused.out + refused.err
+
+
+def test_a_subscription_that_makes_a_topic_says_so_on_standard_error(cli, client):
+    client.create_topic("is.there", exist_ok=True)
+    done = cli("subscribe", "is.there", "is.theer", "no.pattern.*", "--idle", "0.1")
+    assert done.code == 0
+    assert done.out == ""
+    assert done.err.count("\n") == 1
+    assert "There was no topic is.theer: it was made." in done.err
+    assert cli("subscribe", "is.theer", "--idle", "0.1").err == ""
