@@ -235,3 +235,11 @@ def test_a_subscription_that_makes_a_topic_says_so_on_standard_error(cli, client
     assert done.err.count("\n") == 1
     assert "There was no topic is.theer: it was made." in done.err
     assert cli("subscribe", "is.theer", "--idle", "0.1").err == ""
+
+
+def test_doctor_calls_logs_by_their_topics(cli, running_broker, client, monkeypatch):
+    monkeypatch.delenv("STENTOR_URL")
+    client.publish("called.by.name", "x")
+    out = cli("doctor", "--data", str(running_broker.data_directory)).out
+    [line] = [line for line in out.splitlines() if "called.by.name" in line]
+    assert f"called.by.name/0 (partitions/{client.describe_topic('called.by.name').id:016x}-0)" in line
