@@ -2,8 +2,11 @@
 
 import ast
 import html
+import os
 import re
 import shlex
+import signal
+import subprocess
 import tomllib
 import urllib.request
 from pathlib import Path
@@ -250,3 +253,23 @@ def test_the_data_directory_looks_as_it_is_drawn(tmp_path):
     for path in (tmp_path / "data").rglob("*"):
         shape = path.name if path.parent.name == "data" or path.name == "partitions" else path.suffix
         assert shape in drawing, f"{path.name} is not in the drawing"
+
+
+def test_make_run_prints_one_line_as_the_readme_says(tmp_path):
+    settings = [f"DATA={tmp_path / 'data'}", "ARGS=--port 0 --http-port 0"]
+    told = subprocess.run(["make", "-n", "run", *settings], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = told.stdout.splitlines()[-1]
+    environment = {name: value for name, value in os.environ.items() if name != "STENTOR_LOG_LEVEL"}
+    ran = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    first = ran.stdout.readline()
+    ran.send_signal(signal.SIGTERM)
+    rest, _ = ran.communicate(timeout=30)
+    assert first.startswith("stentor ready on stentor://127.0.0.1:")
+    assert (rest, ran.returncode) == ("", 0)
