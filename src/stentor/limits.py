@@ -193,7 +193,8 @@ LISTENERS_MAX: Final = 8
 # --- time ---------------------------------------------------------------------------------------
 
 HANDSHAKE_S: Final = 5.0
-"""A connection that has not greeted by then is closed (slow loris)."""
+"""A connection that has not greeted by then is closed (slow loris). A client whose greeting is not answered for so long
+takes whoever listens there for something else than a broker."""
 
 PARTIAL_FRAME_S: Final = 30.0
 """A frame that started must arrive whole within this, or the connection is closed."""
