@@ -134,6 +134,15 @@ SUBSCRIPTION_CREDIT_BYTES: Final = 8 * MIB
 STREAM_CREDIT_BYTES_MAX: Final = 256 * MIB
 """No client can ask the broker to have more than this under way for one stream."""
 
+UNTAKEN_PUSH_BYTES: Final = 64 * KIB
+"""Smaller pushes that a client has not taken are remembered together: what lag costs a stream stays small."""
+
+CREDIT_TOLD_S: Final = 1.0
+"""A client tells the broker what its application took at least this often, so that lag can be seen from outside."""
+
+LAGGING_TOLD_MAX: Final = 20
+"""How many subscribers statistics name that are furthest behind."""
+
 DELIVERY_BYTES: Final = 512 * KIB
 """One push: small enough that streams take turns, big enough that a push costs little per byte."""
 
@@ -191,7 +200,8 @@ LISTENERS_MAX: Final = 8
 # --- time ---------------------------------------------------------------------------------------
 
 HANDSHAKE_S: Final = 5.0
-"""A connection that has not greeted by then is closed (slow loris)."""
+"""A connection that has not greeted by then is closed (slow loris). A client whose greeting is not answered for so long
+takes whoever listens there for something else than a broker."""
 
 PARTIAL_FRAME_S: Final = 30.0
 """A frame that started must arrive whole within this, or the connection is closed."""
@@ -314,6 +324,12 @@ JOINER_HELD_OFF_S_MAX: Final = 60.0
 
 DISK_PROBE_S: Final = 0.5
 """How often a broker of a cluster finds out whether its disk takes a small synced write (C31)."""
+
+DISK_PROBE_ALONE_S: Final = 5.0
+"""The same for a single broker whose disk is well: nobody could replace it, and an append that fails tells at once."""
+
+HEALTH_CHECK_S: Final = 1.0
+"""How often a broker counts failed logs and short chains, for health checks, metrics and its log."""
 
 UNABLE_S: Final = 0.5
 """How long a broker must have said that its disk takes no writes before it leaves its chains (C31): disks of replicas

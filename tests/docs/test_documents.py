@@ -2,8 +2,11 @@
 
 import ast
 import html
+import os
 import re
 import shlex
+import signal
+import subprocess
 import tomllib
 import urllib.request
 from pathlib import Path
@@ -224,10 +227,9 @@ def test_the_table_of_topic_settings_is_complete_and_right():
 
 def test_the_table_of_metrics_is_what_a_broker_serves():
     documented = {row[0].strip("`"): row[1] for row in table(ROOT / "docs" / "operating.md", "metric")}
-    with broker(http=True) as local:
-        with local.client() as client:
-            client.publish("orders", "one")
-        with urllib.request.urlopen(f"{local.http_url}/metrics", timeout=10) as answer:
+    with broker(http=True) as local, local.client() as client:
+        client.publish("orders", "one")
+        with client.subscribe("orders"), urllib.request.urlopen(f"{local.http_url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
     samples = (re.match(r"(\w+)(?:\{(.*)\})? ", line) for line in lines if not line.startswith("#"))
     served = {sample[1]: ", ".join(sorted(re.findall(r"(\w+)=", sample[2] or ""), reverse=True)) for sample in samples}
@@ -251,3 +253,23 @@ def test_the_data_directory_looks_as_it_is_drawn(tmp_path):
     for path in (tmp_path / "data").rglob("*"):
         shape = path.name if path.parent.name == "data" or path.name == "partitions" else path.suffix
         assert shape in drawing, f"{path.name} is not in the drawing"
+
+
+def test_make_run_prints_one_line_as_the_readme_says(tmp_path):
+    settings = [f"DATA={tmp_path / 'data'}", "ARGS=--port 0 --http-port 0"]
+    told = subprocess.run(["make", "-n", "run", *settings], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = told.stdout.splitlines()[-1]
+    environment = {name: value for name, value in os.environ.items() if name != "STENTOR_LOG_LEVEL"}
+    ran = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    first = ran.stdout.readline()
+    ran.send_signal(signal.SIGTERM)
+    rest, _ = ran.communicate(timeout=30)
+    assert first.startswith("stentor ready on stentor://127.0.0.1:")
+    assert (rest, ran.returncode) == ("", 0)

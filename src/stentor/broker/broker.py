@@ -16,11 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.catalogue import Catalogue, Topic, deleted_key
 from stentor.broker.cluster import Cluster
 from stentor.broker.guests import Guests
+from stentor.broker.health import HealthWatch
+from stentor.broker.lag import MostBehind
 from stentor.broker.listeners import Listeners
 from stentor.broker.lone import LonePublisher
 from stentor.broker.operators import Operators
@@ -60,7 +64,7 @@ if TYPE_CHECKING:
     from stentor.broker.config import BrokerConfig
     from stentor.broker.partition import Partition
     from stentor.core.records import Key
-    from stentor.ports import Clock, CoordinationStore
+    from stentor.ports import Clock, CoordinationStore, Health
     from stentor.wire.messages import TopicChanges, TopicSettings
 
 logger = logging.getLogger(__name__)
@@ -113,6 +117,7 @@ class Broker:
         self.topics = Topics(self)
         self.operators = Operators(self)
         self.recorded = RecordedEnds(self)
+        self._health = HealthWatch(self)
         self.admin = asyncio.Lock()  # topics change one at a time
 
     # --- start ----------------------------------------------------------------------------------
@@ -153,6 +158,7 @@ class Broker:
         self._every(limits.RETENTION_CHECK_S, self._retain)
         self._every(limits.RECORDED_STORE_S, self.recorded.store_soon)
         self._every(limits.ASIDE_CHECK_S, self._clear_aside)
+        self._every(limits.HEALTH_CHECK_S, self._health.look_soon)
         await self.cluster.join(revision)
         if self.replicas.single:
             await self._until(self._all_at_work, _ACTIVATION_S)
@@ -501,10 +507,18 @@ class Broker:
             load=len(self.sessions),
         )
 
+    def health(self) -> Health:
+        """What is wrong with it, if anything."""
+        return self._health.now()
+
     def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
         shown = list(self.partitions.values())[:partitions_max]
-        return {**self._totals(), "partitions": [partition.statistics() for partition in shown]}
+        behind = MostBehind()
+        for partition in shown:
+            behind.look_at(partition.streams)
+        found = [partition.statistics() for partition in shown]
+        return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
 
     async def gather_statistics(self) -> dict[str, Any]:
         """The same, a few partitions at a time; who asks meanwhile shares what is being gathered."""
@@ -517,12 +531,13 @@ class Broker:
         self._gathering = None
 
     async def _gather(self) -> dict[str, Any]:
-        found = []
+        found, behind = [], MostBehind()
         for number, partition in enumerate(list(self.partitions.values()), 1):
             found.append(partition.statistics())
+            behind.look_at(partition.streams)
             if number % limits.STATISTICS_SLICE == 0:
                 await asyncio.sleep(0)
-        return {**self._totals(), "partitions": found}
+        return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
 
     def _totals(self) -> dict[str, Any]:
         return {
@@ -540,6 +555,7 @@ class Broker:
                 "bytes_in": sum(session.connection.bytes_in for session in self.sessions),
                 "bytes_out": sum(session.connection.bytes_out for session in self.sessions),
             },
+            "health": msgspec.to_builtins(self.health()),
             "cluster": self.cluster.statistics(),
         }
 

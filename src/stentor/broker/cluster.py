@@ -84,7 +84,8 @@ class Cluster:
         self._active = ActiveBroker(broker, self)
         self._controlling = Controlling(broker, self)
         self._views: dict[str, str] = {}
-        self._disk: DiskHealth | None = None
+        self.disk: DiskHealth | None = None  # from when the broker has joined
+        self.store_answers = True
         self.closed = False
 
     def now_us(self) -> int:
@@ -126,12 +127,13 @@ class Cluster:
         news = News(brokers=True, chains=dict(broker.catalogue.chains))
         broker.catalogue.replace(found.entries, found.revision, news)
         self.take_news(news)
+        probe_s = limits.DISK_PROBE_ALONE_S if broker.replicas.single else limits.DISK_PROBE_S
+        self.disk = DiskHealth(Path(broker.config.data_directory), broker.config.disk_reserve_bytes, probe_s)
+        self.disk.start()
         if not broker.replicas.single:
-            self._disk = DiskHealth(Path(broker.config.data_directory), broker.config.disk_reserve_bytes)
-            self._disk.start()
             contact = StoreContact(broker.store, broker.broker_id, broker.incarnation)
             self.spawn(contact.keep_alive())
-            self.spawn(contact.ask(self._store_answers))
+            self.spawn(contact.ask(lambda answers: self.note_store(answers=answers)))
         self._tick()
 
     async def register(self) -> None:
@@ -158,7 +160,9 @@ class Cluster:
             if (await broker.store.swap(expect={key: revision}, put={key: encode(record)})).succeeded:
                 return
 
-    def _store_answers(self, answers: bool) -> None:
+    def note_store(self, *, answers: bool) -> None:
+        """C29: whether the coordination store can be reached."""
+        self.store_answers = answers
         self.machine.membership.store_answers(answers, self.now_us())
 
     def check_store(self) -> None:
@@ -171,8 +175,8 @@ class Cluster:
 
     def disk_is_full(self) -> None:
         """An append found no room: the others should know soon (C31)."""
-        if self._disk is not None:
-            self._disk.found_full()
+        if self.disk is not None:
+            self.disk.found_full()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Work that ends with this broker, and is told when it fails."""
@@ -194,8 +198,10 @@ class Cluster:
             return
         now_us = self.now_us()
         self.machine.membership.load = len(self._broker.sessions)
-        if self._disk is not None:
-            self.machine.membership.disk_writes(self._disk.tick(), now_us)
+        if self.disk is not None:
+            writes = self.disk.tick()
+            if not self._broker.replicas.single:  # nobody could take over from it
+                self.machine.membership.disk_writes(writes, now_us)
         if self.peers.names or self.machine.controller is None:  # alone, one has nothing to do as one's own controller
             self.do(self.machine.tick(now_us))
             self._watch_views(now_us)
@@ -551,8 +557,8 @@ class Cluster:
 
     async def close(self) -> None:
         self.closed = True
-        if self._disk is not None:
-            self._disk.close()
+        if self.disk is not None:
+            self.disk.close()
         self.peers.close()
         for task in list(self._tasks):
             task.cancel()

@@ -1,8 +1,9 @@
 """Whether this broker's disk takes writes (C31): a small synced write, now and then, and the room that is left.
 
-A broker of a cluster says with every heartbeat whether it can write. It finds out in a thread of its own, because a
-disk that hangs does not answer. How long an answer is outstanding is counted in ticks of the loop, not in time: a
-process that was paused must not blame its disk.
+A broker of a cluster says with every heartbeat whether it can write; a single broker, which nobody can replace, tells
+its operator, and probes rarely while all is well. The probe runs in a thread of its own, because a disk that hangs
+does not answer. How long an answer is outstanding is counted in ticks of the loop, not in time: a process that was
+paused must not blame its disk.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from stentor.storage.directory import PROBE_FILE
 
 logger = logging.getLogger(__name__)
 
-_STALL_TICKS: Final = int(limits.REPLICA_STALL_S / limits.PEER_HEARTBEAT_S)
 _FULL_TICKS: Final = int(2 * limits.DISK_PROBE_S / limits.PEER_HEARTBEAT_S) + 1
 _ROOM_AGAIN: Final = 1.25  # of the reserve: room that comes and goes must not make members come and go
 
@@ -26,7 +26,8 @@ _ROOM_AGAIN: Final = 1.25  # of the reserve: room that comes and goes must not m
 class DiskHealth:
     """What is known of the disk under one data directory."""
 
-    def __init__(self, directory: Path, reserve_bytes: int) -> None:
+    def __init__(self, directory: Path, reserve_bytes: int, interval_s: float = limits.DISK_PROBE_S) -> None:
+        self.interval_s = interval_s  # between two probes of a disk that is well
         self._path = directory / PROBE_FILE
         self._reserve_bytes = reserve_bytes
         self._probes = 0  # finished ones
@@ -35,7 +36,8 @@ class DiskHealth:
         self._full = False
         self._full_ticks = 0  # an append found no room, whatever the probe says
         self._failure = ""
-        self._closing = threading.Event()
+        self._closing = False
+        self._wake = threading.Event()  # the next probe is due now
         self._thread: threading.Thread | None = None
         self._told = ""
 
@@ -45,7 +47,8 @@ class DiskHealth:
 
     def close(self) -> None:
         """A thread that hangs in the disk is left behind."""
-        self._closing.set()
+        self._closing = True
+        self._wake.set()
 
     # --- in the loop ----------------------------------------------------------------------------
 
@@ -63,6 +66,8 @@ class DiskHealth:
 
     def found_full(self) -> None:
         """An append was refused for lack of room."""
+        if not self._full_ticks:
+            self._wake.set()
         self._full_ticks = _FULL_TICKS
 
     def why_not(self) -> str:
@@ -71,20 +76,30 @@ class DiskHealth:
             return f"The disk of {self._path.parent} is full: less than {self._reserve_bytes} bytes are free."
         if self._failure:
             return f"The disk of {self._path.parent} takes no writes: {self._failure}."
-        if self._waiting_ticks > _STALL_TICKS:
+        if self._waiting_ticks > self._stall_ticks():
             return f"The disk of {self._path.parent} has not finished a small write for {limits.REPLICA_STALL_S:g} s."
         return ""
+
+    def pause_s(self) -> float:
+        """Until the next probe: one that finds something wrong is soon followed by another, to see when it is over."""
+        return limits.DISK_PROBE_S if self._full or self._full_ticks or self._failure else self.interval_s
+
+    def _stall_ticks(self) -> int:
+        """Counted from the end of a probe, so that the pause before the next one is no stall."""
+        pause_s = max(0.0, self.interval_s - limits.DISK_PROBE_S)
+        return int((limits.REPLICA_STALL_S + pause_s) / limits.PEER_HEARTBEAT_S)
 
     # --- in the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closing.is_set():
+        while not self._closing:
             try:
                 self._probe()
             except OSError as error:
                 self._failure = str(error)
             self._probes += 1
-            self._closing.wait(limits.DISK_PROBE_S)
+            self._wake.wait(self.pause_s())
+            self._wake.clear()
 
     def _probe(self) -> None:
         found = os.statvfs(self._path.parent)

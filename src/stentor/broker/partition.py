@@ -16,6 +16,8 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.feed import Feed
+from stentor.broker.health import chain_statistics
+from stentor.broker.lag import lag_statistics
 from stentor.broker.read_end import Ends
 from stentor.broker.resends import Resends
 from stentor.broker.tail import TailCache
@@ -577,10 +579,6 @@ class Partition:
             kept_unrecorded=self.kept_unrecorded,
         )
 
-    def _replicas_wanted(self) -> int:
-        record = self.replica.record
-        return 0 if record is None else record.factor
-
     def statistics(self) -> dict[str, Any]:
         return {
             "topic": self.topic,
@@ -591,9 +589,9 @@ class Partition:
             "messages_out": self.messages_out,
             "bytes_out": self.bytes_out,
             "streams": len(self.streams),
-            "lag_max": max((self.committed - stream.cursor.position for stream in self.streams), default=0),
+            **lag_statistics(self.streams),
             "tail_cache_bytes": self.tail.bytes,
-            "chain": {"replicas": len(self.replica.place.brokers), "replicas_wanted": self._replicas_wanted()},
+            "chain": chain_statistics(self),
             "replica": self.replica.statistics(),
             "dedupe": self.replica.dedupe.statistics() | {"searches": self._resends.searches},
             "log": msgspec.to_builtins(self.log.statistics()),

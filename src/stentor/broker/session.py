@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
 from stentor.broker.greeting import Arrival, check_relayable, listener_of
+from stentor.broker.lag import lag_of
 from stentor.broker.lone import SMALL_BYTES
 from stentor.broker.partition import Partition, Request
 from stentor.broker.relay import Relay
@@ -540,6 +541,7 @@ class Session:
             stream.fail(Closed("The broker is stopping.", hint="Clients reconnect by themselves when it is back."))
 
     def info(self) -> messages.ClientInfo:
+        lag = lag_of(self.streams.values())
         return messages.ClientInfo(
             name=self.name,
             address=self.connection.address,
@@ -549,6 +551,8 @@ class Session:
             subscriptions=sorted({stream.partition.topic for stream in self.streams.values()}),
             bytes_in=self.connection.bytes_in,
             bytes_out=self.connection.bytes_out,
+            lag=lag.messages,
+            lag_s=round(lag.seconds, 3),
         )
 
 

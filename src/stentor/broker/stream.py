@@ -9,9 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.broker.lag import ON_TIME, Lag
 from stentor.core.flow import Cursor
 from stentor.wire import frames, messages
 from stentor.wire.frames import Kind
+from stentor.wire.header import appended_at_us
 
 if TYPE_CHECKING:
     from stentor.broker.partition import Partition
@@ -33,6 +35,7 @@ class Stream:
         self.closed = False
         self._scheduled = False
         self._told = -1  # the commit point the reader heard of last
+        self._appended_at_us = session.broker.clock.now_us()  # of what was pushed last; before that, of the wish
         partition.streams.add(self)
 
     def pump(self) -> None:
@@ -77,7 +80,8 @@ class Stream:
         self.session.connection.write([prefix, *chunks])
         partition.messages_out += next_offset - self.cursor.position
         partition.bytes_out += size
-        self.cursor.pushed(next_offset, size)
+        self._appended_at_us = appended_at_us(chunks[0])
+        self.cursor.pushed(next_offset, size, self._appended_at_us)
 
     # --- history --------------------------------------------------------------------------------
 
@@ -122,6 +126,17 @@ class Stream:
             self._told = committed
             state = frames.STREAM_STATE.pack(committed, self.partition.replica.epoch)
             self.session.connection.send(Kind.STREAM_STATE, self.id, state)
+
+    def lag(self) -> Lag:
+        """How far its reader is behind; a bounded read is not behind, it reads what it asked for."""
+        cursor = self.cursor
+        messages_behind = 0 if cursor.end is not None else self.partition.committed - cursor.taken
+        if messages_behind <= 0:
+            return ON_TIME
+        since_us = cursor.untaken_since_us
+        # What is not even pushed is about as old as what was pushed last.
+        age_us = self.session.broker.clock.now_us() - (self._appended_at_us if since_us is None else since_us)
+        return Lag(messages_behind, max(0, age_us) / 1e6)
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -65,6 +65,11 @@ class Remembered(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(Remembered)
 
 
+def load_remembered(file: Path) -> Remembered:
+    """What a broker wrote of the store; raises what is wrong with the file."""
+    return _decoder.decode(unseal(Kind.CATALOGUE, file.read_bytes(), what=str(file)))
+
+
 class Waiting:
     """The wait for the store, and the memory of it that is written while all is well."""
 
@@ -94,7 +99,7 @@ class Waiting:
     def _load(self) -> Remembered | None:
         """A memory that cannot be read is none: the store has the truth."""
         try:
-            return _decoder.decode(unseal(Kind.CATALOGUE, self._file.read_bytes(), what=str(self._file)))
+            return load_remembered(self._file)
         except FileNotFoundError:
             return None
         except (OSError, CorruptData, msgspec.MsgspecError) as error:

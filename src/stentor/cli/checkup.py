@@ -7,10 +7,12 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 import stentor
 from stentor.cli import options
 from stentor.cli.failure import hint_of
-from stentor.cli.health import lacking
+from stentor.cli.health import broker_problems, lacking
 from stentor.cli.quantities import plural, show_seconds
 from stentor.client.core import parse_url
 from stentor.errors import StentorError
@@ -26,12 +28,17 @@ SLOW_ROUND_TRIP_S: Final = 0.1
 """A round trip that a person would notice; across an ocean it is normal, in one room it is not."""
 
 
+class _NotReady(msgspec.Struct, frozen=True):
+    reason: str
+
+
 def check_connection(url: str | None, timeout: float) -> list[Finding]:
     """Check every address of a URL by itself, so that one that works does not hide one that does not."""
     try:
         addresses = parse_url(url)
     except StentorError as error:
-        return [Finding("error", url or "STENTOR_URL", error.message, error.hint)]
+        where = "STENTOR_URL" if url is None else "--url" if "@" in url else url  # a password is not shown
+        return [Finding("error", where, error.message, error.hint)]
     return [finding for address in addresses for finding in _check_address(address, timeout)]
 
 
@@ -51,9 +58,12 @@ def _check_broker(client: Client, address: str, timeout: float) -> Iterator[Find
     broker = client.broker()
     yield _check_version(broker)
     yield _check_speed(client, address)
-    numbers = client.statistics()["broker"]
+    statistics = client.statistics()
+    numbers = statistics["broker"]
     uptime, connections = show_seconds(numbers["uptime_s"]), plural(numbers["connections"], "connection")
     yield Finding("ok", f"broker {broker.id}", f"Up for {uptime}, {connections}.")
+    for problem in broker_problems(statistics):
+        yield Finding(problem.severity, problem.object, problem.message, problem.hint)
     yield from _check_topics(client.topics())
     yield _check_http(broker, timeout)
 
@@ -102,7 +112,8 @@ def _check_topics(topics: list[TopicInfo]) -> Iterator[Finding]:
             if short := lacking(partition, topic.settings):
                 healthy = False
                 hint = "Start the brokers that are missing, or wait until the new copies are filled."
-                yield Finding("warning", name, f"The chain has {short}.", hint)
+                refuses = len(partition.chain) < topic.settings.replicas_needed
+                yield Finding("error" if refuses else "warning", name, f"The chain has {short}.", hint)
     if healthy:
         partitions = sum(len(topic.partitions) for topic in topics)
         yield Finding("ok", "topics", f"{plural(len(topics), 'topic')}, {plural(partitions, 'partition')}, no damage.")
@@ -117,10 +128,18 @@ def _check_http(broker: BrokerInfo, timeout: float) -> Finding:
         with urllib.request.urlopen(url, timeout=timeout):
             return Finding("ok", url, "The broker says that it is ready.")
     except urllib.error.HTTPError as error:
-        return Finding(
-            "warning", url, f"The broker says that it is not ready ({error.code}).", "Ask again in a moment."
-        )
+        with error:
+            why = _reason(error.read())
+        return Finding("warning", url, f"The broker says that it is not ready ({error.code}){why}", "Ask again later.")
     except OSError as error:
         reason = getattr(error, "reason", error)
         hint = "Its HTTP port is not reachable from here; check the firewall, or ignore it."
         return Finding("warning", url, f"No answer: {reason}.", hint)
+
+
+def _reason(body: bytes) -> str:
+    """Why a broker is not ready, by its own word."""
+    try:
+        return f": {msgspec.json.decode(body, type=_NotReady).reason}"
+    except msgspec.MsgspecError:
+        return "."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stentor.cli import options
 from stentor.cli.output import print_json, print_table
 from stentor.cli.quantities import show_bytes, show_seconds
@@ -14,21 +16,33 @@ if TYPE_CHECKING:
 
 app = options.make_app()
 
-_HEADINGS = ("NAME", "ADDRESS", "LIBRARY", "CONNECTED", "PUBLISHES", "SUBSCRIBES", "RECEIVED", "SENT")
+_HEADINGS = (
+    "NAME",
+    "ADDRESS",
+    "LIBRARY",
+    "CONNECTED",
+    "PUBLISHES",
+    "SUBSCRIBES",
+    "RECEIVED",
+    "SENT",
+    "LAG",
+    "LAG TIME",
+)
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def clients(json: options.Json = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
     """List who is connected to a broker.
 
-    RECEIVED and SENT are what the broker got from and gave to the client. This command sees itself, too.
+    RECEIVED and SENT are what the broker got from and gave to the client. LAG is how many messages of its subscriptions
+    the client has not taken, and LAG TIME how old the first of them is. This command sees itself, too.
     """
     with options.connect(url, timeout, "clients") as client:
         found = client.clients()
     if json:
-        print_json(found)
+        print_json([msgspec.structs.asdict(client) for client in found])  # also what is nought
     else:
-        print_table(_HEADINGS, map(_row, found), right=("CONNECTED", "RECEIVED", "SENT"))
+        print_table(_HEADINGS, map(_row, found), right=("CONNECTED", "RECEIVED", "SENT", "LAG", "LAG TIME"))
 
 
 def _row(client: ClientInfo) -> tuple[str, ...]:
@@ -42,4 +56,6 @@ def _row(client: ClientInfo) -> tuple[str, ...]:
         ",".join(client.subscriptions) or "-",
         show_bytes(client.bytes_in),
         show_bytes(client.bytes_out),
+        str(client.lag) if client.subscriptions else "-",
+        show_seconds(client.lag_s) if client.subscriptions else "-",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stentor.cli import options
-from stentor.cli.health import is_damaged, lacking
+from stentor.cli.health import broker_problems, is_damaged, lacking
 from stentor.cli.output import print_facts, print_json
 from stentor.cli.quantities import plural, show_bytes, show_seconds
 from stentor.cli.topic import print_topics
@@ -29,13 +29,14 @@ def describe(json: options.Json = False, url: options.Url = None, timeout: optio
 
         print_json({"broker": msgspec.to_builtins(broker), "statistics": statistics, "topics": topics})
         return
-    print_facts(_facts(broker, statistics["broker"], topics))
+    print_facts(_facts(broker, statistics, topics))
     if topics:
         print()
         print_topics(topics)
 
 
-def _facts(broker: BrokerInfo, numbers: dict[str, Any], topics: list[TopicInfo]) -> list[tuple[str, object]]:
+def _facts(broker: BrokerInfo, statistics: dict[str, Any], topics: list[TopicInfo]) -> list[tuple[str, object]]:
+    numbers = statistics["broker"]
     partitions = [partition for topic in topics for partition in topic.partitions]
     return [
         ("broker", broker.id),
@@ -48,15 +49,16 @@ def _facts(broker: BrokerInfo, numbers: dict[str, Any], topics: list[TopicInfo])
         ("connections", numbers.get("connections", 0)),
         ("topics", f"{len(topics)} with {plural(len(partitions), 'partition')}"),
         ("log", show_bytes(sum(partition.bytes for partition in partitions))),
-        ("health", _health(topics)),
+        ("health", _health(statistics, topics)),
     ]
 
 
-def _health(topics: list[TopicInfo]) -> str:
+def _health(statistics: dict[str, Any], topics: list[TopicInfo]) -> str:
     all_of_them = [(partition, topic.settings) for topic in topics for partition in topic.partitions]
     damaged = sum(1 for partition, _ in all_of_them if is_damaged(partition))
     short = sum(1 for partition, settings in all_of_them if lacking(partition, settings))
     wrong = [
+        *(problem.message.rstrip(".") for problem in broker_problems(statistics)),
         f"{plural(short, 'partition')} without all replicas" if short else "",
         f"{plural(damaged, 'partition')} damaged; see stentor doctor" if damaged else "",
     ]

@@ -13,6 +13,7 @@ from stentor.cli.checkup import check_connection
 from stentor.cli.failure import EXIT_ERROR
 from stentor.cli.output import print_json
 from stentor.cli.quantities import plural
+from stentor.cli.topic_names import named_by_topic
 
 if TYPE_CHECKING:
     from stentor.storage.model import Finding
@@ -73,7 +74,7 @@ def doctor(
 def _check_directory(path: Path) -> list[Finding]:
     from stentor.storage.inspect import inspect_directory
 
-    return inspect_directory(path)
+    return named_by_topic(inspect_directory(path), path)
 
 
 def _print_findings(findings: list[Finding]) -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stentor.errors import StentorError
+from stentor.ports import Health, Problem
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from stentor import Client, PartitionInfo, TopicInfo, TopicSettings
 
 
@@ -22,6 +27,12 @@ def lacking(partition: PartitionInfo, settings: TopicSettings) -> str:
         return ""
     refusing = "" if there >= settings.replicas_needed else ", takes no messages"
     return f"{there} of {wanted} replicas{refusing}"
+
+
+def broker_problems(statistics: dict[str, Any]) -> list[Problem]:
+    """What a broker says is wrong with itself, beside what can be seen of its topics; an older one says nothing."""
+    health = msgspec.convert(statistics.get("health", {}), Health)
+    return [problem for problem in health.problems if problem.object not in ("logs", "chains")]
 
 
 def partition_health(partition: PartitionInfo, settings: TopicSettings) -> str:

@@ -12,12 +12,13 @@ from stentor.cli.failure import complain
 from stentor.cli.output import LiveOutput
 from stentor.cli.positions import check_order, parse_position
 from stentor.cli.quantities import plural, read_duration
+from stentor.core.names import is_pattern
 from stentor.errors import Closed, DeadlineExceeded, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stentor import Message, Subscription
+    from stentor import Client, Message, Subscription
 
 app = options.make_app()
 
@@ -69,9 +70,18 @@ def subscribe(
         "on_slow": on_slow,
         "max_lag": _max_lag(max_lag),
     }
-    with options.connect(url, timeout, "subscribe") as client, client.subscribe(topics, **choices) as subscription:
-        print_messages(subscription.close, _arriving(subscription, count, idle), shape, formats.heading(name))
-        _tell_events(subscription)
+    with options.connect(url, timeout, "subscribe") as client:
+        missing = _missing(client, topics) if last is None else []
+        with client.subscribe(topics, **choices) as subscription:
+            for topic in missing:
+                complain(f"There was no topic {topic}: it was made. Delete it if that is a slip of the pen.")
+            print_messages(subscription.close, _arriving(subscription, count, idle), shape, formats.heading(name))
+            _tell_events(subscription)
+
+
+def _missing(client: Client, topics: list[str]) -> list[str]:
+    """Topics that a subscription will make, because it names them."""
+    return [topic for topic in topics if not is_pattern(topic) and not client.topics(topic)]
 
 
 def _max_lag(text: str | None) -> int | timedelta | None:

@@ -103,6 +103,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged at the level `ack`."""
+        self._core.check_loop()
         deadline = self._core.deadline(timeout)
         found = self.ready_publisher(topic, ack)
         publisher = found or await self.publisher(topic, ack, deadline)

@@ -75,6 +75,11 @@ def parse_url(url: str | None) -> list[str]:
         raise InvalidArgument(
             f"A URL is text, not {type(text).__name__}.", hint='Several addresses are one text: "a:7440,b:7440".'
         )
+    if "@" in text:
+        # Whatever stands before it may be a password: it is not repeated here.
+        raise InvalidArgument(
+            "The URL holds a user or a password; Stentor has no users.", hint="Use stentor://host:port or host:port."
+        )
     scheme, separator, rest = text.partition("://")
     if separator and scheme != "stentor":
         raise InvalidArgument(
@@ -342,11 +347,20 @@ class ClientCore:
 
     async def ready_link(self) -> Link:
         """The link, waiting for it if need be; the caller sets the deadline."""
+        self.check_loop()
         while True:
             self.check_open()
             if self.link is not None:
                 return self.link
             await self._ready.wait()
+
+    def check_loop(self) -> None:
+        """A client's links and locks belong to the event loop that it was opened in."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise InvalidArgument(
+                "This client belongs to another event loop.",
+                hint="Open one in each loop that uses it: with every asyncio.run() a new loop begins.",
+            )
 
     async def link_within(self, timeout: Timeout, operation: str) -> Link:
         """The link, within a call's deadline."""
@@ -537,6 +551,7 @@ class ClientCore:
         """Flush producers, close subscriptions, say goodbye."""
         if self.closed:
             return
+        self.check_loop()
         outcomes = await asyncio.gather(*(closer() for closer in list(self.closers)), return_exceptions=True)
         await self._disconnect()
         for outcome in outcomes:

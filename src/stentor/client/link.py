@@ -83,9 +83,13 @@ class Link:
         if made is not None:
             made.append(link)
         host, _, port = address.rpartition(":")
+        why = "it did not answer in time"
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) as patience:
                 await link._dial(host.strip("[]"), int(port))
+                if not target:
+                    why = f"it takes connections but says nothing for {limits.HANDSHAKE_S:g} s, unlike a broker"
+                    patience.reschedule(min(patience.when() or 0.0, loop.time() + limits.HANDSHAKE_S))
                 hello = messages.Hello(
                     version_min=frames.PROTOCOL_VERSION_MIN,
                     version_max=frames.PROTOCOL_VERSION,
@@ -98,7 +102,7 @@ class Link:
                 welcome = await link._welcome
         except TimeoutError as error:
             link.connection.abort()
-            raise _unreachable(address, "it did not answer in time") from error
+            raise _unreachable(address, why) from error
         except OSError as error:
             link.connection.abort()
             raise _unreachable(address, error.strerror or str(error)) from error

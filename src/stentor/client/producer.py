@@ -353,6 +353,7 @@ class AsyncProducer(_Face):
                 await self._wait_for_room()
 
     async def _wait_for_room(self) -> None:
+        self._core.core.check_loop()
         room = asyncio.Event()
         self._core.add_waiter(room.set)
         try:
@@ -362,11 +363,13 @@ class AsyncProducer(_Face):
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent is acknowledged."""
+        self._core.core.check_loop()
         self._core.check_open()
         await self._core.flush(timeout)
 
     async def close(self) -> None:
         """Flush and let go."""
+        self._core.core.check_loop()
         await self._core.close()
 
     async def __aenter__(self) -> Self:

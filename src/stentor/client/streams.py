@@ -173,6 +173,7 @@ class SubscriptionCore:
         self._checking: set[asyncio.Task[None]] = set()  # whether the starts that members refused are beyond the end
         self._routes_stale = False  # topics may have come since we looked
         self._retry: asyncio.TimerHandle | None = None  # when readers that were refused ask again, all at once
+        self._telling: asyncio.TimerHandle | None = None  # when the broker hears what little was taken
 
     async def open(self, deadline: Deadline) -> None:
         """Find the partitions and position every stream, so that nothing published later is missed."""
@@ -391,13 +392,25 @@ class SubscriptionCore:
     # --- what the application did ---------------------------------------------------------------
 
     def grant(self, reader: Reader, size: int) -> None:
-        """The application took this much; tell the broker, a quarter of the window at a time."""
+        """The application took this much; tell the broker, a quarter of the window at a time, or after a moment."""
         reader.owed += size
         reader.waiting -= size
         link = reader.link
-        if reader.stream_id is not None and link is not None and reader.owed >= self.credit // 4:
+        if reader.stream_id is None or link is None:
+            return
+        if reader.owed >= self.credit // 4:
             link.grant(reader.stream_id, reader.owed)
             reader.owed = 0
+        elif self._telling is None and not self.closed:
+            self._telling = self.core.loop.call_later(limits.CREDIT_TOLD_S, self._tell_taken)
+
+    def _tell_taken(self) -> None:
+        """Operators see lag by the credit that came back: what was taken is told soon, however little it is."""
+        self._telling = None
+        for reader in self.readers.values():
+            if reader.owed and reader.stream_id is not None and reader.link is not None:
+                reader.link.grant(reader.stream_id, reader.owed)
+                reader.owed = 0
 
     def too_slow(self, reader: Reader, appended_at_us: int | None) -> bool:
         if self.max_lag is None:
@@ -454,8 +467,9 @@ class SubscriptionCore:
         self.core.link_listeners.discard(self._relinked)
         self.core.route_listeners.discard(self._routes_changed)
         self.core.closers.discard(self.close)
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._retry, self._telling):
+            if timer is not None:
+                timer.cancel()
         for task in self._checking:
             task.cancel()
         for reader in self.readers.values():

@@ -415,6 +415,7 @@ class AsyncSubscription(_Face):
     async def _more(self, hold: Callable[[Delivery], None], deadline: Deadline) -> bool:
         """Nothing is at hand: hold the next delivery, or wait until it is worth looking again. False at the end."""
         self._check_process()
+        self._core.core.check_loop()
         if self._ended:
             self._check_failure()
             return False

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import queue
+import sys
 import threading
+import warnings
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -94,6 +96,19 @@ async def _end_others() -> None:
 
 def _closed() -> Closed:
     return Closed("This client is closed.", hint="Make a new one with stentor.connect().")
+
+
+def _warn_inside_loop() -> None:
+    """Every call of this client would hold up that loop. A notebook's cells are for waiting, though."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if "ipykernel" not in sys.modules:
+        text = (
+            "stentor.connect() is called in a running event loop, which its calls hold up; use stentor.connect_async()."
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 class _Answer:
@@ -430,7 +445,9 @@ def connect(
     `url` is stentor://host:port, host:port, or several separated by commas; without it $STENTOR_URL
     counts, else localhost. `name` is what operators see. `timeout` is the deadline in seconds of
     every call that names none. `read_from` chooses whom of a chain to read from (`stentor.selectors`).
+    In `async` code use `connect_async`: calls of this client hold up the loop that they are made in.
     """
+    _warn_inside_loop()
     return Client(url, name=name, timeout=timeout, read_from=read_from)
 
 

@@ -393,3 +393,16 @@ def _load(saved: bytes) -> _State:
             hint="Start it with the newer Stentor that wrote it.",
         )
     return _decoder.decode(body)
+
+
+def read_saved(saved: bytes, changes: list[bytes]) -> dict[str, bytes]:
+    """What a store holds by its files, for those who only look; CorruptData if they are not readable."""
+    state = _load(saved)
+    found = {key: value for key, (value, _) in state.entries.items()}
+    for payload in changes if state.version > _VERSION_WHOLE else ():
+        change = _change_decoder.decode(payload)
+        if change.revision > state.revision:
+            found.update(change.put)
+            for key in change.deleted:
+                found.pop(key, None)
+    return found

@@ -14,11 +14,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BROKER_GAUGES: Final = ("uptime_s", "connections", "streams", "topics", "partitions")
+_HEALTH_GAUGES: Final = {
+    "disk_writable": "1 while the disk takes writes",
+    "store_reachable": "1 while the coordination store answers",
+    "log_failed": "Logs that take no more writes",
+    "chain_short": "Chains with fewer members than they should have",
+    "chain_refusing": "Chains with too few members to take messages",
+}
 _PARTITION_COUNTERS: Final = ("messages_in", "batches_in", "bytes_in")
 _PARTITION_GAUGES: Final = {
     "log": ("start", "end", "synced_end", "bytes", "segments"),
     "replica": ("committed", "epoch", "waiting"),
     "chain": ("replicas", "replicas_wanted"),
+}
+
+_LAG_GAUGES: Final = {
+    "lag_max": "Messages that the slowest subscriber has not taken",
+    "lag_sum": "Messages that subscribers have not taken, all together",
+    "lag_max_s": "Age of the oldest message that a subscriber has not taken, in seconds",
 }
 
 
@@ -34,6 +47,9 @@ def _lines(statistics: dict[str, Any]) -> Iterator[str]:
         yield f"stentor_broker_{name} {float(broker[name])}\n"
     yield from _family("stentor_broker_refusals_total", "Connections refused", "counter")
     yield f"stentor_broker_refusals_total {float(broker['refusals'])}\n"
+    for name, meaning in _HEALTH_GAUGES.items():
+        yield from _family(f"stentor_{name}", meaning, "gauge")
+        yield f"stentor_{name} {float(statistics['health'][name])}\n"
     labels = [f'{{partition="{row["partition"]}",topic="{_escaped(row["topic"])}"}}' for row in partitions]
     for name in _PARTITION_COUNTERS:
         family = f"stentor_partition_{name}_total"
@@ -46,6 +62,11 @@ def _lines(statistics: dict[str, Any]) -> Iterator[str]:
             yield from _family(family, f"Partition: {name}", "gauge")
             for label, row in zip(labels, partitions, strict=True):
                 yield f"{family}{label} {float(row[part][name])}\n"
+    followed = [(label, row) for label, row in zip(labels, partitions, strict=True) if row["streams"]]
+    for name, meaning in _LAG_GAUGES.items():
+        yield from _family(f"stentor_partition_{name}", meaning, "gauge")
+        for label, row in followed:
+            yield f"stentor_partition_{name}{label} {float(row[name])}\n"
 
 
 def _family(name: str, meaning: str, kind: str) -> Iterator[str]:

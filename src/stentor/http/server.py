@@ -26,6 +26,7 @@ from stentor.transport.sparing import SparingLog
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from stentor.ports import Health
     from stentor.wire.messages import BrokerInfo
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,6 +53,7 @@ class Status(Protocol):
     @property
     def cluster(self) -> ClusterStatus: ...
     def info(self) -> BrokerInfo: ...
+    def health(self) -> Health: ...
     async def gather_statistics(self) -> dict[str, Any]: ...
 
 
@@ -118,10 +120,10 @@ class HttpServer:
         return web.json_response({"live": True})
 
     async def _ready(self, _: web.Request) -> web.StreamResponse:
-        return _health("ready", _why_not_ready(self._status))
+        return _health("ready", _why_not_ready(self._status), self._status)
 
     async def _active(self, _: web.Request) -> web.StreamResponse:
-        return _health("active", _why_not_ready(self._status) or _why_not_active(self._status))
+        return _health("active", _why_not_ready(self._status) or _why_not_active(self._status), self._status)
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
         statistics = await self._status.gather_statistics()
@@ -258,10 +260,13 @@ def _requests_log() -> logging.Logger:
     return found
 
 
-def _health(what: str, reason: str) -> web.Response:
-    if reason:
-        return web.json_response({what: False, "reason": reason}, status=503)
-    return web.json_response({what: True})
+def _health(what: str, reason: str, status: Status) -> web.Response:
+    """What is wrong without being a reason to go elsewhere is told as warnings."""
+    answer: dict[str, Any] = {what: False, "reason": reason} if reason else {what: True}
+    wrong = status.health().problems if status.ready else ()
+    if warnings := [problem.message for problem in wrong if problem.message != reason]:
+        answer["warnings"] = warnings
+    return web.json_response(answer, status=503 if reason else 200)
 
 
 def _why_not_ready(status: Status) -> str:
@@ -272,7 +277,7 @@ def _why_not_ready(status: Status) -> str:
         return "This broker is starting."
     if not status.cluster.confirmed:
         return "This broker hears neither the controller nor a majority of the brokers."
-    return ""
+    return status.health().unready
 
 
 def _why_not_active(status: Status) -> str:

@@ -10,6 +10,13 @@ Nothing here is imported by the rest of Stentor: Spark is only needed where it i
 
 from __future__ import annotations
 
+import importlib.util
+
+from stentor.errors import InvalidArgument
+
+if importlib.util.find_spec("pyspark") is None:
+    raise InvalidArgument("PySpark is not installed.", hint="pip install 'stentor[spark]'")
+
 from stentor.spark.lag import Lag, lag
 from stentor.spark.session import register, session
 from stentor.spark.values import parse_json, text_values, to_json_value

@@ -48,11 +48,7 @@ class ChangesFile:
             return []
         except OSError as error:
             raise storage_error(error, operation="read", path=self._path) from error
-        found: list[bytes] = []
-        position = 0
-        while (payload := _change_at(data, position)) is not None:
-            found.append(payload)
-            position += _HEADER.size + len(payload)
+        found, position = whole_changes(data)
         if position < len(data):
             self._check_torn(data, position)
             atomic_write(self._path, data[:position])
@@ -108,6 +104,16 @@ class ChangesFile:
         self.close()
         atomic_write(self._path, b"")
         self._open(0)
+
+
+def whole_changes(data: bytes) -> tuple[list[bytes], int]:
+    """The changes that a file begins with, and where they end."""
+    found: list[bytes] = []
+    position = 0
+    while (payload := _change_at(data, position)) is not None:
+        found.append(payload)
+        position += _HEADER.size + len(payload)
+    return found, position
 
 
 def _change_at(data: bytes, position: int) -> bytes | None:

@@ -138,6 +138,12 @@ def seal(buffer: memoryview, position: int) -> None:
     _HEADER_CHECKSUM.pack_into(buffer, position + _HEADER_CHECKSUM_AT, checksum)
 
 
+def appended_at_us(buffer: Buffer, position: int = 0) -> int:
+    """When a batch was appended, of its header alone."""
+    at: int = _STAMP_TIME.unpack_from(buffer, position + _STAMP_TIME_AT)[0]
+    return at
+
+
 def stamp(buffer: memoryview, position: int, *, base_offset: int, epoch: int, appended_at_us: int) -> None:
     """Fill in, in place, what only the head of the chain knows; then seal."""
     _STAMP_OFFSET_EPOCH.pack_into(buffer, position + _STAMP_OFFSET_AT, base_offset, epoch)

@@ -328,6 +328,8 @@ class ClientInfo(Struct, frozen=True):
     subscriptions: list[str]
     bytes_in: int
     bytes_out: int
+    lag: int = 0
+    lag_s: float = 0.0
 
 
 class ClientList(Tagged, frozen=True):

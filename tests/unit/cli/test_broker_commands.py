@@ -216,3 +216,30 @@ def test_a_port_in_use_is_one_sentence(shell, running_broker, tmp_path):
     assert complaint.startswith("stentor: ")
     assert port in complaint
     assert "--port" in complaint
+
+
+@pytest.mark.parametrize("url", ["stentor://ann:s3cret@localhost", "ann:s3cret@localhost:7440", "http://ann:s3cret@b"])
+@pytest.mark.parametrize("command", [("doctor",), ("describe",)])
+def test_a_password_in_a_url_is_refused_and_not_repeated(cli, command, url, monkeypatch):
+    for refused in (cli(*command, "--url", url), monkeypatch.setenv("STENTOR_URL", url) or cli(*command)):
+        assert refused.code != 0
+        assert "holds a user or a password" in refused.out + refused.err
+        assert "s3cret" not in refused.out + refused.err
+
+
+def test_a_subscription_that_makes_a_topic_says_so_on_standard_error(cli, client):
+    client.create_topic("is.there", exist_ok=True)
+    done = cli("subscribe", "is.there", "is.theer", "no.pattern.*", "--idle", "0.1")
+    assert done.code == 0
+    assert done.out == ""
+    assert done.err.count("\n") == 1
+    assert "There was no topic is.theer: it was made." in done.err
+    assert cli("subscribe", "is.theer", "--idle", "0.1").err == ""
+
+
+def test_doctor_calls_logs_by_their_topics(cli, running_broker, client, monkeypatch):
+    monkeypatch.delenv("STENTOR_URL")
+    client.publish("called.by.name", "x")
+    out = cli("doctor", "--data", str(running_broker.data_directory)).out
+    [line] = [line for line in out.splitlines() if "called.by.name" in line]
+    assert f"called.by.name/0 (partitions/{client.describe_topic('called.by.name').id:016x}-0)" in line

@@ -83,3 +83,36 @@ def test_whatever_happens_positions_only_grow_and_credit_is_kept_to():
                     cursor.reading = False
             assert cursor.position >= before
             assert cursor.credit <= limits.STREAM_CREDIT_BYTES_MAX
+
+
+# --- what the reader has taken -------------------------------------------------------------------
+
+
+def test_what_was_pushed_is_taken_when_its_credit_comes_back():
+    cursor = Cursor(0, None, 100)
+    assert (cursor.taken, cursor.untaken_since_us) == (0, None)
+    cursor.pushed(5, 50, 1_000)
+    cursor.pushed(8, 30, 2_000)
+    assert (cursor.taken, cursor.untaken_since_us) == (0, 1_000)
+    cursor.grant(49)
+    assert cursor.taken == 0
+    cursor.grant(1)
+    assert (cursor.taken, cursor.untaken_since_us) == (5, 2_000)
+    cursor.grant(1_000)
+    assert (cursor.taken, cursor.untaken_since_us) == (8, None)
+    cursor.pushed(9, 10, 3_000)
+    assert cursor.taken == 8, "credit that was given too much counts for nothing that comes later"
+
+
+def test_what_is_remembered_of_pushes_is_bounded_and_ends_up_exact():
+    cursor = Cursor(0, None, limits.STREAM_CREDIT_BYTES_MAX)
+    pushes = 100_000
+    for offset in range(pushes):
+        cursor.pushed(offset + 1, 100, offset)
+    assert len(cursor.untaken) < 300
+    assert (cursor.taken, cursor.untaken_since_us) == (0, 0)
+    cursor.grant(100 * pushes // 2)
+    assert 0.4 * pushes < cursor.taken <= 0.5 * pushes
+    assert cursor.untaken_since_us == cursor.taken
+    cursor.grant(100 * pushes // 2)
+    assert cursor.taken == pushes

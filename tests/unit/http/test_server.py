@@ -6,21 +6,26 @@ import urllib.error
 import urllib.request
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stentor import limits
 from stentor.http.metrics import render
 from stentor.http.server import HttpServer
+from stentor.ports import Health, Problem
 from stentor.testing import broker
 
+WELL = Health()
 
-def a_status(*, ready=True, stopping=False, confirmed=True, active=""):
+
+def a_status(*, ready=True, stopping=False, confirmed=True, active="", health=WELL):
     return SimpleNamespace(
         ready=ready,
         stopping=stopping,
         cluster=SimpleNamespace(confirmed=confirmed, active=active),
         info=lambda: SimpleNamespace(id="b0"),
+        health=lambda: health,
     )
 
 
@@ -73,6 +78,15 @@ def test_a_broker_that_clients_should_avoid_says_why(state, reason, what):
     assert (code, json.loads(body)) == (503, {what: False, "reason": reason})
     assert ask(a_status(**state), f"/health/{what}", "HEAD") == (503, b"")
     assert ask(a_status(**state), "/health/live")[0] == 200
+
+
+def test_what_is_wrong_is_a_warning_unless_clients_should_go_elsewhere():
+    full = Problem("error", "disk", "The disk is full.", "")
+    warned = {"ready": True, "warnings": ["The disk is full."]}
+    assert ask(a_status(health=Health(problems=[full])), "/health/ready")[0] == 200
+    assert json.loads(ask(a_status(health=Health(problems=[full])), "/health/ready")[1]) == warned
+    code, body = ask(a_status(health=Health(unready="The disk is full.", problems=[full])), "/health/ready")
+    assert (code, json.loads(body)) == (503, {"ready": False, "reason": "The disk is full."})
 
 
 def test_a_broker_that_stands_by_is_ready_but_not_active():
@@ -224,13 +238,14 @@ def test_labels_of_metrics_are_escaped_and_the_text_can_be_parsed():
     row = {
         "topic": 'a"b\\c',
         "partition": 3,
+        "streams": 0,
         **dict.fromkeys(("messages_in", "batches_in", "bytes_in"), 7),
         "log": dict.fromkeys(("start", "end", "synced_end", "bytes", "segments"), 1),
         "replica": dict.fromkeys(("committed", "epoch", "waiting"), 2),
         "chain": {"replicas": 1, "replicas_wanted": 3},
     }
     totals = dict.fromkeys(("uptime_s", "connections", "streams", "topics", "partitions", "refusals"), 1.5)
-    body, _ = render({"broker": totals, "partitions": [row]})
+    body, _ = render({"broker": totals, "health": msgspec.to_builtins(Health()), "partitions": [row]})
     families = {family.name: family for family in text_string_to_metric_families(body.decode())}
     (sample,) = families["stentor_partition_messages_in"].samples
     assert (sample.labels, sample.value) == ({"topic": 'a"b\\c', "partition": "3"}, 7.0)

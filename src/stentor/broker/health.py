@@ -1,0 +1,147 @@
+"""How this broker is: the one place that knows, for everybody who tells people (Health).
+
+The disk (`disk_health`) and the coordination store (`store_contact`) are watched elsewhere, and say in the log when
+they fail and when they are back. Logs and chains are counted here, a few partitions at a time, and said here.
+
+A broker is *not ready* when it can take nothing and nobody takes it instead: a single broker whose disk takes no writes
+or whose every log has failed. In a cluster other brokers lead in its place and clients find them by themselves, so it
+stays ready: it still serves readers, and answers where things are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from stentor import limits
+from stentor.ports import Health, Problem
+
+if TYPE_CHECKING:
+    from stentor.broker.broker import Broker
+    from stentor.broker.partition import Partition
+
+logger = logging.getLogger(__name__)
+
+_NAMES_TOLD_MAX: Final = 5
+
+
+class HealthWatch:
+    """Looks at a broker now and then, and says what has changed."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._failed: list[str] = []
+        self._short: list[str] = []
+        self._refusing: list[str] = []
+        self._looking = False
+
+    def look_soon(self) -> None:
+        """Called by a timer."""
+        if not self._looking:
+            self._looking = True
+            self._broker.cluster.spawn(self._look())
+
+    async def _look(self) -> None:
+        try:
+            failed, short, refusing = [], [], []
+            for number, partition in enumerate(list(self._broker.partitions.values()), 1):
+                if partition.replica.failed:
+                    failed.append(partition.name)
+                if (there := _members(partition)) < partition.settings.replicas_wanted:
+                    short.append(partition.name)
+                    if there < partition.settings.replicas_needed:
+                        refusing.append(partition.name)
+                if number % limits.STATISTICS_SLICE == 0:
+                    await asyncio.sleep(0)
+            self._tell(failed, short, refusing)
+        finally:
+            self._looking = False
+
+    def _tell(self, failed: list[str], short: list[str], refusing: list[str]) -> None:
+        """One line when it begins and one when it is over."""
+        before = self._failed, self._short, self._refusing
+        self._failed, self._short, self._refusing = failed, short, refusing
+        said = (
+            (logging.ERROR, self._logs(), "no log is failed any more"),
+            (logging.WARNING, self._chains(), "every chain has all its replicas again"),
+            (logging.ERROR, self._refused(), "every chain has enough replicas to take messages again"),
+        )
+        for was, (level, problems, over) in zip(before, said, strict=True):
+            if bool(was) != bool(problems):
+                logger.log(level if problems else logging.INFO, "%s", problems[0].message if problems else over)
+
+    # --- what is wrong --------------------------------------------------------------------------
+
+    def now(self) -> Health:
+        """The disk and the store as they are now, logs and chains as they were last counted."""
+        broker = self._broker
+        disk, store = self._disk(), self._store()
+        found = [*disk, *self._logs(), *self._refused(), *self._chains(), *store]
+        return Health(
+            disk_writable=not disk,
+            store_reachable=not store,
+            log_failed=len(self._failed),
+            chain_short=len(self._short),
+            chain_refusing=len(self._refusing),
+            unready=self._unready(disk) if broker.replicas.single else "",
+            problems=sorted(found, key=lambda problem: problem.severity),
+        )
+
+    def _unready(self, disk: list[Problem]) -> str:
+        if disk:
+            return disk[0].message
+        if self._failed and len(self._failed) >= len(self._broker.partitions):
+            return "Every log of this broker has failed."
+        return ""
+
+    def _disk(self) -> list[Problem]:
+        watched = self._broker.cluster.disk
+        why = "" if watched is None else watched.why_not()
+        hint = "It takes no messages; reads go on. Free some space or check the disk; writes go on by themselves."
+        return [Problem("error", "disk", why, hint)] if why else []
+
+    def _store(self) -> list[Problem]:
+        if self._broker.cluster.store_answers and not self._broker.waiting.serves:
+            return []
+        message = "The coordination store does not answer."
+        hint = "Messages flow on, but no dead broker is replaced and no topic made. Check etcd and the way to it."
+        return [Problem("warning", "coordination store", message, hint)]
+
+    def _logs(self) -> list[Problem]:
+        count = len(self._failed)
+        message = f"{count} {'log has' if count == 1 else 'logs have'} failed: {_named(self._failed)}."
+        hint = "They take no writes. Check the disk, then restart the broker."
+        return [Problem("error", "logs", message, hint)] if count else []
+
+    def _chains(self) -> list[Problem]:
+        message = f"Partitions with fewer replicas than they should have: {_named(self._short)}."
+        hint = "Start the brokers that are missing, or wait until the new copies are filled."
+        return [Problem("warning", "chains", message, hint)] if self._short else []
+
+    def _refused(self) -> list[Problem]:
+        message = f"Partitions with too few replicas to take messages: {_named(self._refusing)}."
+        hint = "Start the brokers that are missing."
+        return [Problem("error", "chains", message, hint)] if self._refusing else []
+
+
+def chain_statistics(partition: Partition) -> dict[str, Any]:
+    """How many members a chain has and should have."""
+    record = partition.replica.record
+    return {
+        "replicas": len(partition.replica.place.brokers),
+        "replicas_wanted": 0 if record is None else record.factor,
+    }
+
+
+def _members(partition: Partition) -> int:
+    """How many members the chain has; a copy that is outside of it cannot say, and is taken for well."""
+    replica = partition.replica
+    if replica.record is None or replica.place.position is None:
+        return partition.settings.replicas_wanted
+    return len(replica.place.brokers)
+
+
+def _named(partitions: list[str]) -> str:
+    more = len(partitions) - _NAMES_TOLD_MAX
+    return ", ".join(partitions[:_NAMES_TOLD_MAX]) + (f" and {more} more" if more > 0 else "")
