@@ -365,6 +365,9 @@ DISK_RESERVE_BYTES: Final = 32 * MIB
 CHECKPOINT_S: Final = 1.0
 """How often synced ends and commit floors are recorded (K3a)."""
 
+JOURNAL_CHANGES_BYTES_MIN: Final = 1 * MIB
+"""Changes of the journal that are kept beside it before it is written whole; more if the whole is larger."""
+
 RETENTION_CHECK_S: Final = 5.0
 
 ASIDE_AGE_S: Final = 7 * 86_400
