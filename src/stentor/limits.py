@@ -392,6 +392,12 @@ FLUSHES_PER_TURN: Final = 32
 TICKED_PARTITIONS_MAX: Final = 1_000
 """Replicas that are looked at in one beat of the cluster; where there are more they take turns."""
 
+PLANNED_PARTITIONS_MAX: Final = 500
+"""Chains that the controller looks at before its loop looks at others: some 10 ms."""
+
+PUSHED_RECORDS_MAX: Final = 500
+"""Records that the controller tells in one frame: some 100 kB, which take a broker some 10 ms."""
+
 STATISTICS_SLICE: Final = 100
 """Partitions whose numbers are gathered before the loop looks at others."""
 

@@ -239,6 +239,7 @@ DO = {
     c.LoadAll: MemberSide.load_all,
     c.Push: MemberSide.push,
     c.ReportReplicas: MemberSide.report_replicas,
+    c.PlanOn: lambda self, _: self.do(self.cluster.plan(self.clock())),
     Propose: lambda self, effect: self.propose(effect),
 }
 

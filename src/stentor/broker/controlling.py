@@ -57,7 +57,7 @@ class Controlling:
         self._cluster.do(
             self._cluster.machine.loaded(catalogue.brokers, plans, catalogue.chains, self._cluster.now_us())
         )
-        self._cluster.report_replicas()
+        self._cluster.reporting.soon()
 
     async def propose(self, propose: Propose) -> None:
         if self._cluster.restored.noticed:
