@@ -395,6 +395,10 @@ TICKED_PARTITIONS_MAX: Final = 1_000
 PLANNED_PARTITIONS_MAX: Final = 500
 """Chains that the controller looks at before its loop looks at others: some 10 ms."""
 
+PROPOSALS_MAX: Final = 4
+"""Transactions of the controller that are under way at one time: with more, etcd answers none of them in time, and
+nothing else that it is asked."""
+
 PUSHED_RECORDS_MAX: Final = 500
 """Records that the controller tells in one frame: some 100 kB, which take a broker some 10 ms."""
 

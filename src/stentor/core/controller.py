@@ -114,6 +114,7 @@ class Controller:
         self._now_us = 0
         self.awaited = False  # whether nothing may change before everyone has said what it holds (C27)
         self._under_way: dict[Key, int] = {}  # key -> proposal
+        self._proposals: set[int] = set()  # the same, each once
         self._tally = Tally()  # of all records as they will be once what is under way is through
         self._stale = Agenda()
         self._settled = True
@@ -130,6 +131,7 @@ class Controller:
         """Everything anew from the store; nothing that was under way counts any more (C17)."""
         self.brokers, self.topics, self.records = dict(brokers), dict(topics), dict(records)
         self._under_way.clear()
+        self._proposals.clear()
         self._tally = Tally()
         for key, held in records.items():
             self._tally.put(key, held.record)
@@ -235,7 +237,7 @@ class Controller:
         """The next changes, in transactions of bounded size; of so many partitions, and then `has_more`."""
         self._now_us = now_us
         self._stale.recall(now_us)
-        if not self._stale or self.unheard:
+        if not self.has_more:
             return []
         settled = not self._tally.unsettled
         if settled and not self._settled:
@@ -255,8 +257,8 @@ class Controller:
 
     @property
     def has_more(self) -> bool:
-        """Whether `plan` has not looked at everything yet that it should look at."""
-        return bool(self._stale) and not self.unheard
+        """Whether `plan` has not looked at everything yet, and may: not too much is under way."""
+        return bool(self._stale) and len(self._proposals) < limits.PROPOSALS_MAX and not self.unheard
 
     @property
     def unheard(self) -> list[str]:
@@ -267,6 +269,7 @@ class Controller:
 
     def _propose(self, changes: tuple[Change, ...]) -> Propose:
         proposal = self._new_id()
+        self._proposals.add(proposal)
         for change in changes:
             self._under_way[change.key] = proposal
             self._tally.put(change.key, change.record)
@@ -275,6 +278,7 @@ class Controller:
     def proposed(self, propose: Propose, revision: int | None) -> list[tuple[Key, Held]]:
         """The swap came through at this revision; or not (None), and what is true must be read first."""
         done = []
+        self._proposals.discard(propose.proposal)
         for change in propose.changes:
             if self._under_way.get(change.key) != propose.proposal:
                 continue

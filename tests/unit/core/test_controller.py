@@ -368,6 +368,7 @@ def test_one_plan_looks_at_a_bounded_number_of_chains_and_the_next_ones_at_the_r
         return look(key, *arguments)
 
     monkeypatch.setattr(controller, "next_record", count_looks)
+    monkeypatch.setattr(limits, "PROPOSALS_MAX", 1_000)
     proposals, before = [], 0
     while controller.has_more:
         proposals += controller.plan(0)
@@ -379,8 +380,8 @@ def test_one_plan_looks_at_a_bounded_number_of_chains_and_the_next_ones_at_the_r
 
 
 def test_a_chain_is_looked_at_again_once_its_change_is_through():
-    controller, keys = many_partitions(600)
-    proposals = controller.plan(0) + controller.plan(0)
+    controller, keys = many_partitions(100)
+    proposals = controller.plan(0)
     for key in keys:  # the watch is faster than the answer
         change = next(c for propose in proposals for c in propose.changes if c.key == key)
         controller.heard_record(key, Held(change.record, 11))
@@ -389,3 +390,17 @@ def test_a_chain_is_looked_at_again_once_its_change_is_through():
     for propose in proposals:
         controller.proposed(propose, 11)
     assert controller.has_more
+
+
+def test_few_transactions_are_under_way_at_one_time_and_others_follow():
+    controller, keys = many_partitions(3_000)
+    changed = []
+    while controller.has_more:
+        under_way = controller.plan(0)
+        assert not controller.has_more or len(under_way) < limits.PROPOSALS_MAX
+        assert len(under_way) <= limits.PROPOSALS_MAX
+        assert len(under_way) < limits.PROPOSALS_MAX or not controller.plan(0), "the store has enough to do"
+        for propose in under_way:
+            changed += [change.key for change in propose.changes]
+            controller.proposed(propose, 11)
+    assert sorted(changed) == keys
