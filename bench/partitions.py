@@ -1,8 +1,9 @@
 """Thousands of partitions: ``python -m bench.partitions`` on one broker, ``--brokers 3`` with a failover.
 
 For each number of partitions a new broker (or cluster) makes the topics, lists them, is scraped, rests and is started
-again; of a cluster one broker is killed, and every partition must take a message. All the time somebody pings the
-broker every few milliseconds: the longest answer is how long its loop stood still, which counts as silence from 0.7 s.
+again; of a cluster one broker is killed, every partition must take a message, and when it is back all chains must be
+whole. All the time somebody pings the broker every few milliseconds: the longest answer is how long its loop stood
+still, which counts as silence from 0.7 s. On a busy machine the CPU time of the broker says more than the clock.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 PING_S = 0.005
 REST_S = 5.0
+ASK_S = 0.5
 WAIT_S = 300.0
 
 
@@ -117,8 +119,10 @@ def one_broker(partitions: int, per_topic: int) -> Row:
         broker = start_broker(directory / "stentor", processes)
         assert broker.process is not None
         with stentor.connect(broker.address, timeout=WAIT_S) as client:
+            before = cpu_s(broker.process.pid)
             with phase(row, "create", broker.address):
                 make_topics(client, partitions, per_topic)
+            row.seconds["create CPU"] = cpu_s(broker.process.pid) - before
             with phase(row, "list", broker.address):
                 list_topics(broker.address)
             with phase(row, "scrape", broker.address):
@@ -133,8 +137,10 @@ def one_broker(partitions: int, per_topic: int) -> Row:
         broker.process.wait(WAIT_S)
         row.seconds["stop"] = time.monotonic() - began
         began = time.monotonic()
-        start_broker(directory / "stentor", processes)
+        again = start_broker(directory / "stentor", processes)
         row.seconds["start"] = time.monotonic() - began
+        assert again.process is not None
+        row.seconds["start CPU"] = cpu_s(again.process.pid)
     return row
 
 
@@ -149,17 +155,36 @@ def list_topics(address: str) -> None:
 
 def several_brokers(partitions: int, per_topic: int, brokers: int) -> Row:
     row = Row(partitions)
+    replicas = min(3, brokers)
     with cluster(brokers=brokers) as running, running.client(timeout=WAIT_S) as client:
-        survivor = "stentor://" + running.brokers[running.controller()].address
+        controller = running.controller()
+        survivor = "stentor://" + running.brokers[controller].address
+        pids = [broker.pid for broker in running.brokers.values()]
+        before = sum(map(cpu_s, pids))
         with phase(row, "create", survivor):
-            names = make_topics(client, partitions, per_topic, replicas=min(3, brokers))
+            names = make_topics(client, partitions, per_topic, replicas=replicas)
+        row.seconds["create CPU"] = sum(map(cpu_s, pids)) - before
+        before = sum(map(cpu_s, pids))
+        with phase(row, "rest", survivor):
+            time.sleep(REST_S)
+        row.seconds["idle share of a core"] = (sum(map(cpu_s, pids)) - before) / REST_S / brokers
+        row.seconds["resident MB"] = max(map(resident_bytes, pids)) / 1e6
         with phase(row, "publish to all", survivor):
             publish_to_all(client, names, per_topic)
-        killed = next(name for name in running.brokers if name != running.controller())
+        killed = next(name for name in running.brokers if name != controller)
         with phase(row, "killed: publish to all", survivor):
             running.kill(killed)
             publish_to_all(client, names, per_topic)
+        with phase(row, "back: all chains whole", survivor):
+            running.brokers[killed].launch()
+            with stentor.connect(survivor, timeout=WAIT_S) as asking:
+                running.wait_for(lambda: are_whole(asking, replicas), WAIT_S, "all chains")
     return row
+
+
+def are_whole(client: Any, replicas: int) -> bool:
+    time.sleep(ASK_S)  # the answer costs the broker something, too
+    return all(len(route.chain) == replicas for topic in client.topics() for route in topic.partitions)
 
 
 def publish_to_all(client: Any, names: list[str], per_topic: int) -> None:

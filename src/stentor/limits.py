@@ -388,6 +388,9 @@ DISK_RESERVE_BYTES: Final = 32 * MIB
 CHECKPOINT_S: Final = 1.0
 """How often synced ends and commit floors are recorded (K3a)."""
 
+JOURNAL_CHANGES_BYTES_MIN: Final = 1 * MIB
+"""Changes of the journal that are kept beside it before it is written whole; more if the whole is larger."""
+
 RETENTION_CHECK_S: Final = 5.0
 
 ASIDE_AGE_S: Final = 7 * 86_400
@@ -411,6 +414,16 @@ FLUSHES_PER_TURN: Final = 32
 
 TICKED_PARTITIONS_MAX: Final = 1_000
 """Replicas that are looked at in one beat of the cluster; where there are more they take turns."""
+
+PLANNED_PARTITIONS_MAX: Final = 500
+"""Chains that the controller looks at before its loop looks at others: some 10 ms."""
+
+PROPOSALS_MAX: Final = 4
+"""Transactions of the controller that are under way at one time: with more, etcd answers none of them in time, and
+nothing else that it is asked."""
+
+PUSHED_RECORDS_MAX: Final = 500
+"""Records that the controller tells in one frame: some 100 kB, which take a broker some 10 ms."""
 
 STATISTICS_SLICE: Final = 100
 """Partitions whose numbers are gathered before the loop looks at others."""

@@ -64,6 +64,7 @@ class Broker(MemberSide):
         self.replicas, self.feeds, self.waiting, self.cuts, self.taken, self.asking = {}, {}, {}, {}, set(), {}
         self.known = {}  # key -> the newest revision heard of
         self.gone = set()  # ids of logs that were replaced in this life
+        self.told, self.report_number = None, 0  # the last report: to whom, and what it said
         self.confirmed = {}  # key -> the newest record that the store itself has told
         self.seen = {}  # the store's key -> the newest revision heard of
         self.brokers, self.topics, self.tickets = {}, {}, 0

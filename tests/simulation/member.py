@@ -101,8 +101,11 @@ class MemberSide:
     def hear_member(self, key, message):
         self.do(self.cluster.heard_member(key, message, self.clock()))
 
-    def hear_reports(self, sender, incarnation, reports):
-        self.do(self.cluster.heard_reports(sender, incarnation, reports, self.clock()))
+    def hear_reports(self, sender, incarnation, reports, number):
+        self.do(self.cluster.heard_reports(sender, incarnation, reports, self.clock(), number))
+
+    def hear_changes(self, sender, incarnation, changed, gone, number):
+        self.do(self.cluster.heard_changes(sender, incarnation, changed, gone, number, self.clock()))
 
     def hear_push(self, records):
         for key, held in records:
@@ -137,8 +140,30 @@ class MemberSide:
         self.to_all("push", effect.records)
 
     def report_replicas(self, _=None):
+        """Everything once, then what changed; everything too where it goes by way of another broker."""
         reports = {key: replica.report() for key, replica in self.replicas.items()}
-        self.tell_controller("reports", self.name, self.disk.incarnation, reports)
+        membership = self.cluster.membership
+        controller = self.cluster.controller_broker
+        direct = membership.way_to_controller(self.clock()) == controller
+        told_to = (controller, membership.controller_revision) if direct else None
+        before, self.told = self.told, (told_to, reports)
+        self.report_number += 1
+        if told_to is not None and before is not None and before[0] == told_to:
+            changed = {key: report for key, report in reports.items() if before[1].get(key) != report}
+            gone = [key for key in before[1] if key not in reports]
+            self.tell_controller("changes", self.name, self.disk.incarnation, changed, gone, self.report_number)
+        else:
+            self.tell_controller("reports", self.name, self.disk.incarnation, reports, self.report_number)
+
+    def ask_reports(self, effect):
+        self.tell(effect.broker, "report_again")
+
+    def hear_report_again(self):
+        self.told = None
+        self.report_replicas()
+
+    def plan_on(self, _):
+        self.world.at(100, self.guard(lambda: self.do(self.cluster.plan(self.clock()))))
 
     def take_over(self, effect):
         self.store.swap(self.me(), {CONTROLLER: effect.revision}, {CONTROLLER: self.me()}, self.guard(self.took_over))
@@ -229,6 +254,8 @@ HEAR = {
     "offered": MemberSide.hear_offered,
     "member": MemberSide.hear_member,
     "reports": MemberSide.hear_reports,
+    "changes": MemberSide.hear_changes,
+    "report_again": MemberSide.hear_report_again,
     "push": MemberSide.hear_push,
     "pass_on": MemberSide.hear_pass_on,
 }
@@ -239,6 +266,9 @@ DO = {
     c.LoadAll: MemberSide.load_all,
     c.Push: MemberSide.push,
     c.ReportReplicas: MemberSide.report_replicas,
+    c.AskReports: MemberSide.ask_reports,
+    c.PlanOn: MemberSide.plan_on,
+    c.PlanOn: lambda self, _: self.do(self.cluster.plan(self.clock())),
     Propose: lambda self, effect: self.propose(effect),
 }
 

@@ -169,8 +169,9 @@ def _joined_still_eligible(self, record, joining):
 
 
 def _revive_anyone(self, key, record):
-    for (reported, broker), report in self._reports.items():
-        if reported == key and self.alive.get(broker) == report.member.incarnation and not report.failed:
+    for broker in self.alive:
+        report = self._reports.of(key, broker)
+        if report is not None and self.alive.get(broker) == report.member.incarnation and not report.failed:
             return _replace(record, epoch=record.epoch + 1, chain=(report.member,), joining=None, eligible=())
     return None
 

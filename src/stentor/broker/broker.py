@@ -469,6 +469,8 @@ class Broker:
             if (store := getattr(self, "store", None)) is not None:
                 stack.push_async_callback(store.close)
                 stack.push_async_callback(self.recorded.close)
+            if (journal := getattr(self, "_journal", None)) is not None:
+                stack.push_async_callback(asyncio.to_thread, journal.close)
             if (replicas := getattr(self, "replicas", None)) is not None and replicas.partitions:
                 for partition in replicas.partitions.values():
                     stack.callback(partition.log.close)

@@ -150,7 +150,7 @@ class Catalogue:
         if kind == "topics":
             self.put_topic(Topic(_topics.decode(entry.value), entry.revision), news)
         elif kind == "chains":
-            self.put_chain(_key(rest), Held(_chains.decode(entry.value), entry.revision), news, confirmed=True)
+            self._put_stored_chain(_key(rest), entry, news)
         elif kind == "brokers":
             record = _brokers.decode(entry.value)
             if self.brokers.get(record.id) != record:
@@ -192,6 +192,12 @@ class Catalogue:
             self.tally.put(key, held.record)
             news.chains[key] = held
             self.changes += 1
+
+    def _put_stored_chain(self, key: Key, entry: Entry, news: News) -> None:
+        """What is known already is not decoded: whoever reads the whole store again knows nearly all of it."""
+        known, confirmed = self.chains.get(key), self.confirmed.get(key)
+        if known is None or confirmed is None or min(known.revision, confirmed.revision) < entry.revision:
+            self.put_chain(key, Held(_chains.decode(entry.value), entry.revision), news, confirmed=True)
 
     def unconfirmed(self, key: Key) -> Held | None:
         """A record that only a peer has told so far."""

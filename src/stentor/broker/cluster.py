@@ -25,6 +25,7 @@ from stentor.broker.disk_health import DiskHealth
 from stentor.broker.hearsay import Hearsay
 from stentor.broker.looking import StoreLook
 from stentor.broker.peers import Peers
+from stentor.broker.reporting import Reporting
 from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
 from stentor.broker.senders import Senders, passed_on
@@ -68,7 +69,7 @@ class Cluster:
         self.peers.on_refused = self._peer_refused
         self.member: ClusterMember | None = None
         self.confirmed = True  # C6: somebody who could replace this broker would have told it
-        self._reporting = False
+        self._planning_on = False
         self._member_messages: list[tuple[Key, PartitionMessage]] = []
         self._fresh = True  # the records are not those from before a time of being cut off
         self._refreshing = False
@@ -81,6 +82,7 @@ class Cluster:
         self.hearsay = Hearsay(broker, self)
         self.senders = Senders(broker)
         self._look = StoreLook(broker, self.restored, lambda: self.spawn(self.look_again()))
+        self.reporting = Reporting(broker, self)
         self._active = ActiveBroker(broker, self)
         self._controlling = Controlling(broker, self)
         self._views: dict[str, str] = {}
@@ -300,7 +302,7 @@ class Cluster:
         if self.peers.is_connected(name):
             self._broker.replicas.peer_connected(name)
             if name == self.machine.controller_broker:
-                self.report_replicas()
+                self.reporting.soon()
 
     def peer_arrived(self, name: str) -> None:
         """Another broker dialled this one."""
@@ -326,9 +328,10 @@ class Cluster:
                     said = {(t, p): HeldRecord(record, revision) for t, p, record, revision in records}
                     self._heard_records(self.hearsay.believed(said), confirmed=False)
                     self._fresh = self._fresh or complete
-                case peer.Reports(broker, incarnation, reports):
-                    found = {(topic_id, partition): report for topic_id, partition, report in reports}
-                    self.do(self.machine.heard_reports(broker, incarnation, found, now_us))
+                case peer.Reports():
+                    self.heard_reports(message)
+                case peer.ReportAgain() if sender == self.machine.controller_broker:
+                    self.reporting.everything()
                 case peer.TopicsChanged(revision):
                     self._look.soon(revision)
 
@@ -360,13 +363,13 @@ class Cluster:
 
     def report(self, key: Key, message: PartitionMessage) -> None:
         """Tell the controller something about a partition."""
-        to, pass_on = self._way_to_controller()
+        to, pass_on = self.way_to_controller()
         if to == self._broker.broker_id:
             self._note_member(key, message)
         elif to:
             self.peers.send(to, peer.ForPartition(*key, message, pass_on))
 
-    def _way_to_controller(self) -> tuple[str, bool]:
+    def way_to_controller(self) -> tuple[str, bool]:
         """Whom to tell, and whether that one must pass it on."""
         to = self.machine.membership.way_to_controller(self.now_us())
         return to, to != self.machine.controller_broker
@@ -384,24 +387,25 @@ class Cluster:
                 self.machine.controller.heard_member(key, message)
             self.do(self.machine.plan(self.now_us()))
 
-    def report_replicas(self) -> None:
-        """Tell the controller everything this broker holds; what changes within a moment is one report."""
-        if not self._reporting:
-            self._reporting = True
-            self._loop.call_later(_GATHER_S, self._report_now)
+    def heard_reports(self, said: peer.Reports) -> None:
+        """What a broker holds, or what changed of it."""
+        found = {(topic_id, partition): report for topic_id, partition, report in said.reports}
+        machine, now_us = self.machine, self.now_us()
+        if said.partial:
+            self.do(machine.heard_changes(said.broker, said.incarnation, found, said.gone, said.number, now_us))
+        else:
+            self.do(machine.heard_reports(said.broker, said.incarnation, found, now_us, said.number))
 
-    def _report_now(self) -> None:
-        self._reporting = False
-        if self.closed:
-            return
-        me, incarnation = self._broker.broker_id, self._broker.incarnation
-        to, pass_on = self._way_to_controller()
-        reports = self._broker.replicas.reports()
-        if to == me:
-            found = {(topic_id, partition): report for topic_id, partition, report in reports}
-            self.do(self.machine.heard_reports(me, incarnation, found, self.now_us()))
-        elif to:
-            self.peers.send(to, peer.Reports(me, incarnation, reports, pass_on))
+    def _ask_reports(self, broker: str) -> None:
+        if broker == self._broker.broker_id:
+            self.reporting.everything()
+        else:
+            self.peers.send(broker, peer.ReportAgain())
+
+    def _plan_on(self) -> None:
+        self._planning_on = False
+        if not self.closed:
+            self.do(self.machine.plan(self.now_us()))
 
     # --- effects --------------------------------------------------------------------------------
 
@@ -418,7 +422,12 @@ class Cluster:
                 case effects.Push(records, complete):
                     self.push(dict(records), complete=complete)
                 case effects.ReportReplicas():
-                    self.report_replicas()
+                    self.reporting.soon()
+                case effects.AskReports(broker):
+                    self._ask_reports(broker)
+                case effects.PlanOn() if not self._planning_on:
+                    self._planning_on = True
+                    self._loop.call_soon(self._plan_on)
                 case Propose():
                     self.spawn(self._controlling.propose(effect))
 
@@ -426,7 +435,10 @@ class Cluster:
         """Everyone hears of new records at once; the watch is for who missed it."""
         if records:
             rows = [(*key, held.record, held.revision) for key, held in records.items()]
-            self.peers.send_all(peer.Pushed(rows, complete))
+            for start in range(0, len(rows), limits.PUSHED_RECORDS_MAX):
+                part = rows[start : start + limits.PUSHED_RECORDS_MAX]
+                last = start + limits.PUSHED_RECORDS_MAX >= len(rows)
+                self.peers.send_all(peer.Pushed(part, complete and last))
             self._heard_records(records, confirmed=True)
 
     # --- the store ------------------------------------------------------------------------------

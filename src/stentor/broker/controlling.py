@@ -25,6 +25,8 @@ class Controlling:
     def __init__(self, broker: Broker, cluster: Cluster) -> None:
         self._broker = broker
         self._cluster = cluster
+        self._loading = False
+        self._load_again = False
 
     async def take_over(self, revision: int) -> None:
         if self._cluster.restored.noticed:
@@ -43,7 +45,19 @@ class Controlling:
             await self._cluster.look_again()
 
     async def load(self) -> None:
-        """The controller rereads everything (C16)."""
+        """The controller rereads everything (C16); who asks while it does is served by one more reading."""
+        if self._loading:
+            self._load_again = True
+            return
+        self._loading = self._load_again = True
+        try:
+            while self._load_again and not self._cluster.closed:
+                self._load_again = False
+                await self._load()
+        finally:
+            self._loading = False
+
+    async def _load(self) -> None:
         while not self._cluster.closed:
             try:
                 await self._cluster.look_again()
@@ -57,7 +71,7 @@ class Controlling:
         self._cluster.do(
             self._cluster.machine.loaded(catalogue.brokers, plans, catalogue.chains, self._cluster.now_us())
         )
-        self._cluster.report_replicas()
+        self._cluster.reporting.soon()
 
     async def propose(self, propose: Propose) -> None:
         if self._cluster.restored.noticed:

@@ -42,6 +42,7 @@ class Hearsay:
         self._asking: set[int] = set()  # topics that are being looked up
         self._waiting: dict[Key, list[Callable[[], None]]] = {}  # work for when the store has said so
         self._rumours: dict[Key, int] = {}  # what was only heard, as of the last look
+        self._doubted: set[Key] = set()  # partitions that were told to doubt their record
 
     # --- records --------------------------------------------------------------------------------
 
@@ -53,6 +54,7 @@ class Hearsay:
             if partition is None or self._keeps(partition, held):
                 found[key] = held
             elif held.revision > partition.replica.revision:
+                self._doubted.add(key)
                 partition.step(Doubted(held.revision))
                 self.look_up(key[0])
         return found
@@ -142,8 +144,11 @@ class Hearsay:
             elif self.is_confirmed(partition):
                 for work in self._waiting.pop(key):
                     work()
-        for key, partition in self._broker.replicas.partitions.items():
-            if partition.replica.doubted:
-                held = self._broker.catalogue.confirmed.get(key)
-                if held is not None and held.revision == partition.replica.revision:
-                    partition.step(Trusted())
+        for key in list(self._doubted):
+            partition = self._broker.replicas.partitions.get(key)
+            if partition is None or not partition.replica.doubted:
+                self._doubted.discard(key)
+                continue
+            held = self._broker.catalogue.confirmed.get(key)
+            if held is not None and held.revision == partition.replica.revision:
+                partition.step(Trusted())

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stentor.broker.catalogue import Topic
     from stentor.broker.peers import PeerLink
     from stentor.core.controller import Held
-    from stentor.core.peers import PartitionMessage, ReplicaReport
+    from stentor.core.peers import PartitionMessage
     from stentor.storage.directory import DataDirectory
     from stentor.storage.journal import ReplicaJournal
     from stentor.wire.messages import TopicSettings
@@ -230,7 +230,7 @@ class Replicas:
                 # C3: empty, it would pass for the copy that it was. The controller hears that there is none.
                 if named in held.record.chain:
                     logger.critical("%s/%d: this copy was removed, and cannot be a member", topic.record.name, key[1])
-                self._broker.cluster.report_replicas()
+                self._broker.cluster.reporting.soon(key)
                 return
             self._creating[key] = held
             self._spawn(self._create_named(topic, key, named))
@@ -259,7 +259,7 @@ class Replicas:
             self._creating.pop(key, None)
         if held is not None:
             self.configure(topic, key, held)
-            self._broker.cluster.report_replicas()
+            self._broker.cluster.reporting.soon(key)
 
     async def _close_replaced(self, key: Key) -> None:
         old = self.partitions.pop(key, None)
@@ -347,9 +347,6 @@ class Replicas:
         named = any(member.broker == self._broker.broker_id for member in members)
         return not named and len(record.chain) >= record.factor and partition.replica.place.position is None
 
-    def reports(self) -> list[tuple[int, int, ReplicaReport]]:
-        return [(*key, partition.replica.report()) for key, partition in self.partitions.items()]
-
     async def drop(self, key: Key, error: StentorError) -> None:
         """The topic was deleted: its log goes."""
         partition = self.partitions.pop(key, None)
@@ -359,7 +356,7 @@ class Replicas:
         self._dropping[key] = None
         self._dropped.add(partition.replica.me.log_id)
         if self._broker.cluster.member is not None:
-            self._broker.cluster.report_replicas()  # nobody shall count on it any more
+            self._broker.cluster.reporting.soon(key)  # nobody shall count on it any more
         try:
             partition.end_streams(error)
             await self.settle(partition)
@@ -387,7 +384,7 @@ class Replicas:
 
     def copy_failed(self) -> None:
         """The controller should know soon."""
-        self._broker.cluster.report_replicas()
+        self._broker.cluster.reporting.soon()
 
     def data_link(self, to: str) -> PeerLink | None:
         return self._broker.cluster.peers.data_link(to)

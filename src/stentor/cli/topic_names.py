@@ -45,11 +45,11 @@ def topic_names(directory: Path) -> dict[int, str]:
 def _of_single(directory: Path) -> dict[int, str]:
     from stentor.broker.catalogue import TopicRecord
     from stentor.coordination.embedded import read_saved
-    from stentor.storage.changes import whole_changes
+    from stentor.storage.changes import read_changes
 
     saved = (directory / COORDINATION_FILE).read_bytes()
-    changes, _ = whole_changes(_bytes_of(directory / CHANGES_FILE))
-    entries = read_saved(saved, changes).items()
+    changes = read_changes(directory / CHANGES_FILE)
+    entries = read_saved(saved, [] if changes is None else changes.payloads).items()
     records = [msgspec.msgpack.decode(value, type=TopicRecord) for key, value in entries if key.startswith("topics/")]
     return {record.id: record.name for record in records}
 
@@ -58,10 +58,3 @@ def _of_cluster(directory: Path) -> dict[int, str]:
     from stentor.broker.waiting import load_remembered
 
     return {record.id: record.name for record, _ in load_remembered(directory / CATALOGUE_FILE).topics}
-
-
-def _bytes_of(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        return b""

@@ -16,7 +16,7 @@ from stentor.core.controller import BrokerRecord, Controller, Held, Propose, Top
 from stentor.core.membership import ControllerKey, Heartbeat, Membership
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from stentor.core.peers import PartitionMessage, ReplicaReport
     from stentor.core.records import Key
@@ -51,7 +51,17 @@ class ReportReplicas(msgspec.Struct, frozen=True):
     """Tell the controller what this broker holds."""
 
 
-ClusterEffect = Beat | TakeOver | LoadAll | Push | ReportReplicas | Propose
+class AskReports(msgspec.Struct, frozen=True):
+    """Ask a broker for everything it holds: a report of it was missed."""
+
+    broker: str
+
+
+class PlanOn(msgspec.Struct, frozen=True):
+    """There is more to plan: call `plan` again when others had their turn."""
+
+
+ClusterEffect = Beat | TakeOver | LoadAll | Push | ReportReplicas | AskReports | PlanOn | Propose
 
 
 class ClusterMember:
@@ -190,7 +200,10 @@ class ClusterMember:
         controller.heard_disks(*membership.writers(now_us))
         controller.heard_somewhere = membership.heard_by_any(now_us)
         controller.heard_suspicions(membership.suspicions(now_us))
-        return list(controller.plan(now_us))
+        effects: list[ClusterEffect] = [*controller.plan(now_us)]
+        if controller.has_more:
+            effects.append(PlanOn())
+        return effects
 
     def proposed(self, propose: Propose, revision: int | None, now_us: int) -> list[ClusterEffect]:
         """A swap succeeded at this revision, or not (None): then everything is read again (C17)."""
@@ -208,12 +221,28 @@ class ClusterMember:
         return self.plan(now_us)
 
     def heard_reports(
-        self, sender: str, incarnation: int, reports: Mapping[Key, ReplicaReport], now_us: int
+        self, sender: str, incarnation: int, reports: Mapping[Key, ReplicaReport], now_us: int, number: int = 0
     ) -> list[ClusterEffect]:
         """A broker says what it holds."""
         if self.controller is None:
             return []
-        self.controller.heard_reports(sender, incarnation, reports)
+        self.controller.heard_reports(sender, incarnation, reports, number)
+        return self.plan(now_us)
+
+    def heard_changes(
+        self,
+        sender: str,
+        incarnation: int,
+        reports: Mapping[Key, ReplicaReport],
+        gone: Iterable[Key],
+        number: int,
+        now_us: int,
+    ) -> list[ClusterEffect]:
+        """A broker says what changed of what it holds."""
+        if self.controller is None:
+            return []
+        if not self.controller.heard_changes(sender, incarnation, reports, gone, number):
+            return [AskReports(sender)]
         return self.plan(now_us)
 
     def heard_record(self, key: Key, held: Held | None) -> None:

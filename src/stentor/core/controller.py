@@ -25,16 +25,17 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stentor import limits
+from stentor.core.agenda import Agenda
+from stentor.core.held_off import HeldOff
 from stentor.core.peers import Complaint, JoinerReady, PartitionMessage, ReplicaReport
 from stentor.core.placement import Candidate, Load, Mode, Tally, better_head, next_member
 from stentor.core.records import ChainRecord, Key, Member
+from stentor.core.reports import ReportBook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _replace = msgspec.structs.replace
-_HELD_OFF_US: Final = int(limits.JOINER_HELD_OFF_S * 1_000_000)
-_HELD_OFF_US_MAX: Final = int(limits.JOINER_HELD_OFF_S_MAX * 1_000_000)
 _COMPLAINT_US: Final = 1_500_000
 """Complaints are said with every tick while they hold; an older one is over."""
 
@@ -76,15 +77,6 @@ class Propose(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
 
 
-class _HeldOff(msgspec.Struct, frozen=True):
-    """A broker that is not tried again as a joiner of a partition for a while."""
-
-    incarnation: int  # the life in which it failed
-    epoch: int  # in which it failed last
-    until_us: int
-    delay_us: int
-
-
 class Held(msgspec.Struct, frozen=True):
     """A record as the store has it."""
 
@@ -103,21 +95,20 @@ class Controller:
         self.records: dict[Key, Held] = {}
         self.active = ""  # active-passive: the one that serves (C26)
         self.may_remove = True  # False on the minority's side: it judges nobody
-        self._reports: dict[tuple[Key, str], ReplicaReport] = {}
-        self._reported: dict[str, int] = {}  # which life of a broker has said what it holds
+        self._reports = ReportBook()
         self._ready: dict[Key, JoinerReady] = {}
         self._complaints: dict[Key, dict[Member, tuple[Complaint, int]]] = {}  # and when each was heard last
         self.able: frozenset[str] = frozenset()  # brokers that said lately that their disks take writes (C31)
         self.unable: frozenset[str] = frozenset()  # those that said that theirs do not
         self.heard_somewhere: set[str] = set()  # brokers that this one hears, or another one that it hears
         self.suspicions: Mapping[str, frozenset[str]] = {}  # whom each broker does not hear
-        self._held_off: dict[tuple[Key, str], _HeldOff] = {}  # brokers that failed as joiners
+        self._held_off = HeldOff()  # brokers that failed as joiners
         self._now_us = 0
         self.awaited = False  # whether nothing may change before everyone has said what it holds (C27)
         self._under_way: dict[Key, int] = {}  # key -> proposal
+        self._proposals: set[int] = set()  # the same, each once
         self._tally = Tally()  # of all records as they will be once what is under way is through
-        self._stale: set[Key] = set()  # to be looked at
-        self._later: set[Key] = set()  # to be looked at with every tick: somebody is held off
+        self._stale = Agenda()
         self._settled = True
         self._moves = 0
         self.behind: set[Key] = set()  # partitions of which the store knows an older epoch than their members
@@ -132,10 +123,11 @@ class Controller:
         """Everything anew from the store; nothing that was under way counts any more (C17)."""
         self.brokers, self.topics, self.records = dict(brokers), dict(topics), dict(records)
         self._under_way.clear()
+        self._proposals.clear()
         self._tally = Tally()
         for key, held in records.items():
             self._tally.put(key, held.record)
-        self._stale = set(records)
+        self._stale.update(records)
 
     def heard_record(self, key: Key, held: Held | None) -> None:
         """The store says this of a partition."""
@@ -201,17 +193,22 @@ class Controller:
                 return
         self._stale.add(key)
 
-    def heard_reports(self, sender: str, incarnation: int, reports: Mapping[Key, ReplicaReport]) -> None:
-        """Everything a broker holds: what is not among it, it does not hold."""
-        for key in [key for key, broker in self._reports if broker == sender and key not in reports]:
-            del self._reports[key, sender]
-        for key, report in reports.items():
-            if self._reports.get((key, sender)) != report:
-                self._reports[key, sender] = report
-                self._stale.add(key)
-        if self._reported.get(sender) != incarnation:
-            self._reported[sender] = incarnation
+    def heard_reports(
+        self, sender: str, incarnation: int, reports: Mapping[Key, ReplicaReport], number: int = 0
+    ) -> None:
+        """Everything a broker holds."""
+        anew = self._reports.lives.get(sender) != incarnation
+        self._stale.update(self._reports.everything(sender, incarnation, reports, number) or ())
+        if anew:
             self._look_at_everything()
+
+    def heard_changes(
+        self, sender: str, incarnation: int, reports: Mapping[Key, ReplicaReport], gone: Iterable[Key], number: int
+    ) -> bool:
+        """What changed since the report before; False if that one was not heard: then this one says too little."""
+        news = self._reports.changes(sender, incarnation, reports, gone, number)
+        self._stale.update(news or ())
+        return news is not None
 
     def topic(self, topic_id: int, plan: TopicPlan | None) -> None:
         """A topic was made, changed or deleted."""
@@ -229,11 +226,10 @@ class Controller:
     # --- proposals ------------------------------------------------------------------------------
 
     def plan(self, now_us: int) -> list[Propose]:
-        """The next changes, in transactions of bounded size."""
+        """The next changes, in transactions of bounded size; of so many partitions, and then `has_more`."""
         self._now_us = now_us
-        self._stale |= self._later
-        self._later.clear()
-        if not self._stale or self.unheard:
+        self._stale.recall(now_us)
+        if not self.has_more:
             return []
         settled = not self._tally.unsettled
         if settled and not self._settled:
@@ -242,25 +238,30 @@ class Controller:
         load = self._tally.load.copy()
         self._moves = self._tally.joining
         changes: list[Change] = []
-        for key in sorted(self._stale):
+        for key in self._stale.take():
             held = self.records.get(key)
             if held is None or key in self._under_way:
-                continue
-            self._stale.discard(key)
+                continue  # it is looked at again when it is there, or through
             wanted = self.next_record(key, held.record, load)
             if wanted is not None and wanted != held.record:
                 changes.append(Change(key, held.revision, _replace(wanted, proposal=self._new_id())))
         return [self._propose(part) for part in _parts(changes, limits.COORDINATION_SWAP_OPERATIONS_MAX - 1)]
 
     @property
+    def has_more(self) -> bool:
+        """Whether `plan` has not looked at everything yet, and may: not too much is under way."""
+        return bool(self._stale) and len(self._proposals) < limits.PROPOSALS_MAX and not self.unheard
+
+    @property
     def unheard(self) -> list[str]:
         """Who must say what it holds before anything changes: all brokers, where the store was restored (C27)."""
         if not self.awaited:
             return []
-        return sorted(broker for broker in self.brokers if broker not in self._reported)
+        return sorted(broker for broker in self.brokers if broker not in self._reports.lives)
 
     def _propose(self, changes: tuple[Change, ...]) -> Propose:
         proposal = self._new_id()
+        self._proposals.add(proposal)
         for change in changes:
             self._under_way[change.key] = proposal
             self._tally.put(change.key, change.record)
@@ -269,17 +270,19 @@ class Controller:
     def proposed(self, propose: Propose, revision: int | None) -> list[tuple[Key, Held]]:
         """The swap came through at this revision; or not (None), and what is true must be read first."""
         done = []
+        self._proposals.discard(propose.proposal)
         for change in propose.changes:
             if self._under_way.get(change.key) != propose.proposal:
                 continue
             del self._under_way[change.key]
+            if change.key in self.records:
+                self._stale.add(change.key)
             if revision is not None:
                 self.changes += 1
                 self.heard_record(change.key, Held(change.record, revision))
                 done.append((change.key, self.records[change.key]))
             elif change.key in self.records:
                 self._tally.put(change.key, self.records[change.key].record)
-                self._stale.add(change.key)
         return done
 
     # --- one partition --------------------------------------------------------------------------
@@ -316,7 +319,7 @@ class Controller:
         behind = any(
             report.epoch > record.epoch
             for broker in self.alive
-            if (report := self._reports.get((key, broker))) is not None
+            if (report := self._reports.of(key, broker)) is not None
         )
         if behind:
             self.behind.add(key)
@@ -326,7 +329,7 @@ class Controller:
 
     def _is_halted(self, key: Key, record: ChainRecord) -> bool:
         """C9: a member would lose what is committed if it followed its head: who is right is for an operator to say."""
-        reports = (self._reports.get((key, member.broker)) for member in record.chain)
+        reports = (self._reports.of(key, member.broker) for member in record.chain)
         return any(
             report is not None
             and report.halted
@@ -341,7 +344,7 @@ class Controller:
             (
                 report.committed
                 for member in record.chain
-                if (report := self._reports.get((key, member.broker))) is not None and report.member.same_log(member)
+                if (report := self._reports.of(key, member.broker)) is not None and report.member.same_log(member)
             ),
             default=0,
         )
@@ -351,11 +354,11 @@ class Controller:
         incarnation = self.alive.get(member.broker)
         if incarnation is None:
             return None if self.may_remove else member
-        report = self._reports.get((key, member.broker))
+        report = self._reports.of(key, member.broker)
         if incarnation == member.incarnation:
             failed = report is not None and report.member == member and report.failed
             return None if failed else member
-        if self._reported.get(member.broker) != incarnation:
+        if self._reports.lives.get(member.broker) != incarnation:
             return member  # it has not said yet what it holds; it cannot act before it is named (C3)
         return None if report is None else self._renewed(record, member, report)
 
@@ -405,7 +408,7 @@ class Controller:
     def _revive(self, key: Key, record: ChainRecord) -> ChainRecord | None:
         """C12: nobody of the chain answers. Only an eligible one may lead; all others wait."""
         for member in record.eligible:
-            report = self._reports.get((key, member.broker))
+            report = self._reports.of(key, member.broker)
             if report is None or self.alive.get(member.broker) != report.member.incarnation:
                 continue
             renewed = self._renewed(record, member, report)
@@ -422,13 +425,13 @@ class Controller:
             gone = self.alive.get(joining.broker) != joining.incarnation or joining.broker in self.unable
             reported = self._is_reported(key, record, joining)
             if reported:
-                self._hold_off(key, record.epoch, joining)
+                self._held_off.hold(key, record.epoch, joining, self._now_us)
             if gone or reported:
                 # Joint mode may be on: only a new epoch ends it (C11).
                 return _replace(record, epoch=record.epoch + 1, joining=None)
             ready = self._ready.get(key)
             if ready is not None and ready.epoch == record.epoch and ready.member == joining:
-                self._held_off.pop((key, joining.broker), None)
+                self._held_off.forget(key, joining.broker)
                 return self._joined(record, joining)
             return None
         wanted = self._wanted_joiner(key, record, plan, load)
@@ -439,20 +442,8 @@ class Controller:
         eligible = record.eligible if len(chain) < record.min_replicas else ()
         return _replace(record, epoch=record.epoch + 1, chain=chain, joining=None, eligible=eligible)
 
-    def _hold_off(self, key: Key, epoch: int, joining: Member) -> None:
-        """It held up the chain, or might have, and is not tried again at once; longer each time that it fails."""
-        before = self._held_off.get((key, joining.broker))
-        if before is not None and (before.incarnation, before.epoch) == (joining.incarnation, epoch):
-            return  # the same failure, planned for once more
-        again = before is not None and before.incarnation == joining.incarnation
-        delay_us = min(2 * before.delay_us, _HELD_OFF_US_MAX) if before is not None and again else _HELD_OFF_US
-        self._held_off[key, joining.broker] = _HeldOff(joining.incarnation, epoch, self._now_us + delay_us, delay_us)
-
     def _is_held_off(self, key: Key, broker: str) -> bool:
-        held_off = self._held_off.get((key, broker))
-        if held_off is None or held_off.incarnation != self.alive.get(broker):
-            return False
-        return self._now_us < held_off.until_us
+        return self._held_off.is_held(key, broker, self.alive.get(broker), self._now_us)
 
     def _is_reported(self, key: Key, record: ChainRecord, member: Member) -> bool:
         return any(complaint.member == member for complaint in self._complaints_now(key, record))
@@ -487,7 +478,7 @@ class Controller:
         ]
         ready = [candidate for candidate in candidates if not self._is_held_off(key, candidate.broker)]
         if len(ready) < len(candidates):
-            self._later.add(key)
+            self._stale.later(key)
         if not ready:
             return None
         blamed = {member.broker for member in self._complaints.get(key, {})}
@@ -501,11 +492,11 @@ class Controller:
     def _is_candidate(self, broker: BrokerRecord) -> bool:
         """Alive, staying, and known to hold what it holds: else a good copy might be begun anew."""
         incarnation = self.alive.get(broker.id)
-        known = incarnation is not None and self._reported.get(broker.id) == incarnation
+        known = incarnation is not None and self._reports.lives.get(broker.id) == incarnation
         return known and not broker.draining and broker.id not in self.unable
 
     def _usable_log(self, key: Key, broker: str) -> int | None:
-        report = self._reports.get((key, broker))
+        report = self._reports.of(key, broker)
         if report is None or report.failed or report.member.incarnation != self.alive.get(broker):
             return None
         return report.member.log_id

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -31,6 +31,43 @@ _MAGIC: Final = b"STCH"
 _HEADER: Final = struct.Struct("<4sII")
 
 
+class FoundChanges(NamedTuple):
+    """What a file of changes holds."""
+
+    payloads: list[bytes]
+    """All whole changes, in order."""
+    size: int
+    """Where the last of them ends."""
+    rest: int
+    """Bytes of one that is not whole, behind them."""
+
+
+def read_changes(path: Path) -> FoundChanges | None:
+    """Read a file and leave it as it is; None if there is none, CorruptData if more than its end is bad."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise storage_error(error, operation="read", path=path) from error
+    found, position = _whole_changes(data)
+    _check_torn(path, data, position)
+    return FoundChanges(found, position, len(data) - position)
+
+
+def _check_torn(path: Path, data: bytes, position: int) -> None:
+    """Only the last change may be bad (K2)."""
+    place = data.find(_MAGIC, position + 1)
+    while place >= 0:
+        if _change_at(data, place) is not None:
+            raise CorruptData(
+                f"{path} is damaged at byte {position}: a change fails its checksum, and others follow it.",
+                hint=f"Restore the data directory's files `{path.stem}` and `{path.name}` from a backup.",
+                object=str(path),
+            )
+        place = data.find(_MAGIC, place + 1)
+
+
 class ChangesFile:
     """The changes since a state was written whole."""
 
@@ -42,29 +79,19 @@ class ChangesFile:
 
     def load(self) -> list[bytes]:
         """All whole changes, in order; what a crash left of the last one is cut off."""
-        try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
+        found = read_changes(self._path)
+        if found is None:
             return []
-        except OSError as error:
-            raise storage_error(error, operation="read", path=self._path) from error
-        found, position = whole_changes(data)
-        if position < len(data):
-            self._check_torn(data, position)
-            atomic_write(self._path, data[:position])
-        self._open(position)
-        return found
+        if found.rest:
+            self._cut(found.size)
+        self._open(found.size)
+        return found.payloads
 
-    def _check_torn(self, data: bytes, position: int) -> None:
-        place = data.find(_MAGIC, position + 1)
-        while place >= 0:
-            if _change_at(data, place) is not None:
-                raise CorruptData(
-                    f"{self._path} is damaged at byte {position}: a change fails its checksum, and others follow it.",
-                    hint="Restore the data directory's files `coordination` and `coordination.changes` from a backup.",
-                    object=str(self._path),
-                )
-            place = data.find(_MAGIC, place + 1)
+    def _cut(self, size: int) -> None:
+        try:
+            atomic_write(self._path, self._path.read_bytes()[:size])
+        except OSError as error:
+            raise storage_error(error, operation="cut", path=self._path) from error
 
     def _open(self, size: int) -> None:
         try:
@@ -106,7 +133,7 @@ class ChangesFile:
         self._open(0)
 
 
-def whole_changes(data: bytes) -> tuple[list[bytes], int]:
+def _whole_changes(data: bytes) -> tuple[list[bytes], int]:
     """The changes that a file begins with, and where they end."""
     found: list[bytes] = []
     position = 0

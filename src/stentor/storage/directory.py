@@ -3,7 +3,7 @@
     data/
       FORMAT                              one line: what this is, and which format
       LOCK                                locked by the broker that uses it; holds its process id
-      replicas                            the journal: incarnation, and a floor for each log
+      replicas, replicas.changes          the journal: incarnation, and a floor for each log
       coordination, coordination.changes  the coordination store of a single broker
       broker, broker.crc32c               the id of this broker in its cluster, and its checksum
       catalogue                           what the coordination store of a cluster was last known to hold
@@ -53,6 +53,7 @@ FORMAT_VERSION: Final = 1
 FORMAT_FILE: Final = "FORMAT"
 LOCK_FILE: Final = "LOCK"
 JOURNAL_FILE: Final = "replicas"
+JOURNAL_CHANGES_FILE: Final = "replicas.changes"
 COORDINATION_FILE: Final = "coordination"
 CHANGES_FILE: Final = "coordination.changes"
 BROKER_FILE: Final = "broker"

@@ -248,9 +248,9 @@ def atomic_write(path: Path, data: Buffer | Sequence[Buffer]) -> None:
         raise storage_error(error, operation="write", path=path) from error
 
 
-def seal(kind: Kind, payload: Buffer) -> bytes:
+def seal(kind: Kind, payload: Buffer, *, version: int = SEAL_VERSION) -> bytes:
     """Put the checked frame drawn above around `payload`."""
-    fields = struct.pack("<HHI", SEAL_VERSION, kind, len(payload))
+    fields = struct.pack("<HHI", version, kind, len(payload))
     checksum = crc32c(payload, crc32c(fields))
     return b"".join((SEAL_MAGIC, fields, checksum.to_bytes(4, "little"), payload))
 
@@ -263,7 +263,14 @@ def sealed_length(start: Buffer) -> int:
     return SEAL_BYTES + length
 
 
-def unseal(kind: Kind, data: Buffer, *, what: str) -> memoryview:
+def sealed_version(start: Buffer) -> int:
+    """Which format the sealed part has that begins with `start`."""
+    sealed_length(start)
+    version: int = _SEAL.unpack_from(start)[1]
+    return version
+
+
+def unseal(kind: Kind, data: Buffer, *, what: str, version_max: int = SEAL_VERSION) -> memoryview:
     """Check the frame and return the payload, or say why it cannot be used."""
     end = sealed_length(data)
     if end > len(data):
@@ -273,9 +280,9 @@ def unseal(kind: Kind, data: Buffer, *, what: str) -> memoryview:
     covered = crc32c(view[SEAL_BYTES:end], crc32c(view[_SEAL_CHECKED_FROM:_SEAL_CHECKED_TO]))
     if covered != checksum:
         raise CorruptData(f"{what} fails its checksum.", object=what)
-    if version > SEAL_VERSION:
+    if version > version_max:
         raise FormatTooNew(
-            f"{what} has format {version}; this Stentor knows formats up to {SEAL_VERSION}.",
+            f"{what} has format {version}; this Stentor knows formats up to {version_max}.",
             hint="Start the newer Stentor that wrote it.",
             object=what,
         )

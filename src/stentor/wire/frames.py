@@ -29,8 +29,10 @@ FEATURES: Final = ("rows", "arrow", "lz4", "zstd", LASTING_PRODUCERS)
 connection uses what both know."""
 
 
-PEER_FEATURES: Final = ("confirm",)
-"""The same between brokers: messages that an older one does not know. `confirm`: Held, Confirm and Confirmed."""
+REPORT_CHANGES: Final = "report-changes"
+PEER_FEATURES: Final = ("confirm", REPORT_CHANGES)
+"""The same between brokers: messages that an older one does not know. `confirm`: Held, Confirm and Confirmed;
+`report-changes`: Reports of what changed, and ReportAgain."""
 
 
 class Kind(enum.IntEnum):

@@ -52,12 +52,19 @@ class Pushed(_Message, frozen=True):
 
 
 class Reports(_Message, frozen=True):
-    """Everything a broker holds: topic id, partition, report."""
+    """Everything a broker holds, or what changed of it: topic id, partition, report."""
 
     broker: str
     incarnation: int
     reports: list[tuple[int, int, ReplicaReport]]
     pass_on: bool = False  # as in ForPartition
+    number: int = 0  # counts up; 0: an older broker, which does not count
+    partial: bool = False  # only what changed since the report before this one
+    gone: list[tuple[int, int]] = []  # with `partial`: what the broker does not hold any more
+
+
+class ReportAgain(_Message, frozen=True):
+    """From the controller: it has missed a report, and wants to hear everything."""
 
 
 class TopicsChanged(_Message, frozen=True):
@@ -66,7 +73,7 @@ class TopicsChanged(_Message, frozen=True):
     revision: int
 
 
-PeerMessage = Heartbeat | ForPartition | Pushed | Reports | TopicsChanged
+PeerMessage = Heartbeat | ForPartition | Pushed | Reports | ReportAgain | TopicsChanged
 
 _encoder = msgspec.msgpack.Encoder()
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.

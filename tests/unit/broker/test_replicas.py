@@ -148,18 +148,25 @@ def test_a_copy_that_is_being_removed_is_not_opened_before_it_is_gone(inside, wa
     assert inside.is_replaced()
 
 
-def test_an_epoch_that_found_no_room_is_stored_when_there_is_some(inside, client, wait_until, monkeypatch):
-    real, refused = journal.atomic_write, []
+def leave_no_room(patch):
+    """From now on nothing is written to the journal; returns what was refused."""
+    refused = []
 
-    def full(path, data):
+    def full(path, *_):
         refused.append(path)
         raise DiskFull("There is no room on the disk.")
 
-    monkeypatch.setattr(journal, "atomic_write", full)
+    patch.setattr(journal, "atomic_write", full)
+    patch.setattr(journal.ChangesFile, "append", full)
+    return refused
+
+
+def test_an_epoch_that_found_no_room_is_stored_when_there_is_some(inside, client, wait_until, monkeypatch):
     held = inside.held()
-    inside.run(inside.partition.step, r.Configure(held.record, held.revision))
-    wait_until(lambda: refused, "the refusal")
-    monkeypatch.setattr(journal, "atomic_write", real)
+    with monkeypatch.context() as patch:
+        refused = leave_no_room(patch)
+        inside.run(inside.partition.step, r.Configure(held.record, held.revision))
+        wait_until(lambda: refused, "the refusal")
     wait_until(lambda: inside.partition.replica.epoch == held.record.epoch, "the epoch")
     assert not inside.partition.replica.failed
     assert client.publish("t", "y").offset == 3
@@ -168,19 +175,13 @@ def test_an_epoch_that_found_no_room_is_stored_when_there_is_some(inside, client
 def test_epochs_that_follow_each_other_while_there_is_no_room_are_stored_when_there_is_some(
     inside, client, wait_until, monkeypatch
 ):
-    real, refused = journal.atomic_write, []
-
-    def full(path, data):
-        refused.append(path)
-        raise DiskFull("There is no room on the disk.")
-
     monkeypatch.setattr(replicas_module, "_ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(journal, "atomic_write", full)
-    for _ in range(2):
-        held, seen = inside.held(), len(refused)
-        inside.run(inside.partition.step, r.Configure(held.record, held.revision))
-        wait_until(lambda seen=seen: len(refused) > seen + 3, "some refusals")
-    monkeypatch.setattr(journal, "atomic_write", real)
+    with monkeypatch.context() as patch:
+        refused = leave_no_room(patch)
+        for _ in range(2):
+            held, seen = inside.held(), len(refused)
+            inside.run(inside.partition.step, r.Configure(held.record, held.revision))
+            wait_until(lambda seen=seen: len(refused) > seen + 3, "some refusals")
     wait_until(lambda: inside.partition.replica.epoch == held.record.epoch, "the epoch")
     assert client.publish("t", "y").offset == 3
 

@@ -4,6 +4,7 @@ from itertools import count
 
 import pytest
 
+from stentor import limits
 from stentor.core.controller import BrokerRecord, Controller, Held, TopicPlan
 from stentor.core.peers import Complaint, JoinerReady, ReplicaReport
 from stentor.core.records import ChainRecord, Member
@@ -342,3 +343,64 @@ def test_what_was_left_alone_without_a_majority_is_looked_at_again_with_one():
     cluster.controller.set_may_remove(True)
     cluster.settle()
     assert cluster.chain == "c"
+
+
+def many_partitions(count):
+    """A controller of so many whole chains, and the keys."""
+    ids = iter(range(10**9))
+    controller = Controller(lambda: next(ids))
+    chain = tuple(member(name) for name in "abc")
+    keys = [(1, number) for number in range(count)]
+    records = {key: Held(ChainRecord(5, chain, factor=3, min_replicas=2), 10) for key in keys}
+    controller.load({name: BrokerRecord(name, 1) for name in "abc"}, {1: TopicPlan(3, 2)}, records)
+    controller.heard_alive(dict.fromkeys("bc", 1))
+    controller.heard_disks(frozenset("bc"), frozenset())
+    return controller, keys
+
+
+def test_one_plan_looks_at_a_bounded_number_of_chains_and_the_next_ones_at_the_rest(monkeypatch):
+    controller, keys = many_partitions(3_000)
+    looked = []
+    look = controller.next_record
+
+    def count_looks(key, *arguments):
+        looked.append(key)
+        return look(key, *arguments)
+
+    monkeypatch.setattr(controller, "next_record", count_looks)
+    monkeypatch.setattr(limits, "PROPOSALS_MAX", 1_000)
+    proposals, before = [], 0
+    while controller.has_more:
+        proposals += controller.plan(0)
+        assert 0 < len(looked) - before <= limits.PLANNED_PARTITIONS_MAX
+        before = len(looked)
+    assert looked == keys
+    assert [change.key for propose in proposals for change in propose.changes] == keys
+    assert all(len(propose.changes) < limits.COORDINATION_SWAP_OPERATIONS_MAX for propose in proposals)
+
+
+def test_a_chain_is_looked_at_again_once_its_change_is_through():
+    controller, keys = many_partitions(100)
+    proposals = controller.plan(0)
+    for key in keys:  # the watch is faster than the answer
+        change = next(c for propose in proposals for c in propose.changes if c.key == key)
+        controller.heard_record(key, Held(change.record, 11))
+    while controller.has_more:
+        assert not controller.plan(0), "it is under way"
+    for propose in proposals:
+        controller.proposed(propose, 11)
+    assert controller.has_more
+
+
+def test_few_transactions_are_under_way_at_one_time_and_others_follow():
+    controller, keys = many_partitions(3_000)
+    changed = []
+    while controller.has_more:
+        under_way = controller.plan(0)
+        assert not controller.has_more or len(under_way) < limits.PROPOSALS_MAX
+        assert len(under_way) <= limits.PROPOSALS_MAX
+        assert len(under_way) < limits.PROPOSALS_MAX or not controller.plan(0), "the store has enough to do"
+        for propose in under_way:
+            changed += [change.key for change in propose.changes]
+            controller.proposed(propose, 11)
+    assert sorted(changed) == keys

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import os
+
 import msgspec
 import pytest
 from crc32c import crc32c
 
-from stentor.errors import CorruptData, FormatTooNew, InternalError
+from stentor import limits
+from stentor.errors import CorruptData, FormatTooNew, InternalError, StorageError
 from stentor.storage import LogFloor, ReplicaJournal
-from stentor.storage.files import Kind, seal
-from stentor.storage.journal import ReplicaState
+from stentor.storage.changes import ChangesFile
+from stentor.storage.files import Kind, seal, sealed_version
+from stentor.storage.journal import ReplicaState, changes_path, load_journal
 
 
 def test_the_incarnation_grows_at_every_start(tmp_path):
@@ -127,3 +131,194 @@ def test_a_journal_of_a_newer_format_is_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(FormatTooNew):
         ReplicaJournal.open(path)
+
+
+# --- the whole and its changes ------------------------------------------------------------------
+
+
+def bytes_per_topic(path, topics):
+    journal = ReplicaJournal.open(path)
+    for topic in range(topics):
+        for partition in range(10):
+            journal.update(topic, partition, log_id=2**61 + topic, epoch=1)
+        journal.store()
+    before = journal.bytes_written
+    for topic in range(topics, topics + 10):
+        for partition in range(10):
+            journal.update(topic, partition, log_id=2**61 + topic, epoch=1)
+        journal.store()
+    return (journal.bytes_written - before) / 10
+
+
+def test_what_a_new_topic_writes_does_not_grow_with_the_number_of_partitions(tmp_path):
+    few, many = bytes_per_topic(tmp_path / "few", 10), bytes_per_topic(tmp_path / "many", 300)
+    assert many < 1.2 * few
+
+
+def test_changes_are_folded_into_the_whole_before_they_are_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "JOURNAL_CHANGES_BYTES_MIN", 10_000)
+    path = tmp_path / "replicas"
+    journal = ReplicaJournal.open(path)
+    for end in range(2_000):
+        journal.update(1, end % 7, log_id=2, synced_end=end, committed=end)
+        journal.store()
+        assert changes_path(path).stat().st_size < 11_000
+    assert ReplicaJournal.open(path).replicas() == journal.replicas()
+
+
+def test_every_change_is_found_again_also_a_removal_and_a_revision(tmp_path):
+    path = tmp_path / "replicas"
+    journal = ReplicaJournal.open(path)
+    for number in range(5):
+        journal.update(1, number, log_id=number + 1, epoch=number)
+        journal.store()
+    journal.remove(1, 3)
+    journal.store()
+    journal.note_revision(77)
+    journal.store()
+    found = load_journal(path)
+    assert {(topic_id, number): state for topic_id, number, state in found.replicas} == journal.replicas()
+    assert (found.store_revision, found.incarnation) == (77, 1)
+
+
+def stored(path):
+    """A journal with four changes, the last of which moves the epoch of one partition to 4."""
+    journal = ReplicaJournal.open(path)
+    for epoch in range(1, 5):
+        journal.update(1, 0, log_id=2, epoch=epoch)
+        journal.store()
+    return journal
+
+
+def test_a_change_that_a_crash_tore_is_left_out_and_the_one_before_counts(tmp_path):
+    path = tmp_path / "replicas"
+    stored(path)
+    whole, changes = path.read_bytes(), changes_path(path).read_bytes()
+    for cut in range(1, len(changes) // 4):
+        path.write_bytes(whole)
+        changes_path(path).write_bytes(changes[:-cut])
+        again = ReplicaJournal.open(path)
+        assert again.get(1, 0).epoch == 3
+        again.update(1, 0, log_id=2, epoch=9)
+        again.store()
+        assert ReplicaJournal.open(path).get(1, 0).epoch == 9
+
+
+def test_a_change_that_is_bad_before_a_good_one_is_damage_and_stays_as_it_is(tmp_path):
+    path = tmp_path / "replicas"
+    stored(path)
+    changes = changes_path(path).read_bytes()
+    for place in range(len(changes) * 3 // 4):
+        damaged = bytearray(changes)
+        damaged[place] ^= 0x10
+        changes_path(path).write_bytes(damaged)
+        with pytest.raises(CorruptData, match=r"journal .* is damaged"):
+            ReplicaJournal.open(path)
+        assert changes_path(path).read_bytes() == damaged
+
+
+def test_changes_that_are_missing_are_damage(tmp_path):
+    path = tmp_path / "replicas"
+    stored(path)
+    changes_path(path).unlink()
+    with pytest.raises(CorruptData, match="missing"):
+        ReplicaJournal.open(path)
+
+
+def test_changes_of_an_earlier_whole_do_not_count(tmp_path):
+    """A crash came after the whole was replaced, and before its changes were cleared."""
+    path = tmp_path / "replicas"
+    stored(path)
+    changes = changes_path(path).read_bytes()
+    journal = ReplicaJournal.open(path)
+    journal.update(1, 0, log_id=2, epoch=8)
+    journal.close()
+    ReplicaJournal.open(path)
+    changes_path(path).write_bytes(changes)
+    assert ReplicaJournal.open(path).get(1, 0).epoch == 8
+
+
+def test_an_older_whole_beside_newer_changes_is_refused(tmp_path):
+    path = tmp_path / "replicas"
+    stored(path)
+    older = path.read_bytes()
+    stored_again = ReplicaJournal.open(path)
+    stored_again.update(1, 0, log_id=2, epoch=9)
+    stored_again.store()
+    path.write_bytes(older)
+    with pytest.raises(CorruptData, match="generation"):
+        ReplicaJournal.open(path)
+
+
+def test_a_journal_that_was_closed_is_one_file_of_the_old_format(tmp_path):
+    path = tmp_path / "replicas"
+    journal = stored(path)
+    assert sealed_version(path.read_bytes()) == 2
+    journal.close()
+    assert sealed_version(path.read_bytes()) == 1
+    changes_path(path).unlink()
+    assert ReplicaJournal.open(path).get(1, 0).epoch == 4
+
+
+def test_changes_beside_a_whole_of_the_old_format_are_not_followed(tmp_path):
+    """An older Stentor ran in between: it does not know the file of changes."""
+    path = tmp_path / "replicas"
+    stored(path)
+    path.write_bytes(seal(Kind.JOURNAL, msgspec.msgpack.encode([6, [(1, 0, [2, 7, 100, 90])], 5])))
+    journal = ReplicaJournal.open(path)
+    assert (journal.incarnation, journal.get(1, 0)) == (7, ReplicaState(2, 7, 100, 90))
+    assert ReplicaJournal.open(path).get(1, 0).epoch == 7
+
+
+def test_old_changes_are_gone_before_a_whole_is_written_that_counts_on_its_changes(tmp_path, monkeypatch):
+    path = tmp_path / "replicas"
+    stored(path)
+    path.write_bytes(seal(Kind.JOURNAL, msgspec.msgpack.encode([6, [(1, 0, [2, 7, 100, 90])], 5])))
+    sizes = []
+    replace = ReplicaJournal._store_whole
+
+    def store_whole(journal, version):
+        sizes.append(changes_path(path).stat().st_size)
+        replace(journal, version)
+
+    monkeypatch.setattr(ReplicaJournal, "_store_whole", store_whole)
+    ReplicaJournal.open(path)
+    assert sizes == [0]
+
+
+def test_what_could_not_be_appended_is_in_the_next_store(tmp_path, monkeypatch):
+    path = tmp_path / "replicas"
+    journal = stored(path)
+
+    def fail(fd):
+        raise OSError(28, "no room")
+
+    journal.update(1, 0, log_id=2, epoch=5)
+    journal.note_revision(12)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(StorageError):
+            journal.store()
+    assert load_journal(path).replicas[0][2].epoch == 4
+    assert journal.store()
+    assert (load_journal(path).replicas[0][2].epoch, load_journal(path).store_revision) == (5, 12)
+
+
+def test_a_whole_that_could_not_be_written_is_written_by_the_next_store(tmp_path, monkeypatch):
+    path = tmp_path / "replicas"
+    journal = stored(path)
+    monkeypatch.setattr(limits, "JOURNAL_CHANGES_BYTES_MIN", 0)
+    monkeypatch.setattr(journal, "_whole_bytes", 0)
+
+    def fail(fd):
+        raise OSError(28, "no room")
+
+    journal.update(1, 0, log_id=2, epoch=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(StorageError):
+            journal.store()
+    assert load_journal(path).replicas[0][2].epoch == 4
+    assert journal.store()
+    assert load_journal(path).replicas[0][2].epoch == 5
+    assert ChangesFile(changes_path(path)).load() == []
