@@ -331,6 +331,10 @@ DISK_PROBE_ALONE_S: Final = 5.0
 HEALTH_CHECK_S: Final = 1.0
 """How often a broker counts failed logs and short chains, for health checks, metrics and its log."""
 
+BUSY_S: Final = 0.5
+"""A broker whose syncs wait for longer than this, while others come to an end, has too much to do: its members are not
+reported for standing still, since the work would only move to others."""
+
 UNABLE_S: Final = 0.5
 """How long a broker must have said that its disk takes no writes before it leaves its chains (C31): disks of replicas
 fill up together, and the first one to notice is not the only one."""

@@ -200,7 +200,7 @@ class Broker(MemberSide):
 
     def do_sync(self, key, replica, _):
         log = self.disk.logs[key]
-        sync = [len(log.batches)]
+        sync = [len(log.batches), self.clock()]
         log.syncs.append(sync)
         self.soon(self.world.rates.sync_us // 4, self.synced, key, replica, sync)
 
@@ -436,7 +436,8 @@ class Broker(MemberSide):
         membership.store_answers(self.store.reachable(self.name), now)
         self.do(self.cluster.tick(now))
         for key in list(self.replicas):
-            self.step(key, r.Tick(membership.unreached(now), membership.awake_since_us))
+            began = min((began for _, began in self.disk.logs[key].syncs), default=None)
+            self.step(key, r.Tick(membership.unreached(now), membership.awake_since_us, began))
         if self.up:
             self.world.at(TICK_US / self.drift, self.guard(self.tick))
 

@@ -30,6 +30,7 @@ from stentor.broker.restored import Restored
 from stentor.broker.routes import Routes
 from stentor.broker.senders import Senders, passed_on
 from stentor.broker.store_contact import StoreContact
+from stentor.broker.syncer import SyncLoad
 from stentor.broker.topics import deleted_error
 from stentor.broker.trust import LEVEL_KNOWN
 from stentor.core import cluster as effects
@@ -88,6 +89,7 @@ class Cluster:
         self._views: dict[str, str] = {}
         self.disk: DiskHealth | None = None  # from when the broker has joined
         self.store_answers = True
+        self._sync_load: SyncLoad | None = None
         self.closed = False
 
     def now_us(self) -> int:
@@ -134,6 +136,7 @@ class Cluster:
         self.disk.start()
         if not broker.replicas.single:
             contact = StoreContact(broker.store, broker.broker_id, broker.incarnation)
+            self._sync_load = SyncLoad(broker.syncs)
             self.spawn(contact.keep_alive())
             self.spawn(contact.ask(lambda answers: self.note_store(answers=answers)))
         self._tick()
@@ -200,6 +203,7 @@ class Cluster:
             return
         now_us = self.now_us()
         self.machine.membership.load = len(self._broker.sessions)
+        self.machine.membership.busy = self._sync_load is not None and self._sync_load.tick()
         if self.disk is not None:
             writes = self.disk.tick()
             if not self._broker.replicas.single:  # nobody could take over from it

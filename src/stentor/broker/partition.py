@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -39,7 +39,7 @@ from stentor.wire.messages import PartitionInfo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stentor.broker.peers import PeerLink
+    from stentor.broker.chain_work import ChainWork
     from stentor.broker.session import Session
     from stentor.broker.stream import Stream
     from stentor.broker.syncer import DiskThreads
@@ -62,23 +62,6 @@ class Request(msgspec.Struct, frozen=True):
 
     session: Session
     correlation: int
-
-
-class ChainWork(Protocol):
-    """What a partition needs from its broker to be a member of a chain."""
-
-    def tell(self, to: str, key: Key, message: PartitionMessage) -> None: ...
-    def report(self, key: Key, message: PartitionMessage) -> None: ...
-    def data_link(self, to: str) -> PeerLink | None: ...
-    def store_epoch(self, partition: Partition, epoch: int) -> None: ...
-    def cut_log(self, partition: Partition, effect: r.Truncate) -> PartitionLog: ...
-    def retire(self, partition: Partition, start: int) -> None: ...
-    def unheard(self) -> frozenset[str]: ...
-    def copy_failed(self) -> None: ...
-    def when_confirmed(self, partition: Partition, work: Callable[[], None]) -> None: ...
-    def disk_is_full(self) -> None: ...
-    def stay_awake(self, partition: Partition) -> None: ...
-    def flush_later(self, partition: Partition) -> None: ...
 
 
 def _unconfirmed(successor: str) -> NotReady:
@@ -122,6 +105,7 @@ class Partition:
         self._clock = clock
         self._syncs = syncs
         self._sync_under_way = False
+        self._sync_began_us: int | None = None  # when a disk thread took it up
         self._publisher: Session | None = None  # whose batch is being taken right now
         self._tickets = 0
         self._requests: dict[int, Request] = {}
@@ -470,7 +454,18 @@ class Partition:
     def _start_sync(self) -> None:
         self._sync_under_way = True
         self._unsynced_bytes = 0
-        self._syncs.submit(self.log.sync, self._synced)
+        self._syncs.submit(self._sync_log, self._synced)
+
+    def _sync_log(self) -> int:
+        """In a disk thread."""
+        self._sync_began_us = int(self._clock.monotonic() * 1_000_000)
+        return self.log.sync()
+
+    def tick(self, tick: r.Tick) -> None:
+        """Time passes; the disk may be at work for this log."""
+        if self._sync_under_way and self._sync_began_us is not None:
+            tick = msgspec.structs.replace(tick, sync_began_us=self._sync_began_us)
+        self.step(tick)
 
     def sync_deferred(self, *, in_loop: bool) -> None:
         """The read that published is over: start the sync that was put off until then."""

@@ -309,7 +309,7 @@ class Replicas:
             awake = random.sample(awake, limits.TICKED_PARTITIONS_MAX)  # all have their turn soon
         for partition in awake:
             if self._holds(partition):
-                partition.step(tick)
+                partition.tick(tick)
             if not self._holds(partition) or partition.replica.complaints.are_over(tick.unheard):
                 self._awake.discard(partition)
 

@@ -11,6 +11,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
+from stentor import limits
 from stentor.errors import InternalError, StentorError
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_HANGS_PER_TICK = 0.1  # fewer, smoothed, than this: the disk is not busy, it hangs
+
 
 class DiskThreads:
     """A few threads that run blocking work and report to the loop."""
@@ -26,6 +29,7 @@ class DiskThreads:
     def __init__(self, loop: asyncio.AbstractEventLoop, *, threads: int, name: str) -> None:
         self.loop = loop
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.finished = 0  # pieces of work, so far
         self._threads = [
             threading.Thread(target=self._run, name=f"stentor-{name}-{index}", daemon=True) for index in range(threads)
         ]
@@ -47,11 +51,17 @@ class DiskThreads:
             except Exception as unknown:
                 logger.exception("unexpected error in a disk thread")
                 error = InternalError(f"{type(unknown).__name__}: {unknown}")
+            self.finished += 1  # by several threads: it need not be exact
             try:
                 self.loop.call_soon_threadsafe(done, result, error)
             except RuntimeError:  # the loop is closed: nobody is waiting any more
                 return
             del work, done, result, error, item
+
+    @property
+    def waiting(self) -> int:
+        """Pieces of work that wait for a thread."""
+        return self._queue.qsize()
 
     def close(self) -> None:
         """Finish what is queued, then end the threads."""
@@ -59,3 +69,19 @@ class DiskThreads:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
+
+
+class SyncLoad:
+    """Whether the disk has more syncs to do than it can: they come to an end, but wait for long."""
+
+    def __init__(self, threads: DiskThreads) -> None:
+        self._threads = threads
+        self._finished = 0
+        self._per_tick = 0.0  # how many come to an end, lately
+
+    def tick(self) -> bool:
+        """Called with every beat of the cluster."""
+        done, self._finished = self._threads.finished - self._finished, self._threads.finished
+        self._per_tick = 0.8 * self._per_tick + 0.2 * done
+        ticks = limits.BUSY_S / limits.PEER_HEARTBEAT_S
+        return self._per_tick > _HANGS_PER_TICK and self._threads.waiting > ticks * self._per_tick

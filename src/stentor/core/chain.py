@@ -237,7 +237,6 @@ class Replica:
 
     def _durable(self, end: int) -> list[Effect]:
         self.syncing = False
-        self.complaints.synced()
         if self.failed or self._cutting is not None:
             return []
         self.durable = max(self.durable, min(end, self.end))
@@ -507,7 +506,6 @@ class Replica:
         assert linked is not None
         self.end = self.durable = end
         self.syncing = False  # one that was under way was waited for, and says nothing any more
-        self.complaints.synced()
         if linked.reset:
             self.start = end
             self.table.clear()

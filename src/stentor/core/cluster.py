@@ -198,6 +198,7 @@ class ClusterMember:
             }
         )
         controller.heard_disks(*membership.writers(now_us))
+        controller.overloaded = membership.overloaded()
         controller.heard_somewhere = membership.heard_by_any(now_us)
         controller.heard_suspicions(membership.suspicions(now_us))
         effects: list[ClusterEffect] = [*controller.plan(now_us)]

@@ -28,15 +28,10 @@ class Complaints:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._told_held = NEVER
-        self._syncing_us: int | None = None  # since when the same sync has been under way
 
     def forget(self) -> None:
         """A new epoch begins."""
         self._told_held = NEVER
-
-    def synced(self) -> None:
-        """The disk has finished something."""
-        self._syncing_us = None
 
     def tick(self, tick: r.Tick, now_us: int) -> list[Effect]:
         self._replica.below.excuse(tick.awake_since_us)
@@ -83,17 +78,16 @@ class Complaints:
         me = replica.me.broker
         unheard, joins = successor.broker in tick.unheard, replica.place.is_tail
         why = replica.below.complaint(now_us, replica.durable_here(), unheard=unheard, joins=joins)
-        return [r.Report(Complaint(replica.epoch, successor, f"{successor.broker} {why}", me))] if why else []
+        if not why:
+            return []
+        stalls = replica.below.fed is not None and not unheard
+        return [r.Report(Complaint(replica.epoch, successor, f"{successor.broker} {why}", me, stalls))]
 
     def of_own_disk(self, tick: r.Tick, now_us: int) -> list[Effect]:
         """A sync that does not come back, while this broker itself has not stood still."""
         replica = self._replica
-        if not replica.syncing:
-            self._syncing_us = None
-            return []
-        since_us = now_us if self._syncing_us is None else max(self._syncing_us, tick.awake_since_us)
-        self._syncing_us = since_us
-        if now_us - since_us <= _STALL_US:
+        began_us = tick.sync_began_us
+        if began_us is None or not replica.syncing or now_us - max(began_us, tick.awake_since_us) <= _STALL_US:
             return []
         why = f"the disk of {replica.me.broker} has not finished a sync for {limits.REPLICA_STALL_S:g} s"
-        return [r.Report(Complaint(replica.epoch, replica.me, why, replica.me.broker))]
+        return [r.Report(Complaint(replica.epoch, replica.me, why, replica.me.broker, stalls=True))]

@@ -100,6 +100,7 @@ class Controller:
         self._complaints: dict[Key, dict[Member, tuple[Complaint, int]]] = {}  # and when each was heard last
         self.able: frozenset[str] = frozenset()  # brokers that said lately that their disks take writes (C31)
         self.unable: frozenset[str] = frozenset()  # those that said that theirs do not
+        self.overloaded: frozenset[str] = frozenset()  # brokers whose disks have more to do than they can
         self.heard_somewhere: set[str] = set()  # brokers that this one hears, or another one that it hears
         self.suspicions: Mapping[str, frozenset[str]] = {}  # whom each broker does not hear
         self._held_off = HeldOff()  # brokers that failed as joiners
@@ -455,13 +456,17 @@ class Controller:
         return max(found, key=lambda complaint: places[complaint.member], default=None)
 
     def _complaints_now(self, key: Key, record: ChainRecord) -> list[Complaint]:
-        """Of this epoch, not long ago, and about brokers that somebody hears: all others are judged as silent (C15)."""
+        """Of this epoch, not long ago, and about brokers that somebody hears: all others are judged as silent (C15).
+
+        One that has too much to do is not helped by others that have more to do, and its chains not by leaving it.
+        """
         return [
             complaint
             for complaint, heard_us in self._complaints.get(key, {}).values()
             if complaint.epoch == record.epoch
             and self._now_us - heard_us <= _COMPLAINT_US
             and complaint.member.broker in self.heard_somewhere
+            and not (complaint.stalls and complaint.member.broker in self.overloaded)
         ]
 
     def _wanted_joiner(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> Member | None:

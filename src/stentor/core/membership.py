@@ -51,6 +51,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_de
     hears_majority: bool = True
     reaches_store: bool = True
     writes: bool = True  # its disk takes writes (C31)
+    busy: bool = (
+        False  # its disk finishes syncs, and has more to do than it can: who waits for it waits for all of them
+    )
     resigned: bool = False  # it is the controller by `controller_revision`, and gives that up (C29)
     controller: str = ""  # who the controller is, for a receiver that does not reach the store
     controller_incarnation: int = 0
@@ -100,6 +103,7 @@ class Membership:
         self.awake_since_us = now_us  # since when it has not
         self.load = 0
         self._unable_since_us: int | None = None  # since when this broker's own disk takes no writes (C31)
+        self.busy = False  # this broker's disk has more to do than it can
         self.resigned = False
         self.hinted = False  # the controller is known from a peer alone (C28)
         self.reaches_store = True
@@ -206,6 +210,7 @@ class Membership:
             self.hears_majority(now_us),
             reaches_store=self.reaches_store,
             writes=self.writes,
+            busy=self.busy,
             resigned=self.resigned,
             controller="" if controller is None else controller.broker,
             controller_incarnation=0 if controller is None else controller.incarnation,
@@ -249,6 +254,11 @@ class Membership:
                 since[name] = peer.unable_since_us
         able = frozenset(name for name, at in since.items() if at is None)
         return able, frozenset(name for name, at in since.items() if at is not None and now_us - at >= _UNABLE_US)
+
+    def overloaded(self) -> frozenset[str]:
+        """Whose disks have more to do than they can, by their own words."""
+        peers = (name for name, peer in self._peers.items() if peer.opinion is not None and peer.opinion.busy)
+        return frozenset([*peers, *([self.me] if self.busy else [])])
 
     def suspicions(self, now_us: int) -> dict[str, frozenset[str]]:
         """Whom each broker does not hear, by its own word."""

@@ -122,6 +122,7 @@ class Complaint(_Message, frozen=True):
     member: Member
     why: str
     by: str = ""  # the broker that says so
+    stalls: bool = False  # it is there and makes no progress: no reason to leave while its disk has too much to do
 
 
 class ReplicaReport(_Message, frozen=True):

@@ -125,6 +125,9 @@ class Tick(msgspec.Struct, frozen=True):
 
     unheard: frozenset[str] = frozenset()  # brokers that this one does not hear at the moment
     awake_since_us: int = 0  # this broker has not stood still itself since then (C15)
+    sync_began_us: int | None = (
+        None  # when the disk began with the sync that is under way; None while it waits its turn
+    )
 
 
 class AskEnd(msgspec.Struct, frozen=True, gc=False):

@@ -188,6 +188,17 @@ def test_of_several_complaints_the_one_about_the_last_of_the_chain_counts():
     assert cluster.chain == "abd"
 
 
+def test_a_broker_that_has_too_much_to_do_does_not_leave_for_standing_still():
+    cluster = Cluster()
+    cluster.controller.overloaded = frozenset("b")
+    cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still", "a", stalls=True))
+    cluster.settle(steps=1)
+    assert cluster.chain == "abc"
+    cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b is not heard", "a"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ac"
+
+
 def test_a_complaint_about_a_broker_that_nobody_hears_is_left_to_those_who_judge_silence():
     cluster = Cluster()
     cluster.controller.heard_somewhere = set("ac")
