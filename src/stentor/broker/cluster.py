@@ -336,8 +336,13 @@ class Cluster:
                     self.heard_reports(message)
                 case peer.ReportAgain() if sender == self.machine.controller_broker:
                     self.reporting.everything()
-                case peer.TopicsChanged(revision):
-                    self._look.soon(revision)
+                case peer.TopicsChanged():
+                    self._topics_changed(message)
+
+    def _topics_changed(self, changed: peer.TopicsChanged) -> None:
+        if changed.name:
+            self.spawn(self.hearsay.learn_topic(changed.name, changed.topic_id))
+        self._look.soon(changed.revision)
 
     def _heard_about(self, key: Key, sender: str, message: PartitionMessage) -> None:
         if isinstance(message, JoinerReady | Complaint):
@@ -551,7 +556,7 @@ class Cluster:
         for key, one in (held or {}).items():
             self._broker.catalogue.put_chain(key, one, news, confirmed=True)
         self.take_news(news)
-        self.peers.send_all(peer.TopicsChanged(topic.revision))
+        self.peers.send_all(peer.TopicsChanged(topic.revision, topic.record.name, topic.record.id))
 
     async def topic_deleted(self, topic: Topic) -> None:
         news = News()

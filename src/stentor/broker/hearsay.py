@@ -15,7 +15,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from stentor.broker.catalogue import News, chains_prefix
+from stentor.broker.catalogue import News, chains_prefix, topic_key
 from stentor.core.replica import Doubted, Trusted
 from stentor.errors import StentorError
 
@@ -107,6 +107,25 @@ class Hearsay:
         self._cluster.take_news(news)
         self.settle()
         return True
+
+    async def learn_topic(self, name: str, topic_id: int) -> None:
+        """A peer has made or changed a topic: read that one, and not everything."""
+        store, restored = self._broker.store, self._cluster.restored
+        before = restored.revision
+        try:
+            topic = await store.get(topic_key(name))
+            chains = await store.range(chains_prefix(topic_id))
+        except StentorError as error:
+            logger.debug("topic %s could not be looked up yet: %s", name, error)
+            return
+        gone = topic is None or topic_id in self._broker.catalogue.deleted  # as the watch has told meanwhile
+        if topic is None or gone or not restored.follows(before, chains.revision):
+            return
+        news = News()
+        for entry in (topic, *chains.entries):
+            self._broker.catalogue.put(entry, news)
+        self._cluster.take_news(news)
+        self.settle()
 
     def check_rumours(self) -> None:
         """Called now and then: what a peer told and the store has not said since is looked up."""

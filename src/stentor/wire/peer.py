@@ -71,6 +71,8 @@ class TopicsChanged(_Message, frozen=True):
     """The store has news about topics: look there, the watch may be slow."""
 
     revision: int
+    name: str = ""  # of the topic that was made or changed
+    topic_id: int = 0
 
 
 PeerMessage = Heartbeat | ForPartition | Pushed | Reports | ReportAgain | TopicsChanged
