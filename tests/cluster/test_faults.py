@@ -5,6 +5,7 @@ comparison of all replicas, byte for byte (`Load.conclude`).
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -79,22 +80,25 @@ def test_the_last_of_three_serves_readers_once_the_others_are_known_to_be_dead(t
 
 
 def test_the_first_of_three_to_return_tells_no_end_that_is_too_early(three):
-    """C30: what it knows to be committed is less than what was acknowledged; without the others it says so."""
+    """C30: what it knows to be committed may be less than what was acknowledged; then it says so, or nothing."""
     with three.client(timeout=30) as client:
         client.create_topic("first", replicas=3)
         for number in range(300):
             client.publish("first", f"{number}")
     for name in three.brokers:
         three.kill(name)
-    first, *others = three.brokers
+    *others, first = three.brokers  # the last to die is a member, whatever the chain had become
     restart(three, first)
     with Client(three.brokers[first].address, timeout=30) as client:
-        for ask in (lambda: client.offsets("first", timeout=3), lambda: client.read("first", timeout=3)):
-            with pytest.raises((EndUnknown, DeadlineExceeded)):  # the latter while it still finds its cluster
-                ask()
-        three.wait_for(lambda: not client.offsets("first", stale="allow").sure, what="a stale answer")
+        for ask in (
+            lambda: client.offsets("first", timeout=3)[0],
+            lambda: len(list(client.read("first", timeout=3))),
+        ):
+            with suppress(EndUnknown, DeadlineExceeded):
+                assert ask() == 300
         known = client.read("first", stale="allow")
-        assert len(list(known)) == known.ends["first"][0] <= 300
+        assert len(list(known)) == known.ends["first"][0]
+        assert known.ends["first"][0] == 300 or not known.sure
         restart(three, *others)
         assert client.offsets("first") == {0: 300}
         assert len(list(client.read("first"))) == 300
