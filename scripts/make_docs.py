@@ -112,7 +112,9 @@ def result_table(name: str) -> str:
     return table()
 
 
-PARTS.update({name: partial(result_table, name) for name in ("speed", "replicas", "scaling", "failover", "spark")})
+PARTS.update(
+    {name: partial(result_table, name) for name in ("speed", "replicas", "scaling", "failover", "useless", "spark")}
+)
 
 
 def made(text: str) -> str:

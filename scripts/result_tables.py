@@ -19,6 +19,13 @@ SPEED: Final = (
 )
 COLUMNS: Final = ((100, "fsync"), (100, "os"), (1000, "fsync"), (10_000, "fsync"))
 FAULTS: Final = {"kill": "killed (`kill -9`)", "pause": "paused (SIGSTOP)", "cut": "cut off from the network"}
+USELESS: Final = {
+    "hang": "its disk finishes no sync",
+    "full": "its disk is full",
+    "link": "it and its predecessor do not reach each other",
+    "store": "it is killed while the controller does not reach etcd",
+    "slow": "what it sends passes at 256 kbit/s",
+}
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -81,6 +88,14 @@ def failover() -> str:
     for fault, words in FAULTS.items():
         cells = [_gap(rows.get(key)) for key in (("stentor", fault, 3), ("stentor", fault, 300), ("nats", fault, 1))]
         lines.append(f"| {words} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def useless() -> str:
+    """The same for brokers that are alive and of no use."""
+    rows = [row for row in _load("failover.json")["rows"] if row["fault"] in USELESS]
+    lines = ["| a broker of a chain is alive, but | its place | Stentor |", "|---|---|---|"]
+    lines += [f"| {USELESS[row['fault']]} | {row['target']} | {_gap(row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
