@@ -58,7 +58,7 @@ test-long: $(VENV)/.dev packages ## the tests that take minutes each: killed Spa
 	@$(PIP) -c requirements/dev.txt 'pyspark[pipelines]'
 	@$(PYTHON) -m pytest -m long $(ARGS)
 
-packages: ## Debian packages that tests of clusters need (HAProxy, ip, iptables), as root
+packages: ## Debian packages that tests of clusters need (HAProxy, ip, iptables, strace), as root
 	@scripts/debian-packages
 
 check: $(VENV)/.dev ## lint, format, types, layers
