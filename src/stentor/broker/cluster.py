@@ -170,14 +170,6 @@ class Cluster:
         self.store_answers = answers
         self.machine.membership.store_answers(answers, self.now_us())
 
-    def check_store(self) -> None:
-        """Nothing can be changed from here while the store does not answer; another broker may reach it (C29)."""
-        if self.member is not None and not self.member.membership.reaches_store:
-            raise CoordinationUnavailable(
-                "This broker does not reach its coordination store.",
-                hint="Look at the network between the two; another broker may reach it.",
-            )
-
     def disk_is_full(self) -> None:
         """An append found no room: the others should know soon (C31)."""
         if self.disk is not None:

@@ -12,7 +12,14 @@ from stentor import limits
 from stentor.broker.read_end import find_end
 from stentor.broker.waiting import without_store
 from stentor.core.names import check_pattern, matches
-from stentor.errors import InvalidArgument, ProtocolError, StentorError, TopicExists, TopicNotFound
+from stentor.errors import (
+    CoordinationUnavailable,
+    InvalidArgument,
+    ProtocolError,
+    StentorError,
+    TopicExists,
+    TopicNotFound,
+)
 from stentor.wire import batch, messages
 from stentor.wire.header import extents, unpack
 
@@ -48,7 +55,7 @@ async def _change(broker: Broker, work: Coroutine[Any, Any, Any]) -> Any:
     """Change topics, one change at a time; a change that began is finished, even if its client is gone."""
     try:
         broker.cluster.restored.check()
-        broker.cluster.check_store()
+        _check_store(broker)
         await broker.admin.acquire()
     except BaseException:
         work.close()
@@ -58,6 +65,16 @@ async def _change(broker: Broker, work: Coroutine[Any, Any, Any]) -> Any:
     # Whoever asked may have gone; then nobody needs to hear how it ended.
     changing.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(changing)
+
+
+def _check_store(broker: Broker) -> None:
+    """Nothing can be changed from here while the store does not answer; another broker may reach it (C29)."""
+    member = broker.cluster.member
+    if member is not None and not member.membership.reaches_store:
+        raise CoordinationUnavailable(
+            "This broker does not reach its coordination store.",
+            hint="Look at the network between the two; another broker may reach it.",
+        )
 
 
 async def _create(broker: Broker, _: Session, request: messages.CreateTopic) -> messages.TopicDescribed:
