@@ -369,13 +369,17 @@ class Controller:
         return report.member if whole and report.end >= record.committed else None
 
     def _without_unable(self, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
-        """C31: members whose disks take no writes leave, if enough stay that can; when all disks are full, nobody."""
-        rest = tuple(member for member in survivors if member.broker not in self.unable)
-        return rest if self._may_go_on(record, rest, self.able) else survivors
+        """C31: members whose disks take no writes leave, if enough stay that can; when all disks are full, nobody.
 
-    def _may_go_on(self, record: ChainRecord, rest: tuple[Member, ...], able: frozenset[str]) -> bool:
-        """Whether these are enough to commit (C8), and said lately that they can write (C31)."""
-        enough = len(rest) >= max(1, record.min_replicas)
+        Others that could take their places count, too: until they have joined, nothing is committed (C8).
+        """
+        rest = tuple(member for member in survivors if member.broker not in self.unable)
+        spare = len(self._others(survivors) & self.able)
+        return rest if self._may_go_on(record, rest, self.able, spare) else survivors
+
+    def _may_go_on(self, record: ChainRecord, rest: tuple[Member, ...], able: frozenset[str], spare: int = 0) -> bool:
+        """Whether these, with the spare ones, are enough to commit (C8), and said lately that they can write (C31)."""
+        enough = bool(rest) and len(rest) + spare >= record.min_replicas
         return enough and self.may_remove and all(member.broker in able for member in rest)
 
     def _without_reported(self, key: Key, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -384,15 +388,16 @@ class Controller:
         if complaint is None:
             return survivors
         rest = tuple(member for member in survivors if member != complaint.member)
-        replaceable = bool(rest) and self.may_remove and self._has_other(rest, complaint.member)
+        # One other that could take its place is enough here: what stands still commits nothing anyway.
+        replaceable = bool(rest) and self.may_remove and bool(self._others((*rest, complaint.member)))
         # Who complains may be cut off from this broker, and heard by way of another one.
         able = self.able if complaint.by in self.unable else self.able | {complaint.by}
         return rest if replaceable or self._may_go_on(record, rest, able) else survivors
 
-    def _has_other(self, rest: tuple[Member, ...], reported: Member) -> bool:
-        """Whether another broker could take the place of one that is reported: meanwhile nothing is committed (C8)."""
-        taken = {reported.broker, *(member.broker for member in rest)}
-        return any(self._is_candidate(broker) and broker.id not in taken for broker in self.brokers.values())
+    def _others(self, members: tuple[Member, ...]) -> set[str]:
+        """Brokers beside these that could become members."""
+        taken = {member.broker for member in members}
+        return {broker.id for broker in self.brokers.values() if broker.id not in taken and self._is_candidate(broker)}
 
     def _shrunk(self, record: ChainRecord, survivors: tuple[Member, ...]) -> ChainRecord:
         """C8: whoever leaves by the change that crosses below the minimum may still lead later."""

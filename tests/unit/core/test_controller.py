@@ -180,6 +180,24 @@ def test_members_on_full_disks_leave_if_enough_stay_that_can_write(full, left):
     assert (cluster.chain, cluster.record.joining) == (left, None), "and who is full does not come back at once"
 
 
+@pytest.mark.parametrize("joining", [None, member("c")], ids=["nobody joins", "another one joins"])
+def test_a_member_on_a_full_disk_leaves_below_the_minimum_if_another_can_take_its_place(joining):
+    """Nothing else removes it: what it would complain about may wait behind other work of the same disk."""
+    cluster = Cluster(chain="ab", joining=joining)
+    cluster.controller.heard_disks(frozenset("bc"), frozenset("a"))
+    record = cluster.settle()
+    assert cluster.chain == "b"
+    assert [m.broker for m in record.eligible] == ["a"], "nothing is committed without it meanwhile"
+    assert record.joining.broker == "c"
+
+
+def test_a_member_on_a_full_disk_stays_below_the_minimum_while_no_other_says_that_it_can_write():
+    cluster = Cluster(chain="ab")
+    cluster.controller.heard_disks(frozenset("b"), frozenset("a"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ab", "c has not said so"
+
+
 def test_of_several_complaints_the_one_about_the_last_of_the_chain_counts():
     cluster = Cluster("abcd", factor=4, minimum=3)
     cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still", "a"))
