@@ -488,7 +488,7 @@ class Partition:
             logger.warning("partition %s waits for a descriptor: %s", self.name, error.message)
             self.loop.call_later(_DESCRIPTOR_S, self._syncs.submit, self.log.sync, self._synced)
             return
-        self._sync_under_way = False
+        self._sync_under_way, self._sync_began_us = False, None
         if self._truncating is not None and error is None:
             self._cut_log()
             return

@@ -431,3 +431,32 @@ def test_a_failed_log_that_also_lost_something_does_not_keep_the_others_from_sta
         with local.client() as client:
             assert len(list(client.read("good"))) == 10
             assert "sync failed" in client.describe_topic("bad").partitions[0].failed
+
+
+# --- threads that are busy ----------------------------------------------------------------------
+
+
+def test_a_sync_that_waits_for_a_thread_is_not_one_that_the_disk_does_not_finish(monkeypatch, wait_until):
+    """It would be taken to have begun with the one before, long ago, and the broker would report its own disk."""
+    from stentor.broker import lone
+
+    monkeypatch.setattr(lone, "RUN_MIN", 10**9)  # syncs in threads only
+    with broker() as local, local.client() as client, client.producer("t") as producer:
+        producer.send("first")
+        producer.flush()
+        (partition,) = local.inner.replicas.partitions.values()
+        ticks = []
+        monkeypatch.setattr(partition, "step", ticks.append)
+        syncs, release = local.inner.syncs, threading.Event()
+        try:
+            for _ in syncs._threads:
+                syncs.submit(release.wait, lambda result, error: None)
+            wait_until(lambda: not syncs.waiting, "all threads are taken")
+            producer.send("second")
+            wait_until(lambda: syncs.waiting, "the sync waits")
+            del ticks[:]
+            wait_until(lambda: ticks, "a tick")
+            assert ticks[0].sync_began_us is None
+        finally:
+            release.set()
+        producer.flush()
