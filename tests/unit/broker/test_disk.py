@@ -450,7 +450,7 @@ def test_a_sync_that_waits_for_a_thread_is_not_one_that_the_disk_does_not_finish
         syncs, release = local.inner.syncs, threading.Event()
         try:
             for _ in syncs._threads:
-                syncs.submit(release.wait, lambda result, error: None)
+                syncs.submit(release.wait, lambda *_: None)
             wait_until(lambda: not syncs.waiting, "all threads are taken")
             producer.send("second")
             wait_until(lambda: syncs.waiting, "the sync waits")
