@@ -100,6 +100,7 @@ class Link:
                 )
                 link.connection.send(Kind.HELLO, 0, messages.encode(hello))
                 welcome = await link._welcome
+                link._check_lost()  # it may have broken after the greeting, before anybody could be told
         except TimeoutError as error:
             link.connection.abort()
             raise _unreachable(address, why) from error
@@ -240,10 +241,13 @@ class Link:
 
     def check(self) -> None:
         """Raise why the link is lost, if it is."""
-        if self._lost is not None:
-            raise self._lost
+        self._check_lost()
         if not self.alive:
             raise ConnectionFailed(f"The connection to {self.address} is closed.")
+
+    def _check_lost(self) -> None:
+        if self._lost is not None:
+            raise self._lost
 
     # --- what the connection reports ------------------------------------------------------------
 

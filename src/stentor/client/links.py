@@ -113,6 +113,7 @@ class Links:
             while not self._closed and broker in self.brokers:
                 try:
                     link = await self._open(broker, attempt)
+                    link.check()  # nobody would be told any more that it broke
                 except (StentorError, TimeoutError, OSError):
                     attempt += 1
                     self._note_unreachable(broker)
@@ -175,7 +176,7 @@ class Links:
             if task.cancelled() or task.exception() is not None:
                 return
             link, known = task.result(), self.existing(broker)
-            if self._closed or (known is not None and not known.relayed):
+            if self._closed or not link.alive or (known is not None and not known.relayed):
                 link.close()
             else:
                 self.add(link)

@@ -16,6 +16,8 @@ from stentor.client.link import Link
 from stentor.client.links import Links
 from stentor.errors import ConnectionFailed, DeadlineExceeded, NotReady, StentorError
 from stentor.testing import broker
+from stentor.wire import messages
+from stentor.wire.frames import Kind
 from stentor.wire.messages import BrokerInfo
 
 
@@ -232,6 +234,10 @@ class Stub:
     def give_way(self):
         self.close()
 
+    def check(self):
+        if not self.alive:
+            raise ConnectionFailed("It broke.")
+
     def excuse(self, seconds):
         pass
 
@@ -327,3 +333,38 @@ def test_an_attempt_that_is_given_up_ends_both_ways():
         assert through.cancelled()
 
     asyncio.run(asyncio.wait_for(run(), 10))
+
+
+# --- links that break at once -------------------------------------------------------------------
+
+
+def welcome():
+    return messages.encode(
+        messages.Welcome(version=1, broker=BrokerInfo(id="b", cluster_id="c", version="1", address=""))
+    )
+
+
+def test_a_link_that_breaks_in_the_moment_it_is_greeted_is_not_taken_for_one_that_works(monkeypatch):
+    """Nobody is told any more that it broke, so whoever used it would wait for ever."""
+
+    async def dial(link, *_):
+        def greet_and_break():
+            link.frame_received(Kind.WELCOME, 0, 0, memoryview(welcome()))
+            link.disconnected(ConnectionResetError("reset"))
+
+        asyncio.get_running_loop().call_soon(greet_and_break)
+
+    monkeypatch.setattr(Link, "_dial", dial)
+    with pytest.raises(ConnectionFailed):
+        asyncio.run(Link.open("nowhere:1", "test", 5.0))
+
+
+def test_a_link_that_breaks_before_it_is_taken_up_is_made_anew():
+    async def story():
+        links, far = await ways()
+        far.alive = False
+        (await links.attempt(0))[2].set_result(far)
+        (await links.attempt(1))[2].set_result(Stub("far", relayed=False))
+        await until(lambda: links.existing("far") is not None)
+
+    asyncio.run(asyncio.wait_for(story(), 15))
