@@ -21,7 +21,7 @@ from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
 from stentor.core.records import Key, Member
 from stentor.core.replica import Configure, EpochStored, Fail, PeerConnected, Started, Tick, Truncate
-from stentor.errors import CorruptData, DiskFull, OutOfDescriptors, StentorError
+from stentor.errors import CorruptData, DiskFull, NotReady, OutOfDescriptors, StentorError
 from stentor.memory import keep_long_lived_objects
 from stentor.storage.log import PartitionLog
 from stentor.storage.model import LogSettings
@@ -266,7 +266,7 @@ class Replicas:
         if old is None:
             return
         self._dropped.add(old.replica.me.log_id)
-        old.end_streams(StentorError("This copy of the partition is replaced.", hint="Subscribe again."))
+        old.end_streams(NotReady("This copy of the partition is being replaced.", hint="Another broker has one."))
         await self.settle(old)
         with suppress(StentorError):  # its disk may be why it is replaced
             old.log.close()
@@ -339,7 +339,7 @@ class Replicas:
         held = self._broker.catalogue.confirmed.get(key)
         if held is not None and self._is_superseded(held, partition) and self._holds(partition):
             logger.warning("%s: this copy is not needed any more and is removed", partition.name)
-            await self.drop(key, StentorError("This copy was removed."))
+            await self.drop(key, NotReady("This copy of the partition was removed.", hint="Other brokers have it."))
 
     def _is_superseded(self, held: Held, partition: Partition) -> bool:
         record = held.record
