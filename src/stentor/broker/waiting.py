@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -21,14 +21,18 @@ from stentor import limits
 from stentor.broker.catalogue import Catalogue, News, Topic, TopicRecord
 from stentor.core.controller import BrokerRecord, Held
 from stentor.core.records import ChainRecord
-from stentor.errors import Closed, CoordinationUnavailable, CorruptData, NotReady, StentorError
+from stentor.errors import Closed, CoordinationUnavailable, CorruptData, NotReady, StentorError, UnknownSwap
 from stentor.storage.files import Kind, atomic_write, seal, unseal
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from stentor.broker.broker import Broker
     from stentor.broker.partition import Partition
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ASK_AGAIN_S = 1.0
 _TELL_AGAIN_S = 60.0
@@ -123,6 +127,20 @@ class Waiting:
             await self._wait()
         finally:
             await self._end()
+
+    async def insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store until it answers: once a broker has begun to start, a lost answer is no reason to end.
+
+        Only what may be asked twice: reads, and swaps that look first at what is there.
+        """
+        while True:
+            try:
+                return await ask()
+            except (CoordinationUnavailable, UnknownSwap) as error:
+                if self._broker.replicas.single:
+                    raise
+                self._tell(str(error))
+                await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _wait(self) -> None:
         while not await self._store_answers():
