@@ -89,9 +89,19 @@ class SystemClock:
 class Broker:
     """A running broker. `start` and `stop` are its life."""
 
-    def __init__(self, config: BrokerConfig, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        clock: Clock | None = None,
+        disk_threads: Callable[..., DiskThreads] = DiskThreads,
+        open_store: Callable[[BrokerConfig], CoordinationStore] | None = None,
+    ) -> None:
+        """The clock, the disk's threads and the cluster's store may be others than the machine's: simulated ones."""
         self.config = config
         self.clock: Clock = clock or SystemClock()
+        self.disk_threads = disk_threads
+        self._open_cluster_store = open_store or open_cluster_store
         self.loop = asyncio.get_running_loop()
         self.turn = Turn(self.loop)
         self.guests = Guests(self)
@@ -134,9 +144,9 @@ class Broker:
         began = time.monotonic()
         path = Path(self.config.data_directory)
         self._directory = directory = DataDirectory(path)
-        self.syncs = DiskThreads(self.loop, threads=_SYNC_THREADS, name="sync")
-        self.reads = DiskThreads(self.loop, threads=_READ_THREADS, name="read")
-        self.epochs = DiskThreads(self.loop, threads=1, name="epochs")
+        self.syncs = self.disk_threads(self.loop, threads=_SYNC_THREADS, name="sync")
+        self.reads = self.disk_threads(self.loop, threads=_READ_THREADS, name="read")
+        self.epochs = self.disk_threads(self.loop, threads=1, name="epochs")
         self._journal = directory.journal(expected=not self.config.unclean, alone=not self.config.coordination)
         self.replicas = Replicas(self, directory, self._journal)
         self.store = self._open_store(path)
@@ -147,11 +157,11 @@ class Broker:
         if not self.replicas.single:
             self.trust.open(path / SECRET_FILE)
             await self.waiting.until_store_answers()
-        self.cluster_id = await self.cluster.identify()
-        revision = await self.cluster.learn()
+        self.cluster_id = await self.waiting.insist(self.cluster.identify)
+        revision = await self.waiting.insist(self.cluster.learn)
         if not self.replicas.single:
             self.cluster.restored.check_start(self._journal, revision, accept=self.config.accept_older_store)
-            await self.trust.learn()
+            await self.waiting.insist(self.trust.learn)
         await self._recover()
         await self.listen()
         self._every(limits.CHECKPOINT_S, self._checkpoint)
@@ -178,7 +188,7 @@ class Broker:
 
     def _open_store(self, path: Path) -> CoordinationStore:
         if self.config.coordination:
-            return open_cluster_store(self.config)
+            return self._open_cluster_store(self.config)
         self.replicas.single = True
         file = path / COORDINATION_FILE
         saved = file.read_bytes() if file.exists() else None
@@ -314,7 +324,8 @@ class Broker:
 
     async def _remove_deleted(self) -> None:
         """A crash may have come between deleting a topic and removing its files."""
-        topic_ids = {int(entry.key.split("/")[1], 16) for entry in await self.store.range("deleted/")}
+        deleted = await self.waiting.insist(partial(self.store.range, "deleted/"))
+        topic_ids = {int(entry.key.split("/")[1], 16) for entry in deleted}
         assert self._directory is not None
         for found in self._directory.partitions():
             if found.topic_id in topic_ids:

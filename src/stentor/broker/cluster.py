@@ -13,6 +13,7 @@ import asyncio
 import logging
 import secrets
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,15 +126,15 @@ class Cluster:
             broker.broker_id, broker.incarnation, self.now_us(), lambda: secrets.randbits(62) + 1
         )
         self.member.cautious = self.restored.accepted
-        await self.register()
+        await broker.waiting.insist(self.register)
         self.spawn(self._watch(revision))
-        found = await broker.store.range("")
+        found = await broker.waiting.insist(partial(broker.store.range, ""))
         news = News(brokers=True, chains=dict(broker.catalogue.chains))
         broker.catalogue.replace(found.entries, found.revision, news)
         self.take_news(news)
         probe_s = limits.DISK_PROBE_ALONE_S if broker.replicas.single else limits.DISK_PROBE_S
         self.disk = DiskHealth(Path(broker.config.data_directory), broker.config.disk_reserve_bytes, probe_s)
-        self.disk.start()
+        self.disk.start(broker.disk_threads(broker.loop, threads=1, name="probe"))
         if not broker.replicas.single:
             contact = StoreContact(broker.store, broker.broker_id, broker.incarnation)
             self._sync_load = SyncLoad(broker.syncs)

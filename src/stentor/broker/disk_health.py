@@ -1,21 +1,26 @@
 """Whether this broker's disk takes writes (C31): a small synced write, now and then, and the room that is left.
 
 A broker of a cluster says with every heartbeat whether it can write; a single broker, which nobody can replace, tells
-its operator, and probes rarely while all is well. The probe runs in a thread of its own, because a disk that hangs
-does not answer. How long an answer is outstanding is counted in ticks of the loop, not in time: a process that was
-paused must not blame its disk.
+its operator, and probes rarely while all is well. The probe has a thread of its own, because a disk that hangs does not
+answer. How long an answer is outstanding is counted in ticks of the loop, not in time: a process that was paused must
+not blame its disk.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from stentor import limits
 from stentor.storage.directory import PROBE_FILE
+
+if TYPE_CHECKING:
+    import asyncio
+    from pathlib import Path
+
+    from stentor.broker.syncer import DiskThreads
+    from stentor.errors import StentorError
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +41,22 @@ class DiskHealth:
         self._full = False
         self._full_ticks = 0  # an append found no room, whatever the probe says
         self._failure = ""
-        self._closing = False
-        self._wake = threading.Event()  # the next probe is due now
-        self._thread: threading.Thread | None = None
         self._told = ""
+        self._thread: DiskThreads | None = None
+        self._next: asyncio.TimerHandle | None = None  # when the next probe is due; None while one is under way
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="stentor-disk-probe", daemon=True)
-        self._thread.start()
+    def start(self, thread: DiskThreads) -> None:
+        """Probe from now on, in this one thread."""
+        self._thread = thread
+        self._begin()
 
     def close(self) -> None:
         """A thread that hangs in the disk is left behind."""
-        self._closing = True
-        self._wake.set()
+        if self._next is not None:
+            self._next.cancel()
+        if self._thread is not None:
+            self._thread.leave()
+            self._thread = None
 
     # --- in the loop ----------------------------------------------------------------------------
 
@@ -66,8 +74,9 @@ class DiskHealth:
 
     def found_full(self) -> None:
         """An append was refused for lack of room."""
-        if not self._full_ticks:
-            self._wake.set()
+        if not self._full_ticks and self._next is not None:
+            self._next.cancel()
+            self._begin()
         self._full_ticks = _FULL_TICKS
 
     def why_not(self) -> str:
@@ -89,19 +98,29 @@ class DiskHealth:
         pause_s = max(0.0, self.interval_s - limits.DISK_PROBE_S)
         return int((limits.REPLICA_STALL_S + pause_s) / limits.PEER_HEARTBEAT_S)
 
+    def _begin(self) -> None:
+        if self._thread is not None:
+            self._next = None
+            self._thread.submit(self._probe, self._probed)
+
+    def _probed(self, _: object, error: StentorError | None) -> None:
+        if error is not None:
+            self._failure = error.message
+        self._probes += 1
+        if self._thread is not None:
+            self._next = self._thread.loop.call_later(self.pause_s(), self._begin)
+
     # --- in the thread --------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._closing:
-            try:
-                self._probe()
-            except OSError as error:
-                self._failure = str(error)
-            self._probes += 1
-            self._wake.wait(self.pause_s())
-            self._wake.clear()
-
     def _probe(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            self._failure = str(error)
+        else:
+            self._failure = ""
+
+    def _write(self) -> None:
         found = os.statvfs(self._path.parent)
         free = found.f_bavail * found.f_frsize
         self._full = free < self._reserve_bytes * (_ROOM_AGAIN if self._full else 1.0)
@@ -111,4 +130,3 @@ class DiskHealth:
             os.fdatasync(file)
         finally:
             os.close(file)
-        self._failure = ""

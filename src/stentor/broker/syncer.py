@@ -63,10 +63,14 @@ class DiskThreads:
         """Pieces of work that wait for a thread."""
         return self._queue.qsize()
 
-    def close(self) -> None:
-        """Finish what is queued, then end the threads."""
+    def leave(self) -> None:
+        """End the threads when they have finished what is queued; one that hangs in the disk stays behind."""
         for _ in self._threads:
             self._queue.put(None)
+
+    def close(self) -> None:
+        """Finish what is queued, then end the threads."""
+        self.leave()
         for thread in self._threads:
             thread.join()
 
