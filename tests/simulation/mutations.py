@@ -18,7 +18,7 @@ from tests.simulation.broker import Broker
 from tests.simulation.runner import run_seed
 from tests.simulation.scenarios import SCENARIOS
 
-from stentor.core import refusals
+from stentor.core import controller, refusals, revival
 from stentor.core import replica as r
 from stentor.core.below import Below
 from stentor.core.chain import Replica
@@ -168,16 +168,25 @@ def _joined_still_eligible(self, record, joining):
     return _replace(JOINED(self, record, joining), eligible=record.eligible)
 
 
-def _revive_anyone(self, key, record):
-    for broker in self.alive:
-        report = self._reports.of(key, broker)
-        if report is not None and self.alive.get(broker) == report.member.incarnation and not report.failed:
+def _revive_anyone(key, record, reports, alive):
+    for broker in alive:
+        report = reports.of(key, broker)
+        if report is not None and alive.get(broker) == report.member.incarnation and not report.failed:
             return _replace(record, epoch=record.epoch + 1, chain=(report.member,), joining=None, eligible=())
     return None
 
 
-def _renew_damaged(self, record, member, report):
+def _renew_damaged(record, member, report):
     return report.member if report.member.same_log(member) and not report.failed else None
+
+
+def _first_that_was_cut(key, record, reports, alive):
+    """Any copy leads that was cut, whether the others are there or not."""
+    for member in (*record.chain, *record.eligible):
+        report = revival._present(key, member, reports, alive)
+        if report is not None and not report.failed and report.end >= record.committed:
+            return revival._led_by(record, report.member)
+    return None
 
 
 SHRUNK, JOINED = Controller._shrunk, Controller._joined
@@ -307,8 +316,9 @@ INCARNATIONS = (Place, "find", _find_any_incarnation)
 RECONCILED = (Replica, "_reconcile", _reconcile_by_length)
 CONTINUED = (Replica, "_offered", _offered_unchecked)
 HALTS = (Replica, "_loses_committed", _never)
-WAITS = (Controller, "_revive", _revive_anyone)
-DAMAGED = (Controller, "_renewed", _renew_damaged)
+WAITS = (controller, "revived", _revive_anyone)
+DAMAGED = (controller, "renewed", _renew_damaged)
+CUT = (revival, "_led_by_the_longest", _first_that_was_cut)
 COMPARED = (Broker, "controller_compared", _nothing_compared)
 
 mutation("epochs", "C2: messages of other epochs are refused", EPOCHS)
@@ -338,6 +348,7 @@ mutation("joint", "C11: in joint mode nothing is committed without the joiner", 
 mutation("ready", "C11: a joiner is ready when it holds all that is committed", (Below, "joiner_is_ready", _READY))
 mutation("others-wait", "C12: with the last member gone, others wait", WAITS)
 mutation("damaged", "C13: a damaged copy does not keep its place", DAMAGED)
+mutation("cut-together", "C13: copies that were cut lead only when all are there", CUT)
 mutation(
     "grey", "C14: a member whose disk makes no progress leaves (masked by `own-disk`: both off)", SUCCESSOR, OWN_DISK
 )
@@ -400,6 +411,7 @@ SEEDS = {
     "ready": [1],
     "others-wait": [4, 7, 19],
     "damaged": [5, 13, 15],
+    "cut-together": [118],
     "read-back": [3, 4, 8],
     "resend-level": [1],
     "dedupe": [1],
@@ -418,6 +430,7 @@ FAVOURED = {
     "read-back": {"favour": ("crash", "bounce", "store_away"), "rates": {"unknown": 0.2}},
     "epochs": {"favour": ("bounce", "pause", "head_bounces"), "rates": {"reorder": 0.2, "delay_us": 20_000}},
     "damaged": {"favour": ("crash", "shorten", "head"), "rates": {"retention": 0.0}},
+    "cut-together": {"favour": ("crash", "shorten", "head"), "rates": {"retention": 0.0}},
     "eligible": {"favour": ("crash", "head", "tail", "power"), "rates": {"sync_error": 0.0}},
 }
 DIRECTED = {

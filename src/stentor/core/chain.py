@@ -516,7 +516,7 @@ class Replica:
 
     def _become_linked(self, now_us: int) -> list[Effect]:
         self.linked = True
-        self.damaged = self.damaged and not self.place.position  # a member below the head has all that is committed
+        self.damaged = False  # below the head it has all that is committed; a head was judged when it was named (C13)
         effects: list[Effect] = []
         successor = self.place.successor
         if successor is not None and self._asked is None and self.record is not None:

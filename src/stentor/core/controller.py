@@ -31,6 +31,7 @@ from stentor.core.peers import Complaint, JoinerReady, PartitionMessage, Replica
 from stentor.core.placement import Candidate, Load, Mode, Tally, better_head, next_member
 from stentor.core.records import ChainRecord, Key, Member
 from stentor.core.reports import ReportBook
+from stentor.core.revival import renewed, revived
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -301,7 +302,7 @@ class Controller:
         staying = [self._staying(key, record, member) for member in record.chain]
         survivors = tuple(member for member in staying if member is not None)
         if not survivors:
-            return self._revive(key, record)
+            return revived(key, record, self._reports, self.alive)
         if not any(self.alive.get(member.broker) == member.incarnation for member in survivors):
             return None  # nobody leaves while no survivor has said what it holds (C8)
         survivors = self._without_reported(key, record, self._without_unable(record, survivors))
@@ -361,12 +362,7 @@ class Controller:
             return None if failed else member
         if self._reports.lives.get(member.broker) != incarnation:
             return member  # it has not said yet what it holds; it cannot act before it is named (C3)
-        return None if report is None else self._renewed(record, member, report)
-
-    def _renewed(self, record: ChainRecord, member: Member, report: ReplicaReport) -> Member | None:
-        """C3, C13: a restarted member keeps its place if it still holds everything committed."""
-        whole = report.member.same_log(member) and not report.damaged and not report.failed
-        return report.member if whole and report.end >= record.committed else None
+        return None if report is None else renewed(record, member, report)
 
     def _without_unable(self, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
         """C31: members whose disks take no writes leave, if enough stay that can; when all disks are full, nobody.
@@ -410,18 +406,6 @@ class Controller:
         if joining is not None and self.alive.get(joining.broker) != joining.incarnation:
             joining = None
         return _replace(record, epoch=record.epoch + 1, chain=survivors, joining=joining, eligible=eligible)
-
-    def _revive(self, key: Key, record: ChainRecord) -> ChainRecord | None:
-        """C12: nobody of the chain answers. Only an eligible one may lead; all others wait."""
-        for member in record.eligible:
-            report = self._reports.of(key, member.broker)
-            if report is None or self.alive.get(member.broker) != report.member.incarnation:
-                continue
-            renewed = self._renewed(record, member, report)
-            if renewed is not None:
-                others = tuple(m for m in (*record.chain, *record.eligible) if not m.same_log(member))
-                return _replace(record, epoch=record.epoch + 1, chain=(renewed,), joining=None, eligible=others)
-        return None
 
     # --- joiners --------------------------------------------------------------------------------
 

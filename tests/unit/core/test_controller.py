@@ -111,6 +111,49 @@ def test_a_restarted_member_is_named_anew_in_its_place():
     assert record.chain[1].incarnation == 2
 
 
+def test_when_every_copy_was_cut_at_its_end_the_longest_leads_once_all_are_there():
+    """A loss of power everywhere, in the middle of writing."""
+    cluster = Cluster(committed=50)
+    cluster.alive("abc", a=2, b=2, c=2)
+    cluster.report("a", incarnation=2, end=60, damaged=True)
+    cluster.report("b", incarnation=2, end=70, damaged=True)
+    assert cluster.settle().epoch == 5, "c has not said yet what it holds"
+    cluster.report("c", incarnation=2, end=65, damaged=True)
+    cluster.settle(steps=1)
+    assert (cluster.chain, cluster.record.epoch) == ("b", 6)
+    assert {m.broker for m in cluster.record.eligible} == {"a", "c"}, "nothing is committed before one of them joined"
+    assert cluster.settle().joining is not None
+
+
+def test_a_whole_copy_leads_before_any_that_was_cut():
+    cluster = Cluster(committed=50)
+    cluster.alive("abc", a=2, b=2, c=2)
+    cluster.report("a", incarnation=2, end=90, damaged=True)
+    cluster.report("b", incarnation=2, end=60)
+    cluster.report("c", incarnation=2, end=65, damaged=True)
+    cluster.settle(steps=1)
+    assert cluster.chain == "b"
+
+
+@pytest.mark.parametrize(
+    "flaw", [{"failed": "its disk"}, {"halted": True}, {"end": 5}], ids=["failed", "halted", "all are too short"]
+)
+def test_copies_that_were_cut_wait_for_an_operator_when_one_of_them_is_not_well(flaw):
+    cluster = Cluster(committed=50)
+    cluster.alive("abc", a=2, b=2, c=2)
+    for name in "abc":
+        more = flaw if name == "c" or "end" in flaw else {}
+        cluster.report(name, incarnation=2, **{"end": 60, **more}, damaged=True)
+    assert cluster.settle().epoch == 5
+
+
+def test_a_copy_that_was_cut_and_is_the_only_one_waits_for_an_operator():
+    cluster = Cluster(chain="a", committed=50)
+    cluster.alive("abc", a=2)
+    cluster.report("a", incarnation=2, end=60, damaged=True)
+    assert cluster.settle().epoch == 5
+
+
 @pytest.mark.parametrize("flaw", [{"damaged": True}, {"failed": "a sync failed"}, {"end": 5}, {"holds": False}])
 def test_a_restarted_member_that_lost_something_joins_again_instead(flaw):
     cluster = Cluster(committed=50)
