@@ -137,6 +137,12 @@ class PeerLink:
         self._dialling = Dialling(self._broker, self.name, self.purpose)
         self._connection = connection
         connection.send(Kind.HELLO, 0, self._dialling.hello())
+        self._loop.call_later(limits.HANDSHAKE_S, self._check_greeted, connection)
+
+    def _check_greeted(self, connection: Connection) -> None:
+        """Who vanished in the moment it was dialled never answers, and the system would wait for minutes."""
+        if connection is self._connection and not self.greeted:
+            connection.abort()
 
     def ping(self) -> None:
         """A sign of life on a connection that carries nothing."""

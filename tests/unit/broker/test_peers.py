@@ -1,7 +1,9 @@
 """The connections to other brokers: what is said in one turn, and how often they are dialled."""
 
+import socket
 from types import SimpleNamespace
 
+from stentor import limits
 from stentor.broker import peers
 from stentor.broker.peers import PeerLink
 from stentor.core.peers import Linked
@@ -33,3 +35,19 @@ def test_a_broker_that_takes_no_more_connections_is_not_dialled_all_the_time(wai
         attempts = full.inner.guests.refusals - before
         other.inner.loop.call_soon_threadsafe(made[0].close)
     assert attempts <= 10 + 25 * took
+
+
+def test_a_broker_that_takes_a_connection_and_says_nothing_is_dialled_again(monkeypatch):
+    """It may have vanished in that moment: nothing would ever come on that connection."""
+    monkeypatch.setattr(limits, "HANDSHAKE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent, broker() as local:
+        silent.settimeout(15)
+        address, made, accepted = "{}:{}".format(*silent.getsockname()), [], []
+        dial = lambda: made.append(PeerLink(local.inner, "silent", address, peer.CONTROL))  # noqa: E731
+        local.inner.loop.call_soon_threadsafe(dial)
+        try:
+            accepted.extend(silent.accept()[0] for _ in range(2))
+        finally:
+            local.inner.loop.call_soon_threadsafe(made[0].close)
+            for connection in accepted:
+                connection.close()
