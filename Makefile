@@ -20,7 +20,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory crowd partitions recovery fuzz simulate simulate-campaign docs clean
+.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory crowd partitions recovery fuzz simulate simulate-product simulate-campaign docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ format: $(VENV)/.dev ## format the code and fix what ruff can fix
 
 simulate: $(VENV)/.dev ## SEEDS=1000 simulated clusters in which everything fails (ARGS="--from N")
 	@$(PYTHON) -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+simulate-product: $(VENV)/.dev ## the same for SEEDS of real brokers and clients in virtual time (ARGS="--from N --log")
+	@$(PYTHON) -m tests.virtual --seeds $(SEEDS) $(ARGS)
 
 simulate-campaign: $(VENV)/.dev ## seeds that nobody has run yet, for MINUTES=10; goes on where the last one stopped
 	@$(PYTHON) -m tests.simulation --campaign --minutes $(MINUTES) $(ARGS)

@@ -1,0 +1,153 @@
+"""A cluster of the product's own brokers, in virtual time."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.virtual.disk import Disk, VirtualThreads
+from tests.virtual.network import Network
+from tests.virtual.store import Store
+from tests.virtual.world import SECOND, Process, World
+
+from stentor.broker import Broker, BrokerConfig
+from stentor.client.async_client import AsyncClient
+from stentor.errors import StorageError
+
+PORT = 7440
+
+
+class Cluster:
+    """Brokers, their disks, the network, the store."""
+
+    def __init__(self, world: World, names: list[str], **settings: Any) -> None:
+        self.world = world
+        self.network, self.store = Network(world), Store(world)
+        self._root = Path(
+            tempfile.mkdtemp(prefix="stentor-virtual-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+        )
+        self.disks = {name: Disk(self._root / name) for name in names}
+        self.processes: dict[str, Process] = {}
+        self.brokers: dict[str, Broker] = {}
+        self._settings = settings
+        self._graveyard: list[Any] = []
+        self.exits: list[str] = []
+        self.broken: list[str] = []
+        self._epochs: dict[str, dict[Any, tuple[int, int]]] = {}  # of the last life: log and epoch, by partition
+
+    def start(self, name: str) -> None:
+        """A new life of a broker, unless it lives."""
+        if name in self.processes and not self.processes[name].dead:
+            return
+        self.network.returned(name)
+        process = self.process(name)
+        self.processes[name] = process
+        process.run(self._start(process))
+
+    def process(self, name: str) -> Process:
+        """A place to run something in."""
+        process = Process(self.world, name)
+        self._graveyard.append(process)
+        process.loop.network = self.network
+        return process
+
+    async def _start(self, process: Process) -> None:
+        disk = self.disks[process.name]
+        disk.directory.mkdir(exist_ok=True)
+        config = BrokerConfig(
+            data_directory=str(disk.directory),
+            host=process.name,
+            port=PORT,
+            http=False,
+            broker_id=process.name,
+            coordination="virtual://",
+            metrics_interval_s=0,
+            **self._settings,
+        )
+
+        def threads(loop: Any, **plan: Any) -> VirtualThreads:
+            return VirtualThreads(process, disk, loop, **plan)
+
+        broker = Broker(
+            config,
+            clock=process,
+            disk_threads=threads,  # type: ignore[arg-type]
+            open_store=lambda _: self.store.access(process),
+        )
+        self.brokers[process.name] = broker
+        self._watch_recovery(broker, process.name)
+        try:
+            await broker.start()
+        except StorageError as error:  # it ends, with a sentence; whoever started it starts it again
+            self.exits.append(f"{process.name}: {error}")
+            process.loop.call_soon(self._ended, process.name)
+
+    def _watch_recovery(self, broker: Broker, name: str) -> None:
+        """C2: an epoch that was acted on is on disk, whatever happens then."""
+        recover = broker._recover
+
+        async def recovered() -> None:
+            await recover()
+            for key, (log_id, epoch) in self._epochs.get(name, {}).items():
+                partition = broker.partitions.get(key)
+                if partition is not None and partition.replica.me.log_id == log_id and partition.replica.epoch < epoch:
+                    self.broken.append(f"{name} forgot epoch {epoch} of {key}")
+
+        broker._recover = recovered  # type: ignore[method-assign]
+
+    def _ended(self, name: str) -> None:
+        self.kill(name, power=False)
+        self.world.at(self.world.now + SECOND, self.store.house, self.start, name)
+
+    def kill(self, name: str, *, power: bool) -> None:
+        """`kill -9`, or the power is cut."""
+        process = self.processes.get(name)
+        if process is None or process.dead:
+            return
+        process.dead = True
+        held = self.partitions(name)
+        broker = self.brokers.pop(name, None)
+        self._graveyard.append((process, broker))
+        self._epochs[name] = {
+            key: (partition.replica.me.log_id, partition.replica.epoch) for key, partition in held.items()
+        }
+        self.network.died(process, silently=power)
+        self.disks[name].hangs = False
+        if broker is not None and broker._directory is not None:
+            broker._directory.close()  # the system lets go of its lock
+        if power:
+            self.disks[name].crash(self.world.rng)
+
+    def ready(self) -> bool:
+        """Whether all brokers are at work."""
+        brokers = self.brokers.values()
+        return len(brokers) == len(self.disks) and all(broker.ready for broker in brokers)
+
+    def partitions(self, name: str) -> dict[Any, Any]:
+        """What a broker holds; nothing before it has begun."""
+        replicas = getattr(self.brokers.get(name), "replicas", None)
+        return {} if replicas is None else replicas.partitions
+
+    @property
+    def alive(self) -> list[str]:
+        return [name for name, process in self.processes.items() if not process.dead]
+
+    def url(self) -> str:
+        return "stentor://" + ",".join(f"{name}:{PORT}" for name in self.disks)
+
+    async def client(self, name: str, timeout: float = 30.0) -> AsyncClient:
+        return await AsyncClient.open(self.url(), name=name, timeout=timeout)
+
+    def go(self, seconds: float, enough: Callable[[], bool] | None = None) -> bool:
+        return self.world.run(self.world.now + round(seconds * SECOND), enough)
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.dead = True
+        self.brokers.clear()
+        self._graveyard.clear()
+        self.processes.clear()
+        shutil.rmtree(self._root)

@@ -1,0 +1,64 @@
+"""Rules of the driver, each switched off on purpose: a run must notice.
+
+The simulation of the machines (`tests/simulation`) does the same for the rules of the core. These are of what is around
+it: that what the machines ask for is done, in order, before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from stentor.broker.partition import Partition
+from stentor.broker.replicas import Replicas
+from stentor.broker.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _pretend_to_sync(self: Partition) -> None:
+    self._synced(self.log.end, None)
+
+
+def _pretend_to_store(self: Replicas) -> None:
+    asked, self._epochs_waiting = self._epochs_waiting, {}
+    self._epochs_stored({partition: epoch for partition, epoch in asked.items() if self._holds(partition)}, None, None)
+
+
+def _never(*_: Any) -> None:
+    """Forget it."""
+
+
+_push = Stream._push
+
+
+def _push_without_looking(self: Stream, chunks: list[bytes], next_offset: int, size: int) -> None:
+    _push(self, chunks, next_offset, size)
+    self.cursor.position += 1
+
+
+MUTATIONS: dict[str, list[tuple[Any, str, Any]]] = {
+    "answers before the sync": [(Partition, "_start_sync", _pretend_to_sync)],
+    "acts on an epoch that is not on disk": [(Replicas, "_store_epochs", _pretend_to_store)],
+    "forgets to let go": [(Replicas, "_retire", _never)],
+    "serves what is not committed": [(Partition, "committed", property(lambda self: self.log.end))],
+    "skips a message": [(Stream, "_push", _push_without_looking)],
+}
+SEEDS = {
+    "answers before the sync": 2,
+    "acts on an epoch that is not on disk": 1,
+    "forgets to let go": 5,
+    "serves what is not committed": 5,
+    "skips a message": 1,
+}
+"""From which seed on a run notices it."""
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for where, what, instead in MUTATIONS[name]:
+            stack.enter_context(patch.object(where, what, instead))
+        yield

@@ -1,0 +1,141 @@
+"""Clients of a simulated cluster: the product's own, and what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from stentor.errors import PublishError, StentorError, UnknownOutcome
+
+if TYPE_CHECKING:
+    from tests.virtual.cluster import Cluster
+
+    from stentor.client.message import Receipt
+
+TOPIC = "t"
+
+
+class History:
+    """What was promised, and what was shown."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[tuple[int, int], bytes] = {}  # (partition, offset) -> value, at ack=all
+        self.at: dict[bytes, tuple[int, int]] = {}  # the same, by value
+        self.refused: dict[bytes, str] = {}  # said to be nowhere
+        self.unknown: set[bytes] = set()
+        self.shown: dict[tuple[int, int], bytes] = {}  # to any reader
+        self.broken: list[str] = []
+        self.unsure: set[bytes] = set()  # acknowledged by fewer than all: may be lost
+
+    def require(self, holds: bool, what: str, *details: Any) -> None:
+        if not holds:
+            self.broken.append(f"{what}: {details}")
+
+    def acknowledge(self, value: bytes, receipt: Receipt, ack: str) -> None:
+        place = receipt.partition, receipt.offset
+        if ack != "all":
+            self.unsure.add(value)
+            return
+        self.require(self.acknowledged.get(place, value) == value, "two messages at one offset", place, value)
+        self.require(self.shown.get(place, value) == value, "another message was shown there", place, value)
+        self.acknowledged[place] = value
+        self.at[value] = place
+
+    def show(self, place: tuple[int, int], value: bytes) -> None:
+        for known in (self.acknowledged, self.shown):
+            self.require(
+                known.get(place, value) == value, "a reader sees another message", place, known.get(place), value
+            )
+        self.shown[place] = value
+
+    def ends(self) -> dict[int, int]:
+        """Up to where everything acknowledged at `all` goes, by partition."""
+        found: dict[int, int] = defaultdict(int)
+        for partition, offset in self.acknowledged:
+            found[partition] = max(found[partition], offset + 1)
+        return dict(found)
+
+
+class Workload:
+    """Producers and readers that go on until they are told to stop."""
+
+    def __init__(self, cluster: Cluster, history: History, *, retains: bool = False) -> None:
+        self._retains = retains
+        self.cluster, self.world, self.history = cluster, cluster.world, history
+        self.stopping = False
+        self.outstanding = 0
+        self.sent = 0
+        self.positions: dict[str, dict[int, int]] = {}
+        self.subscriptions: dict[str, Any] = {}
+
+    async def produce(self, name: str, ack: str) -> None:
+        """Bursts of small messages, and pauses."""
+        client = await self._client(name)
+        with suppress(PublishError):  # `on_delivery` has told which
+            await self._send(await client.producer(TOPIC, ack=ack), name, ack)
+
+    async def _send(self, producer: Any, name: str, ack: str) -> None:
+        rng = self.world.rng
+        async with producer:
+            number = 0
+            while not self.stopping:
+                for _ in range(rng.choice([1, 1, 1, 2, 8])):
+                    value = f"{name}:{number}".encode()
+                    padding = bytes(2_000) if self._retains else b""
+                    number += 1
+                    self.outstanding += 1
+                    self.sent += 1
+                    await producer.send(value, on_delivery=self._told(value, ack), headers={"padding": padding})
+                await asyncio.sleep(rng.choice([0.002, 0.02, 0.05, 0.2]))
+
+    def _told(self, value: bytes, ack: str) -> Any:
+        def told(receipt: Receipt | None, error: StentorError | None) -> None:
+            self.outstanding -= 1
+            if receipt is not None:
+                self.history.acknowledge(value, receipt, ack)
+            elif isinstance(error, UnknownOutcome) or ack != "all":
+                self.history.unknown.add(value)
+            else:
+                self.history.refused[value] = repr(error)
+
+        return told
+
+    async def read(self, name: str) -> None:
+        """A live reader: everything, in order, once."""
+        positions: dict[int, int] = defaultdict(int)
+        self.positions[name] = positions
+        client = await self._client(name)
+        subscription = await client.subscribe(TOPIC, start="earliest")
+        self.subscriptions[name] = subscription
+        async for message in subscription:
+            due = positions[message.partition]
+            fits = message.offset >= due if self._retains else message.offset == due
+            self.history.require(fits, "a reader jumps", name, message.partition, due, message.offset)
+            positions[message.partition] = message.offset + 1
+            self.history.show((message.partition, message.offset), message.value)
+
+    async def look(self, name: str) -> None:
+        """Bounded reads: each must show whatever was acknowledged before it began."""
+        rng = self.world.rng
+        while not self.stopping:
+            await asyncio.sleep(rng.uniform(0.05, 0.8))
+            try:
+                client = await self.cluster.client(f"{name}", timeout=rng.choice([2.0, 10.0]))
+                async with client:
+                    promised = self.history.ends()
+                    ends = await client.offsets(TOPIC)
+                    for partition, end in promised.items():
+                        self.history.require(
+                            ends[partition] >= end, "a stale end", name, partition, end, ends[partition]
+                        )
+            except StentorError:
+                continue
+
+    async def _client(self, name: str) -> Any:
+        while True:
+            try:
+                return await self.cluster.client(name)
+            except StentorError:
+                await asyncio.sleep(0.1)
