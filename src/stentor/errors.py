@@ -14,6 +14,7 @@
     │   ├── SequenceError        the broker does not accept this producer sequence
     │   └── ProducerNotProven    the connection may not send under this lasting producer id
     ├── TopicNotFound / TopicExists / PartitionNotFound
+    ├── TopicReplaced            a stored position is of an earlier topic of the same name
     ├── OffsetOutOfRange         the log does not hold that offset (.start .end)
     ├── SlowSubscriber           a subscription passed its max_lag
     ├── DecodeFailed             a value does not fit the type the topic was opened with
@@ -150,6 +151,10 @@ class TopicNotFound(StentorError, LookupError):
 
 class TopicExists(StentorError):
     code = "topic_exists"
+
+
+class TopicReplaced(StentorError):
+    code = "topic_replaced"
 
 
 class PartitionNotFound(StentorError, LookupError):

@@ -26,7 +26,7 @@ from stentor.errors import DeadlineExceeded, InvalidArgument, StentorError
 from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
@@ -195,7 +195,7 @@ class AsyncClient:
         *,
         start: Any = "earliest",
         end: Any = "now",
-        partition: int | None = None,
+        partition: int | Iterable[int] | None = None,
         limit: int | None = None,
         stale: Stale = "refuse",
         timeout: float | None = None,

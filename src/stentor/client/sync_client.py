@@ -26,7 +26,7 @@ from stentor.client.typed import Codec, Topic
 from stentor.errors import Closed, StentorError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine, Iterable, Mapping
     from datetime import timedelta
 
     from stentor.client.async_client import Offsets, TopicOffsets
@@ -258,7 +258,7 @@ class Client:
         *,
         start: Any = "latest",
         end: Any = None,
-        partition: int | None = None,
+        partition: int | Iterable[int] | None = None,
         on_slow: str = "catch_up",
         max_lag: int | timedelta | None = None,
         stale: Stale = "refuse",
@@ -283,7 +283,7 @@ class Client:
         *,
         start: Any = "earliest",
         end: Any = "now",
-        partition: int | None = None,
+        partition: int | Iterable[int] | None = None,
         limit: int | None = None,
         stale: Stale = "refuse",
         timeout: float | None = None,
