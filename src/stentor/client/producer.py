@@ -231,8 +231,11 @@ class Producer(_Face):
         `on_delivery(receipt, error)` is called in the client's thread; keep it short.
         """
         lane = self._single
-        if lane is None and self._hashed and type(key) is bytes:
-            lane = self._lanes[crc32(key) % len(self._lanes)]
+        if lane is None and self._hashed:
+            if type(key) is bytes:
+                lane = self._lanes[crc32(key) % len(self._lanes)]
+            elif key is None and partition is None:
+                lane = self._core.keyless_lane()
         if (
             lane is None
             or type(value) is not bytes
@@ -242,8 +245,8 @@ class Producer(_Face):
             or partition is not None
             or on_delivery is not None
         ):
-            if self.offer(value, key, headers, timestamp, partition, on_delivery):
-                self._wait_for_room()
+            chosen = partition if lane is None or partition is not None else lane.partition  # it has had its turn
+            self._send_carefully(value, key, headers, timestamp, chosen, on_delivery)
             return
         # Everyone's ordinary message: every nanosecond here is paid a million times.
         rows = lane.rows
@@ -256,6 +259,10 @@ class Producer(_Face):
             if not lane.awake:
                 self._wake(lane)
         elif self._seal(lane):
+            self._wait_for_room()
+
+    def _send_carefully(self, *message: Any) -> None:
+        if self.offer(*message):
             self._wait_for_room()
 
     def send_many(
