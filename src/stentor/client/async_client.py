@@ -14,6 +14,7 @@ from stentor.client.convert import allows_stale, as_seconds, check_limit, check_
 from stentor.client.core import ClientCore, default_name, parse_url
 from stentor.client.history import AsyncHistory
 from stentor.client.lanes import ProducerCore, parse_ack
+from stentor.client.opening import Opening, OpeningRead
 from stentor.client.positions import check_position, find_request
 from stentor.client.producer import AsyncProducer, Producer
 from stentor.client.recorded import mark_recorded
@@ -68,9 +69,10 @@ class AsyncClient:
         core.alert = self._alert
 
     @classmethod
-    async def open(
+    async def _open(
         cls, url: str | None, *, name: str | None, timeout: float, read_from: Selector | None = None
     ) -> AsyncClient:
+        """Connect; `connect_async` is for everyone else."""
         if as_seconds(timeout) <= 0:
             raise InvalidArgument(f"timeout={timeout} must be above zero.")
         label = default_name() if name is None else name
@@ -105,10 +107,10 @@ class AsyncClient:
         """Publish one message and wait until it is acknowledged at the level `ack`."""
         self._core.check_loop()
         deadline = self._core.deadline(timeout)
-        found = self.ready_publisher(topic, ack)
-        publisher = found or await self.publisher(topic, ack, deadline)
+        found = self._ready_publisher(topic, ack)
+        publisher = found or await self._publisher(topic, ack, deadline)
         done: asyncio.Future[Receipt] = self._core.loop.create_future()
-        publisher.offer(value, key, headers, timestamp, partition, _resolve(done))
+        publisher._offer(value, key, headers, timestamp, partition, _resolve(done))  # noqa: SLF001
         if timeout is None and found is not None:
             return await done  # the producer gives up by itself at the client's own deadline, and knows the reason
         grace_s = REASON_S if timeout is None else 0.0
@@ -118,14 +120,15 @@ class AsyncClient:
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
-            raise self._core.late_publish(deadline.seconds, publisher.refusal) from error
+            refusal = publisher._refusal()  # noqa: SLF001
+            raise self._core.late_publish(deadline.seconds, refusal) from error
 
-    def ready_publisher(self, topic: str, ack: str) -> AsyncProducer | None:
+    def _ready_publisher(self, topic: str, ack: str) -> AsyncProducer | None:
         """The shared producer behind `publish`, if there is one that works."""
         found = known(self._publishers, topic, ack)
         return None if found is None or self._stale(found) else found
 
-    async def publisher(self, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
+    async def _publisher(self, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
         """The same, made if there is none."""
         try:
             # Many publishes may start at once; one producer serves them all.
@@ -157,12 +160,15 @@ class AsyncClient:
         core = producer._core  # noqa: SLF001 - two halves of one thing
         return core.closing or (self._core.link is not None and (route is None or route.id != core.topic_id))
 
-    async def producer_core(self, topic: str, **options: Any) -> ProducerCore:
+    async def _producer_core(self, topic: str, **options: Any) -> ProducerCore:
         return ProducerCore(self._core, await self._core.topic(topic, options.get("timeout")), **options)
 
-    async def producer(self, topic: str, **options: Any) -> AsyncProducer:
+    def producer(self, topic: str, **options: Any) -> Opening[AsyncProducer]:
         """A self-batching sender to a topic."""
-        return AsyncProducer(await self.producer_core(topic, **options))
+        return Opening(self._make_producer(topic, options))
+
+    async def _make_producer(self, topic: str, options: dict[str, Any]) -> AsyncProducer:
+        return AsyncProducer(await self._producer_core(topic, **options))
 
     async def _alert(self, topic: str, text: str) -> None:
         # An alert that cannot be sent must not hide what it was about.
@@ -171,7 +177,7 @@ class AsyncClient:
 
     # --- reading --------------------------------------------------------------------------------
 
-    async def subscription_core(
+    async def _subscription_core(
         self, topics: str | list[str], put: Callable[[Any], None], **options: Any
     ) -> SubscriptionCore:
         deadline = self._core.deadline(options.pop("timeout", None))
@@ -184,12 +190,15 @@ class AsyncClient:
             raise self._core.late("subscribe", deadline.seconds, next(filter(None, refusals), None)) from error
         return subscription
 
-    async def subscribe(self, topics: str | list[str], **options: Any) -> AsyncSubscription:
+    def subscribe(self, topics: str | list[str], **options: Any) -> Opening[AsyncSubscription]:
         """Messages of one or more topics or patterns; see Client.subscribe for the options."""
-        inbox = AsyncInbox()
-        return AsyncSubscription(await self.subscription_core(topics, inbox.put, **options), inbox)
+        return Opening(self._subscribe(topics, options))
 
-    async def read(
+    async def _subscribe(self, topics: str | list[str], options: dict[str, Any]) -> AsyncSubscription:
+        inbox = AsyncInbox()
+        return AsyncSubscription(await self._subscription_core(topics, inbox.put, **options), inbox)
+
+    def read(
         self,
         topics: str | list[str],
         *,
@@ -199,13 +208,14 @@ class AsyncClient:
         limit: int | None = None,
         stale: Stale = "refuse",
         timeout: float | None = None,
-    ) -> AsyncHistory:
+    ) -> OpeningRead:
         """What topics hold between two positions; see Client.read for `stale`."""
+        options = {"start": start, "end": end, "partition": partition, "stale": stale, "timeout": timeout}
+        return OpeningRead(self._read(topics, limit, options))
+
+    async def _read(self, topics: str | list[str], limit: int | None, options: dict[str, Any]) -> AsyncHistory:
         check_limit(limit)
-        subscription = await self.subscribe(
-            topics, start=start, end=end, partition=partition, stale=stale, timeout=timeout
-        )
-        return AsyncHistory(subscription, limit)
+        return AsyncHistory(await self._subscribe(topics, options), limit)
 
     def topic(
         self,
@@ -380,7 +390,7 @@ class Connecting:
 
     async def _open(self) -> AsyncClient:
         url, name, timeout, read_from = self._arguments
-        return await AsyncClient.open(url, name=name, timeout=timeout, read_from=read_from)
+        return await AsyncClient._open(url, name=name, timeout=timeout, read_from=read_from)  # noqa: SLF001
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._open().__await__()

@@ -108,6 +108,7 @@ class History(_Bounded):
         return to_polars(self.to_arrow())
 
     def close(self) -> None:
+        """End it before its end; a read that was read to its end is closed."""
         self._subscription.close()
 
     def __enter__(self) -> Self:
@@ -170,4 +171,11 @@ class AsyncHistory(_Bounded):
         return to_polars(await self.to_arrow())
 
     async def close(self) -> None:
+        """End it before its end; a read that was read to its end is closed."""
         await self._subscription.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

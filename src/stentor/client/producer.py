@@ -49,10 +49,10 @@ class _Face:
 
     @property
     def topic(self) -> str:
+        """The topic that it sends to."""
         return self._core.topic
 
-    @property
-    def refusal(self) -> StentorError | None:
+    def _refusal(self) -> StentorError | None:
         """Why messages wait to be taken, if a broker says so."""
         return next((lane.refusal for lane in self._lanes if lane.refusal is not None), None)
 
@@ -83,7 +83,7 @@ class _Face:
         if unsent >= _UNSENT_MAX or len(lane.pending) - unsent < _ON_WIRE_MIN:
             self._post(lane.pump)
 
-    def offer(
+    def _offer(
         self, value: Any, key: Any, headers: Any, timestamp: Any, partition: int | None, on_delivery: Any
     ) -> bool:
         """The general path of `send`, without waiting; whether the sender must wait now.
@@ -137,7 +137,7 @@ class _Face:
             except (StentorError, TypeError):
                 # Too large together, or something odd among them: message by message finds out which.
                 for value, key in zip(part, part_keys, strict=True):
-                    yield self.offer(value, key, None, None, lane.partition, None)
+                    yield self._offer(value, key, None, None, lane.partition, None)
                 continue
             lane.add_encoded(encoded)
             self._sealed(lane)
@@ -148,7 +148,7 @@ class _Face:
         lanes = self._lanes
         if not self._hashed or not set(map(type, keys)) | set(map(type, values)) <= {bytes}:
             for value, key in zip(values, keys, strict=True):
-                yield self.offer(value, key, None, None, None, None)
+                yield self._offer(value, key, None, None, None, None)
             return
         step, count = self._batch_messages, len(lanes)
         for start in range(0, len(values), step):
@@ -262,7 +262,7 @@ class Producer(_Face):
             self._wait_for_room()
 
     def _send_carefully(self, *message: Any) -> None:
-        if self.offer(*message):
+        if self._offer(*message):
             self._wait_for_room()
 
     def send_many(
@@ -340,7 +340,7 @@ class AsyncProducer(_Face):
         on_delivery: OnDelivery | None = None,
     ) -> None:
         """Hand a message over; waits only when too much is unacknowledged."""
-        if self.offer(value, key, headers, timestamp, partition, on_delivery):
+        if self._offer(value, key, headers, timestamp, partition, on_delivery):
             await self._wait_for_room()
 
     async def send_many(
@@ -382,5 +382,11 @@ class AsyncProducer(_Face):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except StentorError:
+            logger.warning("messages were not acknowledged while another error ended the producer")

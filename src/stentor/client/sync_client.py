@@ -145,7 +145,7 @@ class Client:
         self._thread = _LoopThread()
         self._timeout = timeout
         try:
-            opening = AsyncClient.open(url, name=name, timeout=timeout, read_from=read_from)
+            opening = AsyncClient._open(url, name=name, timeout=timeout, read_from=read_from)  # noqa: SLF001
             self._async: AsyncClient = self._thread.call(opening)
         except BaseException:
             self._closed = True
@@ -190,11 +190,11 @@ class Client:
         found = self._ready_publisher(topic, ack)
         publisher = found or self._publisher(topic, ack, deadline)
         answer = _Answer()
-        publisher.offer(value, key, headers, timestamp, partition, answer)
+        publisher._offer(value, key, headers, timestamp, partition, answer)  # noqa: SLF001
         # Without a deadline of its own the call ends with the producer's, which knows the reason.
         grace_s = 0.0 if timeout is not None else REASON_S if found is None else _GRACE_S
         if not answer.wait(grace_s + (deadline.left() or 0.0)):
-            raise self._core.late_publish(deadline.seconds, publisher.refusal)
+            raise self._core.late_publish(deadline.seconds, publisher._refusal())  # noqa: SLF001
         if answer.error is not None:
             raise answer.error
         assert answer.receipt is not None
@@ -210,7 +210,7 @@ class Client:
 
     def _publisher(self, topic: str, ack: str, deadline: Deadline) -> Producer:
         """The same, made if there is none."""
-        shared = self._call(self._async.publisher(topic, ack, deadline))
+        shared = self._call(self._async._publisher(topic, ack, deadline))  # noqa: SLF001
         found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001
         return found
 
@@ -248,7 +248,7 @@ class Client:
             "secret": secret,
             "generation": generation,
         }
-        return Producer(self._call(self._async.producer_core(topic, **options)))
+        return Producer(self._call(self._async._producer_core(topic, **options)))  # noqa: SLF001
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -275,7 +275,8 @@ class Client:
             "stale": stale,
             "timeout": timeout,
         }
-        return Subscription(self._call(self._async.subscription_core(topics, inbox.put, **options)), inbox)
+        core = self._call(self._async._subscription_core(topics, inbox.put, **options))  # noqa: SLF001
+        return Subscription(core, inbox)
 
     def read(
         self,
