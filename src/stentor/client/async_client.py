@@ -12,6 +12,7 @@ from stentor import limits
 from stentor.client import routes
 from stentor.client.convert import allows_stale, as_seconds, check_limit, check_topics
 from stentor.client.core import ClientCore, default_name, parse_url
+from stentor.client.help import explained, explained_function
 from stentor.client.history import AsyncHistory
 from stentor.client.lanes import ProducerCore, parse_ack
 from stentor.client.opening import Opening, OpeningRead
@@ -59,8 +60,12 @@ class Offsets(dict[int, int]):
         self.sure = sure
 
 
+@explained("Client", asynchronous=True)
 class AsyncClient:
-    """A connection to a Stentor system, for one event loop."""
+    """A connection to a Stentor system, for one event loop. Use as a context manager: leaving it flushes.
+
+    `async with stentor.connect_async(url) as client` makes one. Every call that waits is awaited.
+    """
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
@@ -164,7 +169,11 @@ class AsyncClient:
         return ProducerCore(self._core, await self._core.topic(topic, options.get("timeout")), **options)
 
     def producer(self, topic: str, **options: Any) -> Opening[AsyncProducer]:
-        """A self-batching sender to a topic."""
+        """A self-batching sender to a topic: the fast path. Enter it with `async with`, or await it.
+
+        A producer with an `identity` may be made again after a crash: the same batches, sent again in the same order
+        under the same identity and generation, are recognised by the brokers and written once.
+        """
         return Opening(self._make_producer(topic, options))
 
     async def _make_producer(self, topic: str, options: dict[str, Any]) -> AsyncProducer:
@@ -191,7 +200,10 @@ class AsyncClient:
         return subscription
 
     def subscribe(self, topics: str | list[str], **options: Any) -> Opening[AsyncSubscription]:
-        """Messages of one or more topics or patterns; see Client.subscribe for the options."""
+        """Messages of one or more topics or patterns, from a position on. Enter it with `async with`, or await it.
+
+        Partitions that a `start` by partition does not name are read from their beginning.
+        """
         return Opening(self._subscribe(topics, options))
 
     async def _subscribe(self, topics: str | list[str], options: dict[str, Any]) -> AsyncSubscription:
@@ -209,7 +221,11 @@ class AsyncClient:
         stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> OpeningRead:
-        """What topics hold between two positions; see Client.read for `stale`."""
+        """What topics hold between two positions: iterate it, enter it, or await it. A read makes no topic.
+
+        While no broker is certain where the committed messages end, it waits, and raises EndUnknown at its deadline.
+        With `stale="allow"`, `sure` and `ends` of what it returns say whether it was all, and up to where it goes.
+        """
         options = {"start": start, "end": end, "partition": partition, "stale": stale, "timeout": timeout}
         return OpeningRead(self._read(topics, limit, options))
 
@@ -233,7 +249,7 @@ class AsyncClient:
     async def create_topic(
         self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any
     ) -> TopicInfo:
-        """Make a topic; settings are those of TopicSettings."""
+        """Make a topic. Settings that are not named are the broker's defaults."""
         request = messages.CreateTopic(name=name, settings=messages.topic_changes(settings), exist_ok=exist_ok)
         described = await self._core.call(request, timeout)
         return described.topic  # type: ignore[no-any-return]
@@ -284,7 +300,7 @@ class AsyncClient:
     async def recover_partition(
         self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
     ) -> PartitionRecovered:
-        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13).
+        """Let a broker's copy lead although it may lack committed messages; says what was lost.
 
         Without a broker: the one whose copy is furthest; all brokers must be there to find out.
         """
@@ -318,7 +334,11 @@ class AsyncClient:
     async def offsets(
         self, topic: str, at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> Offsets:
-        """The offset of a position in each partition; see Client.offsets for `stale`."""
+        """The offset of a position in each partition.
+
+        EndUnknown at the deadline, if no broker is certain where the committed messages end. With `stale="allow"`
+        it is what is known to be committed, and `sure` of the answer says whether that was all.
+        """
         found = (await self.find_offsets([topic], at, stale=stale, timeout=timeout))[topic]
         return Offsets(found.offsets, sure=found.sure)
 
@@ -368,6 +388,7 @@ class AsyncClient:
 
     @property
     def name(self) -> str:
+        """What operators see."""
         return self._core.name
 
     async def close(self) -> None:
@@ -404,6 +425,7 @@ class Connecting:
             await self._client.close()
 
 
+@explained_function("connect", asynchronous=True)
 def connect_async(
     url: str | None = None,
     *,
@@ -411,7 +433,7 @@ def connect_async(
     timeout: float = limits.DEFAULT_TIMEOUT_S,
     read_from: Selector | None = None,
 ) -> Connecting:
-    """Connect from `async` code: `async with stentor.connect_async() as client`."""
+    """Connect to a Stentor system from `async` code. Enter it with `async with`, or await it."""
     return Connecting(url, name, timeout, read_from)
 
 

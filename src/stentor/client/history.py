@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
+from stentor.client.help import explained
 from stentor.client.tables import to_pandas, to_polars, to_table
 from stentor.errors import Closed
 
@@ -48,6 +49,7 @@ class _Bounded:
         return self._left is not None and self._left <= 0
 
 
+@explained("History")
 class History(_Bounded):
     """Everything between `start` and `end`. Iterate it once, or take it as a table."""
 
@@ -118,6 +120,7 @@ class History(_Bounded):
         self.close()
 
 
+@explained("History", asynchronous=True)
 class AsyncHistory(_Bounded):
     """The same for `async` code."""
 

@@ -14,6 +14,7 @@ from zlib import crc32
 
 from stentor import limits
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
+from stentor.client.help import explained
 from stentor.client.identity import by_partition
 from stentor.client.lane import Extra, Lane
 from stentor.client.tables import as_batches, check_sizes, conform
@@ -214,6 +215,7 @@ def _call(work: Callable[[], None]) -> None:
     work()
 
 
+@explained("Producer")
 class Producer(_Face):
     """A self-batching sender. Thread-safe. Use as a context manager: leaving it flushes."""
 
@@ -226,10 +228,7 @@ class Producer(_Face):
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand a message over; returns at once unless too much is unacknowledged.
-
-        `on_delivery(receipt, error)` is called in the client's thread; keep it short.
-        """
+        """Hand a message over; returns at once unless too much is unacknowledged."""
         lane = self._single
         if lane is None and self._hashed:
             if type(key) is bytes:
@@ -278,10 +277,7 @@ class Producer(_Face):
                 self._wait_for_room()
 
     def send_batch(self, data: Any, *, partition: int | None = None, on_delivery: OnDelivery | None = None) -> None:
-        """Hand a pyarrow Table or RecordBatch over: column value, and key, timestamp, headers.
-
-        `on_delivery` is called once for every batch it becomes, with the receipt of that batch's first message.
-        """
+        """Hand a pyarrow Table or RecordBatch over."""
         for must_wait in self._offer_batch(data, partition, on_delivery):
             if must_wait:
                 self._wait_for_room()
@@ -323,6 +319,7 @@ class Producer(_Face):
             logger.warning("messages were not acknowledged while another error ended the producer")
 
 
+@explained("Producer", asynchronous=True)
 class AsyncProducer(_Face):
     """The same for `async` code, in one loop."""
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stentor.client.deadline import Deadline
 from stentor.client.decode import decode_messages, offset_batches, position_of
 from stentor.client.handed import Handed
+from stentor.client.help import explained
 from stentor.client.stamped import stamped_batches
 from stentor.client.tables import with_position
 from stentor.errors import Closed, CorruptData, DeadlineExceeded, SlowSubscriber, StentorError
@@ -220,6 +221,7 @@ class _Face:
         return Closed("This subscription has ended.", hint="Subscribe again.")
 
 
+@explained("Subscription")
 class Subscription(_Face):
     """Messages as they come. Iterate, or `get(timeout=...)`; use as a context manager.
 
@@ -427,6 +429,7 @@ class AsyncInbox:
             raise
 
 
+@explained("Subscription", asynchronous=True)
 class AsyncSubscription(_Face):
     """The same for `async` code.
 

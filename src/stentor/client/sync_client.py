@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stentor import limits
 from stentor.client.async_client import REASON_S, AsyncClient, known
 from stentor.client.convert import check_limit
+from stentor.client.help import explained, explained_function
 from stentor.client.history import History
 from stentor.client.producer import Producer
 from stentor.client.subscription import Subscription
@@ -130,8 +131,12 @@ class _Answer:
         return self._lock.acquire(timeout=timeout)
 
 
+@explained("Client")
 class Client:
-    """A connection to a Stentor system. Thread-safe; use as a context manager."""
+    """A connection to a Stentor system. Thread-safe. Use as a context manager: leaving it flushes.
+
+    `stentor.connect(url)` makes one, and takes the same arguments.
+    """
 
     def __init__(
         self,
@@ -264,7 +269,10 @@ class Client:
         stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> Subscription:
-        """Messages of one or more topics or patterns (`orders.*`, `orders.>`), from a position on."""
+        """Messages of one or more topics or patterns, from a position on.
+
+        Partitions that a `start` by partition does not name are read from their beginning.
+        """
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         options = {
             "start": start,
@@ -315,7 +323,7 @@ class Client:
     def create_topic(
         self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any
     ) -> TopicInfo:
-        """Make a topic; settings are those of TopicSettings (partitions, flush, retention …)."""
+        """Make a topic. Settings that are not named are the broker's defaults."""
         return self._call(self._async.create_topic(name, exist_ok=exist_ok, timeout=timeout, **settings))  # type: ignore[no-any-return]
 
     def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Any) -> TopicInfo:
@@ -376,7 +384,7 @@ class Client:
     def recover_partition(
         self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
     ) -> PartitionRecovered:
-        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13).
+        """Let a broker's copy lead although it may lack committed messages; says what was lost.
 
         Without a broker: the one whose copy is furthest; all brokers must be there to find out.
         """
@@ -434,6 +442,7 @@ class Client:
         return f"<stentor.Client {self.name!r} {'closed' if self._closed else ','.join(self._core.addresses)}>"
 
 
+@explained_function("connect")
 def connect(
     url: str | None = None,
     *,
@@ -441,11 +450,8 @@ def connect(
     timeout: float = limits.DEFAULT_TIMEOUT_S,
     read_from: Selector | None = None,
 ) -> Client:
-    """Connect to a Stentor system.
+    """Connect to a Stentor system. Use as a context manager: leaving it flushes and disconnects.
 
-    `url` is stentor://host:port, host:port, or several separated by commas; without it $STENTOR_URL
-    counts, else localhost. `name` is what operators see. `timeout` is the deadline in seconds of
-    every call that names none. `read_from` chooses whom of a chain to read from (`stentor.selectors`).
     In `async` code use `connect_async`: calls of this client hold up the loop that they are made in.
     """
     _warn_inside_loop()
