@@ -1,6 +1,7 @@
 """Position: the place in a partition from which to read on, with a text that can be stored anywhere.
 
-orders.eu/2@17#5 is topic orders.eu, partition 2, next offset 17; the topic's id is 5.
+orders.eu/2@17#3119a8c87891dba8 is topic orders.eu, partition 2, next offset 17, and the topic's id, in hexadecimal as
+everywhere where people see it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 from stentor.errors import InvalidArgument
 
-_TEXT: Final = re.compile(r"([A-Za-z0-9_.-]+)/([0-9]{1,9})@([0-9]{1,19})(?:#([0-9]{1,20}))?\Z")
+_TEXT: Final = re.compile(r"([A-Za-z0-9_.-]+)/([0-9]{1,9})@([0-9]{1,19})(?:#([0-9a-f]{1,16}))?\Z")
 
 
 class Position(msgspec.Struct, frozen=True, gc=False):
@@ -45,10 +46,10 @@ class Position(msgspec.Struct, frozen=True, gc=False):
         """Read back what `str(position)` gave.
 
         Args:
-            text: Such as "orders.eu/2@17#5". The topic's id, behind the `#`, may be missing.
+            text: Such as "orders.eu/2@17#3119a8c87891dba8". The topic's id, behind the `#`, may be missing.
 
         Example:
-            >>> stentor.Position.parse("orders.eu/2@17#5").offset
+            >>> stentor.Position.parse("orders.eu/2@17#3119a8c87891dba8").offset
             17
         """
         found = _TEXT.match(text) if isinstance(text, str) else None
@@ -57,8 +58,8 @@ class Position(msgspec.Struct, frozen=True, gc=False):
                 f"{text!r} is not a position.", hint="A position is topic/partition@offset, such as orders.eu/2@17."
             )
         topic, partition, offset, topic_id = found.groups()
-        return cls(topic, int(partition), int(offset), None if topic_id is None else int(topic_id))
+        return cls(topic, int(partition), int(offset), None if topic_id is None else int(topic_id, 16))
 
     def __str__(self) -> str:
-        known = "" if self.topic_id is None else f"#{self.topic_id}"
+        known = "" if self.topic_id is None else f"#{self.topic_id:016x}"
         return f"{self.topic}/{self.partition}@{self.offset}{known}"

@@ -53,12 +53,12 @@ def test_a_message_says_where_the_next_one_is(client, numbers):
     position = message.position
     assert (position.topic, position.partition, position.offset) == (numbers, 1, 8)
     assert position.topic_id == client.describe_topic(numbers).id
-    assert str(position) == f"{numbers}/1@8#{position.topic_id}"
+    assert str(position) == f"{numbers}/1@8#{position.topic_id:016x}"
 
 
 def test_a_position_comes_back_from_text_json_and_pickle():
     position = Position("orders.eu", 2, 17, 5)
-    assert f"{position}" == "orders.eu/2@17#5"
+    assert f"{position}" == "orders.eu/2@17#0000000000000005"
     assert Position.parse(json.loads(json.dumps(str(position)))) == position
     assert pickle.loads(pickle.dumps(position)) == position
     assert Position.parse("orders.eu/2@17") == Position("orders.eu", 2, 17)
