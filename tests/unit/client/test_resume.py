@@ -3,8 +3,9 @@
 import asyncio
 import json
 import pickle
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 
 import pytest
 
@@ -292,33 +293,71 @@ def test_an_end_is_not_passed(client, numbers):
         assert offsets(subscription.positions()) == {0: 17}
 
 
-def test_threads_that_share_a_subscription_never_get_a_position_past_what_was_handed_out(client, numbers):
-    """Each thread looks at the positions before it takes: nothing below them may come to anybody afterwards."""
-    for _ in range(5):
-        with client.subscribe(numbers, start="earliest", end="now") as subscription:
+@pytest.fixture(scope="module")
+def many(shared):
+    """A topic of three partitions with many small batches."""
+    with shared.client() as client:
+        client.create_topic("resume.many", partitions=3)
+        with client.producer("resume.many", batch_messages=20) as producer:
+            for number in range(3_000):
+                producer.send(b"x", partition=number % 3)
+    return "resume.many"
 
-            def take(way, subscription=subscription):
-                found = []
-                while True:
-                    before = offsets(subscription.positions())
-                    try:
-                        if way == "batches":
-                            rows = next(subscription.batches(), None)
-                            if rows is None:
-                                return found
-                            got = list(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True))
-                        else:
-                            message = subscription.get(timeout=5)
-                            got = [(message.partition, message.offset)]
-                    except stentor.Closed:
-                        return found
-                    assert all(offset >= before[partition] for partition, offset in got), (before, got)
-                    found += got
 
-            with ThreadPoolExecutor(4) as pool:
-                found = list(chain.from_iterable(pool.map(take, ["get", "batches", "get", "get"])))
-            assert sorted(found) == [(partition, offset) for partition in range(3) for offset in range(COUNT)]
-            assert offsets(subscription.positions()) == {0: COUNT, 1: COUNT, 2: COUNT}
+@pytest.fixture
+def restless():
+    """Threads are interrupted as often as Python can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def take_and_compare(subscription, way):
+    """Take until the end; nothing that comes may be below a position that was told before it came."""
+    found = []
+    while True:
+        before = offsets(subscription.positions())
+        if way == "batches":
+            rows = next(subscription.batches(), None)
+            columns = ([], []) if rows is None else (rows["partition"].to_pylist(), rows["offset"].to_pylist())
+            got = list(zip(*columns, strict=True))
+        else:
+            messages = islice(subscription, 1 if way == "one" else 33)
+            got = [(message.partition, message.offset) for message in messages]
+        if not got:
+            return found
+        assert all(offset >= before[partition] for partition, offset in got), (before, got)
+        found += got
+
+
+@pytest.mark.parametrize(
+    "ways", [("one", "one", "one"), ("one", "batches", "some"), ("batches", "batches")], ids="-".join
+)
+def test_threads_that_share_a_subscription_never_get_a_position_past_what_was_handed_out(client, many, restless, ways):
+    with client.subscribe(many, start="earliest", end="now") as subscription:
+        with ThreadPoolExecutor(len(ways)) as pool:
+            found = sorted(chain.from_iterable(pool.map(take_and_compare, repeat(subscription), ways)))
+        assert found == [(partition, offset) for partition in range(3) for offset in range(1_000)]
+        assert offsets(subscription.positions()) == {0: 1_000, 1: 1_000, 2: 1_000}
+
+
+def test_positions_stay_while_messages_at_hand_become_a_batch(client, many):
+    """Whoever asks at the moment in which the rest of a batch is taken, to be handed out as rows."""
+    with client.subscribe(many, partition=0, start="earliest") as subscription:
+        subscription.get(timeout=5)
+        told, messages = [], subscription._current
+
+        def watched():
+            for message in messages:
+                told.append(offsets(subscription.positions()))
+                yield message
+
+        subscription._current = watched()
+        rows = next(subscription.batches())
+        assert told
+        assert told == [{0: 1}] * len(told)
+        assert offsets(subscription.positions()) == {0: 1 + rows.num_rows}
 
 
 def test_what_was_skipped_over_is_not_gone_back_to(client):
