@@ -95,16 +95,19 @@ class Starts:
         """Whether a partition has a start of its own."""
         return partition in self.named.get(topic, {})
 
-    def check(self, route: TopicRoute) -> None:
-        """Whether the starts fit a topic as it is."""
-        expected = self.ids.get(route.name, route.id)
-        if expected != route.id:
+    def check_id(self, topic: str, topic_id: int) -> None:
+        """Whether the positions are of this very topic."""
+        if self.ids.get(topic, topic_id) != topic_id:
             raise TopicReplaced(
-                f"Topic {route.name} was deleted and made anew since these positions were stored.",
+                f"Topic {topic} was deleted and made anew since these positions were stored.",
                 hint="They say nothing about the new topic; read it with start='earliest'.",
                 operation="subscribe",
-                object=route.name,
+                object=topic,
             )
+
+    def check(self, route: TopicRoute) -> None:
+        """Whether the starts fit a topic as it is."""
+        self.check_id(route.name, route.id)
         for partition in self.named.get(route.name, {}):
             if partition >= len(route.partitions):
                 raise PartitionNotFound(

@@ -219,6 +219,19 @@ class SubscriptionCore:
             await self.core.topic(name, deadline)
         if not self.starts.named.keys() <= self.core.routes.keys():
             await self.core.refresh_routes(deadline)
+        known = (topic for topic in self.starts.ids if topic in self.core.routes)
+        await asyncio.gather(*(self._settle(topic, deadline) for topic in known))
+
+    async def _settle(self, topic: str, deadline: Deadline) -> None:
+        """Positions are of a topic by its id. Brokers say which it has now; this client may hear of it a bit later."""
+        described = (await self.core.call(messages.DescribeTopic(name=topic), deadline)).topic
+        self.starts.check_id(topic, described.id)
+        try:
+            async with deadline.bound():
+                while (route := self.core.routes.get(topic)) is None or route.id != described.id:
+                    await self.core.changes(limits.LINK_WATCH_S)
+        except TimeoutError as error:
+            raise self.core.late("subscribe", deadline.seconds) from error
 
     def _check_starts(self) -> None:
         """The starts fit the topics as they are; a topic of a pattern may be gone, which is told."""

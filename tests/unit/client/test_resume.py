@@ -204,6 +204,48 @@ def test_a_topic_that_was_made_anew_is_not_resumed_at_an_old_offset(client, topi
         assert "earliest" in caught.value.hint
 
 
+@pytest.fixture
+def unheard(client, shared, wait_until):
+    """A topic that was made anew, of which this client has not heard: the positions of both, and how it hears of it."""
+    core, name = client._core, "resume.unheard"
+    with shared.client() as other:
+        other.publish(name, "old")
+        (old,) = client.read(name)
+        before = core.routes[name]
+        other.delete_topic(name)
+        other.create_topic(name)
+        for _ in range(2):
+            other.publish(name, "new")
+        (new, _) = other.read(name)
+    now = wait_until(lambda: (route := core.routes.get(name)) and route.id != before.id and route, "the new topic")
+
+    def hear(route):
+        core.routes[name] = route
+        core._tell_routes()
+
+    core.loop.call_soon_threadsafe(hear, before)
+    wait_until(lambda: core.routes[name] is before)
+    yield old.position, new.position, lambda: core.loop.call_soon_threadsafe(hear, now)
+    client.delete_topic(name)
+
+
+def test_a_client_that_has_not_heard_of_the_new_topic_asks(client, unheard):
+    old, _, _ = unheard
+    with pytest.raises(stentor.TopicReplaced):
+        client.subscribe(old.topic, start=old)
+
+
+def test_a_position_of_a_topic_that_the_client_will_hear_of_waits_for_it(client, unheard, wait_until):
+    _, new, hear = unheard
+    listeners = len(client._core.link_listeners)
+    with ThreadPoolExecutor(1) as pool:
+        subscribing = pool.submit(client.subscribe, new.topic, start=new)
+        wait_until(lambda: len(client._core.link_listeners) > listeners or subscribing.done(), "it waits for news")
+        hear()
+        with subscribing.result() as subscription:
+            assert subscription.get(timeout=5).offset == 1
+
+
 # --- several partitions -------------------------------------------------------------------------
 
 
