@@ -166,8 +166,8 @@ def _explain(function: Any, place: str, *, asynchronous: bool) -> None:
     if not function.__doc__:
         return  # Python was told to keep no such texts
     parts = [cleandoc(function.__doc__)]
-    own = OWN_MEANINGS.get(place, {})
-    told = [f"    {name}: {own.get(name) or MEANINGS[name]}" for name in arguments(function, place)]
+    meanings = MEANINGS | OWN_MEANINGS.get(place, {})
+    told = [f"    {name}: {meanings[name]}" for name in arguments(function, place) if name in meanings]
     if told:
         parts.append("\n".join(["Args:", *told]))
     example = EXAMPLES.get(place)
