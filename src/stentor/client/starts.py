@@ -12,16 +12,32 @@ were stored holds only messages that nobody has read. Keys may be text, because 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 from stentor import limits
 from stentor.client.position import Position
-from stentor.client.positions import check_position
+from stentor.client.positions import Last, check_position
 from stentor.core.names import check_topic_name, is_pattern, matches
 from stentor.errors import InvalidArgument, OffsetOutOfRange, PartitionNotFound, TopicReplaced
 
 if TYPE_CHECKING:
     from stentor.wire.messages import TopicRoute
+
+Place = Literal["earliest", "latest", "now"] | int | datetime | timedelta | Last
+"""A start that is the same for all partitions, or that of one of them."""
+
+Start = (
+    Place
+    | Position
+    | list[Position]
+    | list[str]
+    | Mapping[int, Place]
+    | Mapping[str, Place]
+    | Mapping[str, Mapping[int, Place]]
+    | Mapping[str, Mapping[str, Place]]
+)
+"""Where a subscription or a read starts."""
 
 _HINT = "For example start={0: 17, 2: 5}, start={'orders.eu': {0: 17}}, or start=subscription.positions()."
 
