@@ -82,8 +82,8 @@ def _steps(
 
 
 def _decode(chunk: bytes) -> None:
-    for messages in decode_messages(chunk, "t", 0, 0, None):
-        deque(messages, maxlen=0)
+    for run in decode_messages(chunk, "t", 0, 0, None):
+        deque(run.messages, maxlen=0)
 
 
 def _appender(chunk: bytes, directory: Path) -> Callable[[], None]:

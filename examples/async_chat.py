@@ -30,7 +30,7 @@ async def main(name: str, room: str) -> None:
     topic = f"chat.{room}"
     async with stentor.connect_async(name=f"chat {name}") as client:
         joined = await client.publish(topic, "has joined", key=name)
-        async with await client.subscribe(topic, start=stentor.Last(10)) as subscription:
+        async with client.subscribe(topic, start=stentor.Last(10)) as subscription:
             await asyncio.gather(listen(subscription, name.encode(), joined.offset), talk(client, topic, name))
 
 

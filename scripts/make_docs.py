@@ -9,6 +9,7 @@ A made part stands between `<!-- made: NAME -->` and `<!-- /made -->`; everythin
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 from functools import partial
@@ -96,11 +97,35 @@ def conversation() -> str:
     return f"```text\n{record()}```\n"
 
 
+def error_tree() -> str:
+    """The tree of errors, as it is drawn above them."""
+    from stentor import errors
+
+    lines = (errors.__doc__ or "").split("\n\n")[1].splitlines()
+    tree = "\n".join(line.removeprefix("    ") for line in lines)
+    return f"```text\n{tree}\n```\n"
+
+
+def error_table() -> str:
+    """Every error: what it means, what to do, whether trying again can help."""
+    from stentor import errors
+
+    rows = []
+    for kind in sorted(errors.BY_CODE.values(), key=lambda kind: kind.__name__):
+        meaning, _, advice = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
+        again = "yes" if kind.retriable else "no"
+        cells = (" ".join(text.split()) for text in (meaning, advice))
+        rows.append(f"| `{kind.__name__}` | `{kind.code}` | {' | '.join(cells)} | {again} |")
+    return "\n".join(["| error | code | when | what to do | retriable |", "|---|---|---|---|---|", *rows, ""])
+
+
 PARTS: Final[dict[str, Callable[[], str]]] = {
     "limits": limits_table,
     "cluster_limits": partial(limits_table, IN_A_CLUSTER),
     "settings": settings_table,
     "conversation": conversation,
+    "error_tree": error_tree,
+    "error_table": error_table,
 }
 
 

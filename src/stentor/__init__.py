@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stentor.client.history import AsyncHistory, History
     from stentor.client.lane import FailedBatch
     from stentor.client.message import Message, Receipt
+    from stentor.client.position import Position
     from stentor.client.positions import Last
     from stentor.client.producer import AsyncProducer, Producer
     from stentor.client.streams import Event
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         StorageError,
         TopicExists,
         TopicNotFound,
+        TopicReplaced,
         UnknownOutcome,
         UnknownSwap,
         VersionMismatch,
@@ -72,6 +74,7 @@ _EXPORTS = {
     "stentor.client.history": ("AsyncHistory", "History"),
     "stentor.client.lane": ("FailedBatch",),
     "stentor.client.message": ("Message", "Receipt"),
+    "stentor.client.position": ("Position",),
     "stentor.client.positions": ("Last",),
     "stentor.client.producer": ("AsyncProducer", "Producer"),
     "stentor.client.streams": ("Event",),
@@ -114,6 +117,7 @@ _EXPORTS = {
         "StorageError",
         "TopicExists",
         "TopicNotFound",
+        "TopicReplaced",
         "UnknownOutcome",
         "UnknownSwap",
         "VersionMismatch",
@@ -169,6 +173,7 @@ __all__ = [
     "PartitionInfo",
     "PartitionNotFound",
     "PeerRefused",
+    "Position",
     "Producer",
     "ProducerNotProven",
     "ProtocolError",
@@ -183,6 +188,7 @@ __all__ = [
     "TopicExists",
     "TopicInfo",
     "TopicNotFound",
+    "TopicReplaced",
     "TopicSettings",
     "TypedMessage",
     "UnknownOutcome",

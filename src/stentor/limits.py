@@ -120,6 +120,10 @@ PRODUCER_BATCH_MESSAGES: Final = 2_000
 PRODUCER_BATCH_BYTES: Final = 256 * KIB
 """Where encoding and per-batch costs have flattened out; more only adds latency."""
 
+PRODUCER_TURN_MESSAGES: Final = 32
+"""Messages without a key that stay together before the next partition has its turn: a few make one batch instead of one
+for each partition, and a burst of some hundreds is spread. Lanes that gather more than this get one at a time."""
+
 PRODUCER_BUFFER_BYTES: Final = 32 * MIB
 """What a producer may hold unacknowledged before `send` waits (back-pressure)."""
 

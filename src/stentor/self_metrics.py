@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stentor import limits
-from stentor.client.async_client import AsyncClient
+from stentor.client.async_client import AsyncClient, connect_async
 from stentor.errors import StentorError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class MetricsPublisher:
 
     async def _publish_for_a_while(self) -> None:
         broker = self._broker
-        client = await AsyncClient.open(broker.local_address, name=f"metrics of {broker.broker_id}", timeout=10.0)
+        client = await connect_async(broker.local_address, name=f"metrics of {broker.broker_id}", timeout=10.0)
         listening: asyncio.Task[None] | None = None
         try:
             await self._make_topic(client)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import uvloop
 
-from stentor.client.async_client import AsyncClient
+from stentor.client.async_client import AsyncClient, connect_async
 from stentor.client.link import Link
 
 TIMEOUT_S = 30.0
@@ -85,7 +85,7 @@ async def gather(url: str, count: int) -> list[AsyncClient]:
 
     async def one(number: int) -> AsyncClient:
         async with turn:
-            return await AsyncClient.open(url, name=f"crowd-{number}", timeout=TIMEOUT_S)
+            return await connect_async(url, name=f"crowd-{number}", timeout=TIMEOUT_S)
 
     return list(await asyncio.gather(*(one(number) for number in range(count))))
 

@@ -42,7 +42,7 @@ def is_test(case):
     return "def test_" in case.values[0]
 
 
-DOCUMENTS = ("README.md", "docs/testing.md", "docs/cluster.md")
+DOCUMENTS = ("README.md", "docs/errors.md", "docs/resuming.md", "docs/testing.md", "docs/cluster.md")
 # What needs Spark is run in tests/spark/test_documents.py.
 PYTHON = [case for name in DOCUMENTS for case in blocks(name, "python") if "stentor.spark" not in case.values[0]]
 SHELL_LINES = [line for case in blocks("README.md", "sh") for line in case.values[0].splitlines()]
@@ -95,8 +95,9 @@ def shell(tmp_path):
 
 
 @pytest.mark.parametrize(("code", "prints"), [case for case in PYTHON if not is_test(case)])
-def test_a_python_block_runs_as_it_stands(code, prints, shop, monkeypatch, capsys):
+def test_a_python_block_runs_as_it_stands(code, prints, shop, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("STENTOR_URL", shop.url)
+    monkeypatch.chdir(tmp_path)
     exec(compile(code, "block", "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out
     assert prints is None or printed == prints

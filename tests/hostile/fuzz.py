@@ -233,7 +233,7 @@ def read_everything(chunk: bytes, count: int | None) -> None:
     read_run(chunk)
     seen = 0
     for run in decode_messages(chunk, "t", 0, 0, None):
-        for message in run:
+        for message in run.messages:
             seen += 1
             if count is not None:
                 message.timestamp  # noqa: B018 - reading it is the test

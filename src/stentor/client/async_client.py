@@ -12,8 +12,10 @@ from stentor import limits
 from stentor.client import routes
 from stentor.client.convert import allows_stale, as_seconds, check_limit, check_topics
 from stentor.client.core import ClientCore, default_name, parse_url
+from stentor.client.help import explained, explained_function
 from stentor.client.history import AsyncHistory
 from stentor.client.lanes import ProducerCore, parse_ack
+from stentor.client.opening import Opening, OpeningRead
 from stentor.client.positions import check_position, find_request
 from stentor.client.producer import AsyncProducer, Producer
 from stentor.client.recorded import mark_recorded
@@ -26,7 +28,7 @@ from stentor.errors import DeadlineExceeded, InvalidArgument, StentorError
 from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
@@ -58,8 +60,12 @@ class Offsets(dict[int, int]):
         self.sure = sure
 
 
+@explained("Client", asynchronous=True)
 class AsyncClient:
-    """A connection to a Stentor system, for one event loop."""
+    """A connection to a Stentor system, for one event loop. Use as a context manager: leaving it flushes.
+
+    `async with stentor.connect_async(url) as client` makes one. Every call that waits is awaited.
+    """
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
@@ -68,9 +74,10 @@ class AsyncClient:
         core.alert = self._alert
 
     @classmethod
-    async def open(
+    async def _open(
         cls, url: str | None, *, name: str | None, timeout: float, read_from: Selector | None = None
     ) -> AsyncClient:
+        """Connect; `connect_async` is for everyone else."""
         if as_seconds(timeout) <= 0:
             raise InvalidArgument(f"timeout={timeout} must be above zero.")
         label = default_name() if name is None else name
@@ -105,10 +112,10 @@ class AsyncClient:
         """Publish one message and wait until it is acknowledged at the level `ack`."""
         self._core.check_loop()
         deadline = self._core.deadline(timeout)
-        found = self.ready_publisher(topic, ack)
-        publisher = found or await self.publisher(topic, ack, deadline)
+        found = self._ready_publisher(topic, ack)
+        publisher = found or await self._publisher(topic, ack, deadline)
         done: asyncio.Future[Receipt] = self._core.loop.create_future()
-        publisher.offer(value, key, headers, timestamp, partition, _resolve(done))
+        publisher._offer(value, key, headers, timestamp, partition, _resolve(done))  # noqa: SLF001
         if timeout is None and found is not None:
             return await done  # the producer gives up by itself at the client's own deadline, and knows the reason
         grace_s = REASON_S if timeout is None else 0.0
@@ -118,14 +125,15 @@ class AsyncClient:
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
-            raise self._core.late_publish(deadline.seconds, publisher.refusal) from error
+            refusal = publisher._refusal()  # noqa: SLF001
+            raise self._core.late_publish(deadline.seconds, refusal) from error
 
-    def ready_publisher(self, topic: str, ack: str) -> AsyncProducer | None:
+    def _ready_publisher(self, topic: str, ack: str) -> AsyncProducer | None:
         """The shared producer behind `publish`, if there is one that works."""
         found = known(self._publishers, topic, ack)
         return None if found is None or self._stale(found) else found
 
-    async def publisher(self, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
+    async def _publisher(self, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
         """The same, made if there is none."""
         try:
             # Many publishes may start at once; one producer serves them all.
@@ -157,12 +165,19 @@ class AsyncClient:
         core = producer._core  # noqa: SLF001 - two halves of one thing
         return core.closing or (self._core.link is not None and (route is None or route.id != core.topic_id))
 
-    async def producer_core(self, topic: str, **options: Any) -> ProducerCore:
+    async def _producer_core(self, topic: str, **options: Any) -> ProducerCore:
         return ProducerCore(self._core, await self._core.topic(topic, options.get("timeout")), **options)
 
-    async def producer(self, topic: str, **options: Any) -> AsyncProducer:
-        """A self-batching sender to a topic."""
-        return AsyncProducer(await self.producer_core(topic, **options))
+    def producer(self, topic: str, **options: Any) -> Opening[AsyncProducer]:
+        """A self-batching sender to a topic: the fast path. Enter it with `async with`, or await it.
+
+        A producer with an `identity` may be made again after a crash: the same batches, sent again in the same order
+        under the same identity and generation, are recognised by the brokers and written once.
+        """
+        return Opening(self._make_producer(topic, options))
+
+    async def _make_producer(self, topic: str, options: dict[str, Any]) -> AsyncProducer:
+        return AsyncProducer(await self._producer_core(topic, **options))
 
     async def _alert(self, topic: str, text: str) -> None:
         # An alert that cannot be sent must not hide what it was about.
@@ -171,7 +186,7 @@ class AsyncClient:
 
     # --- reading --------------------------------------------------------------------------------
 
-    async def subscription_core(
+    async def _subscription_core(
         self, topics: str | list[str], put: Callable[[Any], None], **options: Any
     ) -> SubscriptionCore:
         deadline = self._core.deadline(options.pop("timeout", None))
@@ -184,28 +199,39 @@ class AsyncClient:
             raise self._core.late("subscribe", deadline.seconds, next(filter(None, refusals), None)) from error
         return subscription
 
-    async def subscribe(self, topics: str | list[str], **options: Any) -> AsyncSubscription:
-        """Messages of one or more topics or patterns; see Client.subscribe for the options."""
-        inbox = AsyncInbox()
-        return AsyncSubscription(await self.subscription_core(topics, inbox.put, **options), inbox)
+    def subscribe(self, topics: str | list[str], **options: Any) -> Opening[AsyncSubscription]:
+        """Messages of one or more topics or patterns, from a position on. Enter it with `async with`, or await it.
 
-    async def read(
+        Partitions that a `start` by partition does not name are read from their beginning.
+        """
+        return Opening(self._subscribe(topics, options))
+
+    async def _subscribe(self, topics: str | list[str], options: dict[str, Any]) -> AsyncSubscription:
+        inbox = AsyncInbox()
+        return AsyncSubscription(await self._subscription_core(topics, inbox.put, **options), inbox)
+
+    def read(
         self,
         topics: str | list[str],
         *,
         start: Any = "earliest",
         end: Any = "now",
-        partition: int | None = None,
+        partition: int | Iterable[int] | None = None,
         limit: int | None = None,
         stale: Stale = "refuse",
         timeout: float | None = None,
-    ) -> AsyncHistory:
-        """What topics hold between two positions; see Client.read for `stale`."""
+    ) -> OpeningRead:
+        """What topics hold between two positions: iterate it, enter it, or await it. A read makes no topic.
+
+        While no broker is certain where the committed messages end, it waits, and raises EndUnknown at its deadline.
+        With `stale="allow"`, `sure` and `ends` of what it returns say whether it was all, and up to where it goes.
+        """
+        options = {"start": start, "end": end, "partition": partition, "stale": stale, "timeout": timeout}
+        return OpeningRead(self._read(topics, limit, options))
+
+    async def _read(self, topics: str | list[str], limit: int | None, options: dict[str, Any]) -> AsyncHistory:
         check_limit(limit)
-        subscription = await self.subscribe(
-            topics, start=start, end=end, partition=partition, stale=stale, timeout=timeout
-        )
-        return AsyncHistory(subscription, limit)
+        return AsyncHistory(await self._subscribe(topics, options), limit)
 
     def topic(
         self,
@@ -223,7 +249,7 @@ class AsyncClient:
     async def create_topic(
         self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any
     ) -> TopicInfo:
-        """Make a topic; settings are those of TopicSettings."""
+        """Make a topic. Settings that are not named are the broker's defaults."""
         request = messages.CreateTopic(name=name, settings=messages.topic_changes(settings), exist_ok=exist_ok)
         described = await self._core.call(request, timeout)
         return described.topic  # type: ignore[no-any-return]
@@ -274,7 +300,7 @@ class AsyncClient:
     async def recover_partition(
         self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
     ) -> PartitionRecovered:
-        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13).
+        """Let a broker's copy lead although it may lack committed messages; says what was lost.
 
         Without a broker: the one whose copy is furthest; all brokers must be there to find out.
         """
@@ -308,7 +334,11 @@ class AsyncClient:
     async def offsets(
         self, topic: str, at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> Offsets:
-        """The offset of a position in each partition; see Client.offsets for `stale`."""
+        """The offset of a position in each partition.
+
+        EndUnknown at the deadline, if no broker is certain where the committed messages end. With `stale="allow"`
+        it is what is known to be committed, and `sure` of the answer says whether that was all.
+        """
         found = (await self.find_offsets([topic], at, stale=stale, timeout=timeout))[topic]
         return Offsets(found.offsets, sure=found.sure)
 
@@ -358,6 +388,7 @@ class AsyncClient:
 
     @property
     def name(self) -> str:
+        """What operators see."""
         return self._core.name
 
     async def close(self) -> None:
@@ -380,7 +411,7 @@ class Connecting:
 
     async def _open(self) -> AsyncClient:
         url, name, timeout, read_from = self._arguments
-        return await AsyncClient.open(url, name=name, timeout=timeout, read_from=read_from)
+        return await AsyncClient._open(url, name=name, timeout=timeout, read_from=read_from)  # noqa: SLF001
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._open().__await__()
@@ -394,6 +425,7 @@ class Connecting:
             await self._client.close()
 
 
+@explained_function("connect", asynchronous=True)
 def connect_async(
     url: str | None = None,
     *,
@@ -401,7 +433,7 @@ def connect_async(
     timeout: float = limits.DEFAULT_TIMEOUT_S,
     read_from: Selector | None = None,
 ) -> Connecting:
-    """Connect from `async` code: `async with stentor.connect_async() as client`."""
+    """Connect to a Stentor system from `async` code. Enter it with `async with`, or await it."""
     return Connecting(url, name, timeout, read_from)
 
 

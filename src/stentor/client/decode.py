@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
 
+from stentor.client.handed import Run
 from stentor.client.message import Block, Message
 from stentor.errors import CorruptData
 from stentor.wire import batch as wire_batch
@@ -57,8 +58,8 @@ def position_of(chunk: bytes, position: int, floor: int) -> int:
 
 def decode_messages(
     chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None, position: int = 0
-) -> Iterator[Iterator[Message]]:
-    """The messages of a delivery with floor <= offset < ceiling, one iterator per batch or run.
+) -> Iterator[Run]:
+    """The messages of a delivery with floor <= offset < ceiling, in one run per batch or for several.
 
     CorruptData where a checksum fails.
     """
@@ -66,7 +67,10 @@ def decode_messages(
     while position < end:
         found, position = _decode_singles(chunk, position, topic, partition)
         if found:
-            yield iter(_trim(found, floor, ceiling))
+            wanted = _trim(found, floor, ceiling)
+            if wanted:
+                messages = iter(wanted)
+                yield Run(messages, wanted, messages)
         elif position < end:
             header = check_header(chunk, position)
             yield _decode_one(chunk, position, header, topic, partition, floor, ceiling)
@@ -138,8 +142,13 @@ def _decode_run(run: bytes, length: int, key: int, value: int, topic: str, parti
     )
     if not alike:
         return []
-    block = Block(topic, partition, offsets[0], times, None)
+    block = Block(topic, partition, offsets[0], times, None, _topic_id(run, 0))
     return list(map(Message, columns[11], columns[12], offsets, repeat(block)))
+
+
+def _topic_id(chunk: bytes, position: int) -> int:
+    """As it stands in a batch's header; all batches of a delivery have the same."""
+    return int.from_bytes(chunk[position + 16 : position + 24], "little")
 
 
 def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tuple[list[Message], int]:
@@ -147,7 +156,8 @@ def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tup
     found: list[Message] = []
     times: list[int] = []
     unpack, checksum, message_of = _SINGLE.unpack_from, crc32c, Message
-    block = Block(topic, partition, _SINGLE.unpack_from(chunk, position)[5], times, None)
+    topic_id = _topic_id(chunk, position)
+    block = Block(topic, partition, _SINGLE.unpack_from(chunk, position)[5], times, None, topic_id)
     expected, end = block.base_offset, len(chunk) - _SINGLE_BYTES
     while position <= end and len(found) < _RUN_MAX:
         magic, header_sum, length, body_sum, count, offset, flags, time, key, value, extra = unpack(chunk, position)
@@ -155,7 +165,7 @@ def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tup
             break
         if offset != expected:  # a compaction left a gap: another block
             times = []
-            block = Block(topic, partition, offset, times, None)
+            block = Block(topic, partition, offset, times, None, topic_id)
             expected = offset
         body = chunk[position + HEADER_BYTES : position + length]
         value_at = ROW.size + (max(0, key))
@@ -181,14 +191,18 @@ def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tup
 
 def _decode_one(
     chunk: bytes, position: int, header: BatchHeader, topic: str, partition: int, floor: int, ceiling: int | None
-) -> Iterator[Message]:
+) -> Run:
     timestamps, keys, values, headers = wire_batch.columns(chunk, position, header)
     base, count = header.base_offset, header.count
-    block = Block(topic, partition, base, timestamps, headers)
-    messages = map(Message, keys, values, range(base, base + count), repeat(block))
+    block = Block(topic, partition, base, timestamps, headers, header.topic_id)
+    offsets = range(base, base + count)
+    left = iter(offsets)
+    messages: Iterator[Message] = map(Message, keys, values, left, repeat(block))
     skip = max(0, floor - base)
     stop = count if ceiling is None else max(0, min(count, ceiling - base))
-    return messages if not skip and stop == count else islice(messages, skip, max(skip, stop))
+    if skip or stop != count:
+        messages = islice(messages, skip, max(skip, stop))
+    return Run(messages, offsets, left)
 
 
 def offset_batches(

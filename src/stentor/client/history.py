@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
+from stentor.client.help import explained
 from stentor.client.tables import to_pandas, to_polars, to_table
 from stentor.errors import Closed
 
@@ -48,6 +49,7 @@ class _Bounded:
         return self._left is not None and self._left <= 0
 
 
+@explained("History")
 class History(_Bounded):
     """Everything between `start` and `end`. Iterate it once, or take it as a table."""
 
@@ -108,6 +110,7 @@ class History(_Bounded):
         return to_polars(self.to_arrow())
 
     def close(self) -> None:
+        """End it before its end; a read that was read to its end is closed."""
         self._subscription.close()
 
     def __enter__(self) -> Self:
@@ -117,6 +120,7 @@ class History(_Bounded):
         self.close()
 
 
+@explained("History", asynchronous=True)
 class AsyncHistory(_Bounded):
     """The same for `async` code."""
 
@@ -170,4 +174,11 @@ class AsyncHistory(_Bounded):
         return to_polars(await self.to_arrow())
 
     async def close(self) -> None:
+        """End it before its end; a read that was read to its end is closed."""
         await self._subscription.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

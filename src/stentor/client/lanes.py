@@ -2,7 +2,9 @@
 
 `ProducerCore` lives in the client's loop; `Producer` and `AsyncProducer` are its faces. Partitioning: a message
 with a key goes to partition CRC-32(key) mod n (the zlib/IEEE CRC, so any language and Spark's `crc32` agree); one
-without a key goes to the partition whose turn it is, changing with every batch.
+without a key goes to the partition whose turn it is. A turn ends when its batch is sealed, or has some messages: the
+next partition begins to gather then, and once all of them do, each gets one message at a time. So a burst is spread
+although its first batches are still on their way, and under load all batches grow as large as one alone would.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 _EXPIRE_S = 0.25
 _RESEND_S = 0.1
 _FAILURES_KEPT_MAX = 1_000
+_TURN_ROWS = 2 * limits.PRODUCER_TURN_MESSAGES  # rows are flat: value and key
 
 
 def parse_ack(ack: str) -> int:
@@ -141,11 +144,16 @@ class ProducerCore:
             return self.lane_for(key, self.partitioner(key, len(self.lanes)))
         if key is not None:
             return self.lanes[crc32(key) % len(self.lanes)]
-        lane = self.lanes[self.turn % len(self.lanes)]
-        if lane.rows:
-            return lane  # keyless messages stay together until their batch is sealed
-        self.turn += 1
-        return self.lanes[self.turn % len(self.lanes)]
+        return self.keyless_lane()
+
+    def keyless_lane(self) -> Lane:
+        """Whose turn it is. Threads may disagree for a moment, which costs nothing but an even spread."""
+        lanes, turn = self.lanes, self.turn
+        lane = lanes[turn % len(lanes)]
+        if 0 < len(lane.rows) < _TURN_ROWS:
+            return lane
+        self.turn = turn = turn + 1
+        return lanes[turn % len(lanes)]
 
     def _named_lane(self, partition: int) -> Lane:
         try:

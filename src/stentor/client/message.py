@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from stentor.client.position import Position
 from stentor.wire.rows import Headers
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     base_offset: int
     timestamps: Sequence[int] | int
     headers: list[Headers | None] | None
+    topic_id: int = 0
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -64,6 +66,12 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         """Its headers, in order; a key may repeat."""
         headers = self._block.headers
         return [] if headers is None else headers[self.offset - self._block.base_offset] or []
+
+    @property
+    def position(self) -> Position:
+        """The place behind it, from which to read on: `str()` of it can be stored, `start=` takes either."""
+        block = self._block
+        return Position(block.topic, block.partition, self.offset + 1, block.topic_id or None)
 
     def __repr__(self) -> str:
         return f"Message({self.topic}/{self.partition}@{self.offset} key={_short(self.key)} value={_short(self.value)})"

@@ -35,8 +35,8 @@ def to_microseconds(moment: datetime) -> int:
         raise InvalidArgument(f"{moment} is outside of the years 1 to 9999 in UTC.") from error
 
 
-def check_position(position: object, name: str) -> None:
-    """Say early what is wrong with a position."""
+def check_position(position: object, name: str, what: str = "") -> None:
+    """Say early what is wrong with a position; `what` is the partition that it is for."""
     if isinstance(position, str):
         right = position in ("earliest", "latest", "now")
     elif isinstance(position, datetime):
@@ -48,13 +48,14 @@ def check_position(position: object, name: str) -> None:
         count = position.count if isinstance(position, Last) else position
         right = isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= OFFSET_MAX
     if not right:
-        raise _wrong(position, name)
+        raise _wrong(position, name, what)
 
 
-def _wrong(position: object, name: str) -> InvalidArgument:
+def _wrong(position: object, name: str, what: str) -> InvalidArgument:
     return InvalidArgument(
         f"{name}={position!r} is not a position.",
         hint="Use 'earliest', 'latest', an offset, a datetime, a timedelta such as timedelta(hours=-1), or Last(n).",
+        object=what,
     )
 
 

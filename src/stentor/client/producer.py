@@ -14,6 +14,7 @@ from zlib import crc32
 
 from stentor import limits
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
+from stentor.client.help import explained
 from stentor.client.identity import by_partition
 from stentor.client.lane import Extra, Lane
 from stentor.client.tables import as_batches, check_sizes, conform
@@ -49,10 +50,10 @@ class _Face:
 
     @property
     def topic(self) -> str:
+        """The topic that it sends to."""
         return self._core.topic
 
-    @property
-    def refusal(self) -> StentorError | None:
+    def _refusal(self) -> StentorError | None:
         """Why messages wait to be taken, if a broker says so."""
         return next((lane.refusal for lane in self._lanes if lane.refusal is not None), None)
 
@@ -83,7 +84,7 @@ class _Face:
         if unsent >= _UNSENT_MAX or len(lane.pending) - unsent < _ON_WIRE_MIN:
             self._post(lane.pump)
 
-    def offer(
+    def _offer(
         self, value: Any, key: Any, headers: Any, timestamp: Any, partition: int | None, on_delivery: Any
     ) -> bool:
         """The general path of `send`, without waiting; whether the sender must wait now.
@@ -137,7 +138,7 @@ class _Face:
             except (StentorError, TypeError):
                 # Too large together, or something odd among them: message by message finds out which.
                 for value, key in zip(part, part_keys, strict=True):
-                    yield self.offer(value, key, None, None, lane.partition, None)
+                    yield self._offer(value, key, None, None, lane.partition, None)
                 continue
             lane.add_encoded(encoded)
             self._sealed(lane)
@@ -148,7 +149,7 @@ class _Face:
         lanes = self._lanes
         if not self._hashed or not set(map(type, keys)) | set(map(type, values)) <= {bytes}:
             for value, key in zip(values, keys, strict=True):
-                yield self.offer(value, key, None, None, None, None)
+                yield self._offer(value, key, None, None, None, None)
             return
         step, count = self._batch_messages, len(lanes)
         for start in range(0, len(values), step):
@@ -214,6 +215,7 @@ def _call(work: Callable[[], None]) -> None:
     work()
 
 
+@explained("Producer")
 class Producer(_Face):
     """A self-batching sender. Thread-safe. Use as a context manager: leaving it flushes."""
 
@@ -226,13 +228,13 @@ class Producer(_Face):
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand a message over; returns at once unless too much is unacknowledged.
-
-        `on_delivery(receipt, error)` is called in the client's thread; keep it short.
-        """
+        """Hand a message over; returns at once unless too much is unacknowledged."""
         lane = self._single
-        if lane is None and self._hashed and type(key) is bytes:
-            lane = self._lanes[crc32(key) % len(self._lanes)]
+        if lane is None and self._hashed:
+            if type(key) is bytes:
+                lane = self._lanes[crc32(key) % len(self._lanes)]
+            elif key is None and partition is None:
+                lane = self._core.keyless_lane()
         if (
             lane is None
             or type(value) is not bytes
@@ -242,8 +244,8 @@ class Producer(_Face):
             or partition is not None
             or on_delivery is not None
         ):
-            if self.offer(value, key, headers, timestamp, partition, on_delivery):
-                self._wait_for_room()
+            chosen = partition if lane is None or partition is not None else lane.partition  # it has had its turn
+            self._send_carefully(value, key, headers, timestamp, chosen, on_delivery)
             return
         # Everyone's ordinary message: every nanosecond here is paid a million times.
         rows = lane.rows
@@ -256,6 +258,10 @@ class Producer(_Face):
             if not lane.awake:
                 self._wake(lane)
         elif self._seal(lane):
+            self._wait_for_room()
+
+    def _send_carefully(self, *message: Any) -> None:
+        if self._offer(*message):
             self._wait_for_room()
 
     def send_many(
@@ -271,10 +277,7 @@ class Producer(_Face):
                 self._wait_for_room()
 
     def send_batch(self, data: Any, *, partition: int | None = None, on_delivery: OnDelivery | None = None) -> None:
-        """Hand a pyarrow Table or RecordBatch over: column value, and key, timestamp, headers.
-
-        `on_delivery` is called once for every batch it becomes, with the receipt of that batch's first message.
-        """
+        """Hand a pyarrow Table or RecordBatch over."""
         for must_wait in self._offer_batch(data, partition, on_delivery):
             if must_wait:
                 self._wait_for_room()
@@ -316,6 +319,7 @@ class Producer(_Face):
             logger.warning("messages were not acknowledged while another error ended the producer")
 
 
+@explained("Producer", asynchronous=True)
 class AsyncProducer(_Face):
     """The same for `async` code, in one loop."""
 
@@ -333,7 +337,7 @@ class AsyncProducer(_Face):
         on_delivery: OnDelivery | None = None,
     ) -> None:
         """Hand a message over; waits only when too much is unacknowledged."""
-        if self.offer(value, key, headers, timestamp, partition, on_delivery):
+        if self._offer(value, key, headers, timestamp, partition, on_delivery):
             await self._wait_for_room()
 
     async def send_many(
@@ -375,5 +379,11 @@ class AsyncProducer(_Face):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except StentorError:
+            logger.warning("messages were not acknowledged while another error ended the producer")

@@ -23,8 +23,10 @@ import msgspec
 
 from stentor import limits
 from stentor.client.convert import allows_stale
+from stentor.client.position import Position
 from stentor.client.positions import check_position, find_request
 from stentor.client.routes import existing
+from stentor.client.starts import Starts, out_of_range, wanted_partitions
 from stentor.core.names import check_pattern, is_pattern, matches
 from stentor.errors import (
     Closed,
@@ -38,10 +40,11 @@ from stentor.errors import (
 from stentor.wire import frames, messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
+    from stentor.client.handed import Handed
     from stentor.client.link import Link
     from stentor.client.positions import Stale
 
@@ -138,7 +141,7 @@ class SubscriptionCore:
         *,
         start: Any = "latest",
         end: Any = None,
-        partition: int | None = None,
+        partition: int | Iterable[int] | None = None,
         on_slow: str = "catch_up",
         max_lag: int | timedelta | None = None,
         stale: Stale = "refuse",
@@ -150,15 +153,15 @@ class SubscriptionCore:
             raise InvalidArgument("A subscription needs at least one topic.")
         for pattern in patterns:
             check_pattern(pattern)
-        check_position(start, "start")
+        starts, partitions = Starts(start, patterns), wanted_partitions(partition)
         if end is not None:
             check_position(end, "end")
         _check_slow(on_slow, max_lag)
         self.core = core
         self.patterns = patterns
-        self.start = start
+        self.starts = starts
         self.end = end
-        self.partition = partition
+        self.partitions = partitions
         self.on_slow = on_slow
         self.max_lag = max_lag
         self.stale = allows_stale(stale)
@@ -186,10 +189,12 @@ class SubscriptionCore:
 
     async def _open(self, deadline: Deadline) -> None:
         await self._find_named(deadline)
-        await self._add_readers(self.start, deadline)
-        if self.partition is not None and not self.readers:
+        self._check_starts()
+        await self._add_readers(deadline)
+        missing = (self.partitions or frozenset()) - {partition for _, partition in self.readers}
+        if missing:
             raise PartitionNotFound(
-                f"{', '.join(self.patterns)} has no partition {self.partition}.",
+                f"{', '.join(self.patterns)} has no partition {min(missing)}.",
                 hint="Partitions count from 0; `stentor topic describe` shows how many there are.",
                 operation="subscribe",
             )
@@ -202,23 +207,57 @@ class SubscriptionCore:
         self._routes_changed()  # topics that came while we were looking
 
     async def _find_named(self, deadline: Deadline) -> None:
-        """A subscription may come before the first message, and makes the topics it names; a bounded read does not."""
-        named = [pattern for pattern in self.patterns if not is_pattern(pattern)]
-        if self.end is not None:
-            await existing(self.core, named, deadline)
-            return
-        for name in named:
-            await self.core.topic(name, deadline)
+        """A subscription may come before the first message, and makes the topics it names.
 
-    async def _add_readers(self, start: Any, deadline: Deadline) -> list[Reader]:
+        A bounded read does not, nor does who goes on in a topic that must be there.
+        """
+        named = {pattern for pattern in self.patterns if not is_pattern(pattern)}
+        there = named if self.end is not None else named & self.starts.named.keys()
+        if there or self.end is not None:
+            await existing(self.core, sorted(there), deadline)
+        for name in sorted(named - there):
+            await self.core.topic(name, deadline)
+        if not self.starts.named.keys() <= self.core.routes.keys():
+            await self.core.refresh_routes(deadline)
+        known = (topic for topic in self.starts.ids if topic in self.core.routes)
+        await asyncio.gather(*(self._settle(topic, deadline) for topic in known))
+
+    async def _settle(self, topic: str, deadline: Deadline) -> None:
+        """Positions are of a topic by its id. Brokers say which it has now; this client may hear of it a bit later."""
+        described = (await self.core.call(messages.DescribeTopic(name=topic), deadline)).topic
+        self.starts.check_id(topic, described.id)
+        try:
+            async with deadline.bound():
+                while (route := self.core.routes.get(topic)) is None or route.id != described.id:
+                    await self.core.changes(limits.LINK_WATCH_S)
+        except TimeoutError as error:
+            raise self.core.late("subscribe", deadline.seconds) from error
+
+    def _check_starts(self) -> None:
+        """The starts fit the topics as they are; a topic of a pattern may be gone, which is told."""
+        for topic, offsets in self.starts.named.items():
+            route = self.core.routes.get(topic)
+            if route is not None:
+                self.starts.check(route)
+                continue
+            for partition in offsets:
+                self.note(Event("topic_gone", topic, partition))
+
+    def _start_of(self, reader: Reader) -> Any:
+        """Partitions found after subscribing are read from their start (C24): nothing slips between."""
+        if not self.opened or self.starts.ids.get(reader.topic) == reader.topic_id:
+            return self.starts.of(reader.topic, reader.partition)
+        return "earliest"
+
+    async def _add_readers(self, deadline: Deadline) -> list[Reader]:
         wanted = [
             Reader(self, route.name, route.id, index)
             for route in self.core.routes.values()
             if any(matches(pattern, route.name) for pattern in self.patterns)
             for index in range(len(route.partitions))
-            if (route.id, index) not in self.readers and self.partition in (None, index)
+            if (route.id, index) not in self.readers and (self.partitions is None or index in self.partitions)
         ]
-        outcomes = await asyncio.gather(*(self._position(r, start, deadline) for r in wanted), return_exceptions=True)
+        outcomes = await asyncio.gather(*(self._position(r, deadline) for r in wanted), return_exceptions=True)
         found = []
         for reader, outcome in zip(wanted, outcomes, strict=True):
             if outcome is None:
@@ -228,7 +267,11 @@ class SubscriptionCore:
                 raise outcome
         return found
 
-    async def _position(self, reader: Reader, start: Any, deadline: Deadline) -> None:
+    async def _position(self, reader: Reader, deadline: Deadline) -> None:
+        start = self._start_of(reader)
+        kept = None
+        if isinstance(start, int) and self.starts.names(reader.topic, reader.partition):
+            kept = await self._check_kept(reader, start, deadline)
         found = await self._resolve(reader, start, deadline, stale=self.stale)
         reader.start, reader.committed = found.offset, found.committed
         reader.received = reader.taken = reader.start
@@ -236,6 +279,15 @@ class SubscriptionCore:
             end = await self._resolve(reader, self.end, deadline, stale=self.stale)
             reader.end, reader.sure = end.offset, end.sure
             reader.finished = reader.end <= reader.start
+            if kept is not None and reader.end < reader.start and reader.sure and self.end in ("now", "latest"):
+                raise out_of_range(reader.name, reader.start, kept, reader.end)
+
+    async def _check_kept(self, reader: Reader, start: int, deadline: Deadline) -> int:
+        """The first offset there is. Who goes on before it is told at once, not after messages of other partitions."""
+        kept = await self._resolve(reader, "earliest", deadline, stale=True)
+        if start < kept.offset:
+            raise out_of_range(reader.name, start, kept.offset, kept.committed)
+        return kept.offset
 
     async def _resolve(self, reader: Reader, position: Any, deadline: Deadline, *, stale: bool) -> messages.OffsetFound:
         now_us = time.time_ns() // 1000
@@ -244,6 +296,18 @@ class SubscriptionCore:
             seen = self.core.seen.of(reader.topic_id, reader.partition)
             return messages.OffsetFound(offset=wish, start=0, committed=seen.committed)
         return await self.core.find_offset(wish, reader.topic, deadline)
+
+    def positions(self, handed: Handed | None) -> list[str]:
+        """How far the application has come in each partition; `handed` is what it is being handed now."""
+        found = []
+        for reader in list(self.readers.values()):
+            offset = reader.taken
+            if handed is not None and handed.reader is reader:
+                offset = max(offset, handed.next_offset())
+            if reader.end is not None:
+                offset = min(offset, max(reader.start, reader.end))
+            found.append(Position(reader.topic, reader.partition, offset, reader.topic_id))
+        return [str(position) for position in sorted(found, key=lambda each: (each.topic, each.partition))]
 
     def ends(self) -> dict[str, dict[int, int]]:
         """Where a bounded read ends, by topic and partition."""
@@ -362,10 +426,9 @@ class SubscriptionCore:
             self._finding = self.core.loop.create_task(self._find_new())
 
     async def _find_new(self) -> None:
-        """Partitions found after subscribing are read from their start: nothing slips between (C24)."""
         while self._routes_stale and not self.closed:
             self._routes_stale = False
-            for reader in await self._add_readers("earliest", self.core.deadline(None)):
+            for reader in await self._add_readers(self.core.deadline(None)):
                 self.note(Event("topic_found", reader.topic, reader.partition))
                 if not self.closed:
                     self._open_stream(reader)

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.deadline import Deadline
 from stentor.client.decode import decode_messages, offset_batches, position_of
+from stentor.client.handed import Handed
+from stentor.client.help import explained
 from stentor.client.stamped import stamped_batches
 from stentor.client.tables import with_position
 from stentor.errors import Closed, CorruptData, DeadlineExceeded, SlowSubscriber, StentorError
@@ -51,6 +53,7 @@ class _Face:
         self._patience_s = None if core.end is None else core.core.timeout
         self._delivery: Delivery | None = None  # at hand, as messages or as rows, whichever was asked for last:
         self._current: Iterator[Message] = iter(())  # messages of its batch at hand
+        self._handed: Handed | None = None  # how far they were handed out; never past what nobody was handed
         self._batches: Iterator[Iterator[Message]] = iter(())  # its further batches
         self._rows: Iterator[tuple[int, Any]] = iter(())  # its further batches as Arrow, with their first offsets
         self._row_decoder = offset_batches  # how they become Arrow
@@ -67,6 +70,15 @@ class _Face:
     def statistics(self) -> dict[str, Any]:
         """Lag and position of each partition."""
         return self._core.statistics()
+
+    def positions(self) -> list[str]:
+        """How far it has come: for each partition the place behind the last message that was handed out.
+
+        Store the list (it is text, which JSON takes as it is) together with the results of these messages, and give it
+        as `start=` to go on. `Position.parse` reads one of them. Where threads or tasks share the subscription, a
+        message counts as soon as one of them was handed it; nothing is passed over that nobody was handed.
+        """
+        return self._core.positions(self._handed)
 
     def events(self) -> list[Event]:
         """What happened since the last call: skipped ranges, topics found or gone."""
@@ -85,9 +97,10 @@ class _Face:
 
     def _messages(self, delivery: Delivery, floor: int) -> Iterator[Iterator[Message]]:
         """One iterator per batch; each becomes the current one, so that nothing is lost in between."""
-        for found in self._decoded(delivery, decode_messages, floor):
-            self._current = found
-            yield found
+        for run in self._decoded(delivery, decode_messages, floor):
+            self._handed = Handed(delivery.reader, floor, run)
+            self._current = run.messages
+            yield run.messages
 
     def _decoded(self, delivery: Delivery, decode: Callable[..., Iterator[Any]], floor: int) -> Iterator[Any]:
         reader = delivery.reader
@@ -131,16 +144,33 @@ class _Face:
         """The next batch of the delivery at hand as Arrow."""
         found = next(self._rows, None)
         while found is None:
-            left = list(self._current)  # in one step: who shares the current batch finds it used up, never half of it
-            if left:
+            left = self._take_rest()
+            if left is not None:
                 assert self._delivery is not None
                 self._batches = iter(())
-                self._rows = self._decoded(self._delivery, self._row_decoder, left[0].offset)
+                self._rows = self._decoded(self._delivery, self._row_decoder, left)
                 found = next(self._rows, None)
             elif not self._next_batch():
                 return None
         assert self._delivery is not None
-        return self._delivery.reader, *found
+        reader = self._delivery.reader
+        self._handed = Handed(reader, found[0] + found[1].num_rows)
+        return reader, *found
+
+    def _take_rest(self) -> int | None:
+        """Take what is left of the current batch, to hand it out as rows; the offset of the first of it.
+
+        Until then nobody was handed it, and positions stay before it.
+        """
+        handed = self._handed
+        if handed is not None:
+            self._handed = Handed(handed.reader, handed.next_offset())
+        left = list(self._current)  # in one step: who shares the current batch finds it used up, never half of it
+        if left and handed is not None:
+            self._handed = Handed(handed.reader, left[0].offset)
+            return left[0].offset
+        self._handed = handed
+        return None
 
     def _check_process(self) -> None:
         """After a fork the loop is not there: nothing would come, and what is at hand is the parent's."""
@@ -191,6 +221,7 @@ class _Face:
         return Closed("This subscription has ended.", hint="Subscribe again.")
 
 
+@explained("Subscription")
 class Subscription(_Face):
     """Messages as they come. Iterate, or `get(timeout=...)`; use as a context manager.
 
@@ -398,6 +429,7 @@ class AsyncInbox:
             raise
 
 
+@explained("Subscription", asynchronous=True)
 class AsyncSubscription(_Face):
     """The same for `async` code.
 

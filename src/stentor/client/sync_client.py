@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stentor import limits
 from stentor.client.async_client import REASON_S, AsyncClient, known
 from stentor.client.convert import check_limit
+from stentor.client.help import explained, explained_function
 from stentor.client.history import History
 from stentor.client.producer import Producer
 from stentor.client.subscription import Subscription
@@ -26,7 +27,7 @@ from stentor.client.typed import Codec, Topic
 from stentor.errors import Closed, StentorError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine, Iterable, Mapping
     from datetime import timedelta
 
     from stentor.client.async_client import Offsets, TopicOffsets
@@ -130,8 +131,12 @@ class _Answer:
         return self._lock.acquire(timeout=timeout)
 
 
+@explained("Client")
 class Client:
-    """A connection to a Stentor system. Thread-safe; use as a context manager."""
+    """A connection to a Stentor system. Thread-safe. Use as a context manager: leaving it flushes.
+
+    `stentor.connect(url)` makes one, and takes the same arguments.
+    """
 
     def __init__(
         self,
@@ -145,7 +150,7 @@ class Client:
         self._thread = _LoopThread()
         self._timeout = timeout
         try:
-            opening = AsyncClient.open(url, name=name, timeout=timeout, read_from=read_from)
+            opening = AsyncClient._open(url, name=name, timeout=timeout, read_from=read_from)  # noqa: SLF001
             self._async: AsyncClient = self._thread.call(opening)
         except BaseException:
             self._closed = True
@@ -190,11 +195,11 @@ class Client:
         found = self._ready_publisher(topic, ack)
         publisher = found or self._publisher(topic, ack, deadline)
         answer = _Answer()
-        publisher.offer(value, key, headers, timestamp, partition, answer)
+        publisher._offer(value, key, headers, timestamp, partition, answer)  # noqa: SLF001
         # Without a deadline of its own the call ends with the producer's, which knows the reason.
         grace_s = 0.0 if timeout is not None else REASON_S if found is None else _GRACE_S
         if not answer.wait(grace_s + (deadline.left() or 0.0)):
-            raise self._core.late_publish(deadline.seconds, publisher.refusal)
+            raise self._core.late_publish(deadline.seconds, publisher._refusal())  # noqa: SLF001
         if answer.error is not None:
             raise answer.error
         assert answer.receipt is not None
@@ -210,7 +215,7 @@ class Client:
 
     def _publisher(self, topic: str, ack: str, deadline: Deadline) -> Producer:
         """The same, made if there is none."""
-        shared = self._call(self._async.publisher(topic, ack, deadline))
+        shared = self._call(self._async._publisher(topic, ack, deadline))  # noqa: SLF001
         found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001
         return found
 
@@ -248,7 +253,7 @@ class Client:
             "secret": secret,
             "generation": generation,
         }
-        return Producer(self._call(self._async.producer_core(topic, **options)))
+        return Producer(self._call(self._async._producer_core(topic, **options)))  # noqa: SLF001
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -258,13 +263,16 @@ class Client:
         *,
         start: Any = "latest",
         end: Any = None,
-        partition: int | None = None,
+        partition: int | Iterable[int] | None = None,
         on_slow: str = "catch_up",
         max_lag: int | timedelta | None = None,
         stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> Subscription:
-        """Messages of one or more topics or patterns (`orders.*`, `orders.>`), from a position on."""
+        """Messages of one or more topics or patterns, from a position on.
+
+        Partitions that a `start` by partition does not name are read from their beginning.
+        """
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         options = {
             "start": start,
@@ -275,7 +283,8 @@ class Client:
             "stale": stale,
             "timeout": timeout,
         }
-        return Subscription(self._call(self._async.subscription_core(topics, inbox.put, **options)), inbox)
+        core = self._call(self._async._subscription_core(topics, inbox.put, **options))  # noqa: SLF001
+        return Subscription(core, inbox)
 
     def read(
         self,
@@ -283,7 +292,7 @@ class Client:
         *,
         start: Any = "earliest",
         end: Any = "now",
-        partition: int | None = None,
+        partition: int | Iterable[int] | None = None,
         limit: int | None = None,
         stale: Stale = "refuse",
         timeout: float | None = None,
@@ -314,7 +323,7 @@ class Client:
     def create_topic(
         self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any
     ) -> TopicInfo:
-        """Make a topic; settings are those of TopicSettings (partitions, flush, retention …)."""
+        """Make a topic. Settings that are not named are the broker's defaults."""
         return self._call(self._async.create_topic(name, exist_ok=exist_ok, timeout=timeout, **settings))  # type: ignore[no-any-return]
 
     def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Any) -> TopicInfo:
@@ -375,7 +384,7 @@ class Client:
     def recover_partition(
         self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
     ) -> PartitionRecovered:
-        """Let a broker's copy lead although it may lack committed messages; says what was lost (C13).
+        """Let a broker's copy lead although it may lack committed messages; says what was lost.
 
         Without a broker: the one whose copy is furthest; all brokers must be there to find out.
         """
@@ -433,6 +442,7 @@ class Client:
         return f"<stentor.Client {self.name!r} {'closed' if self._closed else ','.join(self._core.addresses)}>"
 
 
+@explained_function("connect")
 def connect(
     url: str | None = None,
     *,
@@ -440,11 +450,8 @@ def connect(
     timeout: float = limits.DEFAULT_TIMEOUT_S,
     read_from: Selector | None = None,
 ) -> Client:
-    """Connect to a Stentor system.
+    """Connect to a Stentor system. Use as a context manager: leaving it flushes and disconnects.
 
-    `url` is stentor://host:port, host:port, or several separated by commas; without it $STENTOR_URL
-    counts, else localhost. `name` is what operators see. `timeout` is the deadline in seconds of
-    every call that names none. `read_from` chooses whom of a chain to read from (`stentor.selectors`).
     In `async` code use `connect_async`: calls of this client hold up the loop that they are made in.
     """
     _warn_inside_loop()

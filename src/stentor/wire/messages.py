@@ -134,7 +134,7 @@ class TopicSettings(Struct, frozen=True):
 
     @property
     def replicas_needed(self) -> int:
-        """With how many it takes messages: what was said, else a majority; of two, one is enough (C8)."""
+        """With how many it takes messages: what was said, else a majority; of two, one is enough."""
         wanted = self.replicas_wanted
         return min(wanted, self.min_replicas or (wanted // 2 + 1 if wanted > 2 else 1))
 

@@ -82,7 +82,7 @@ def test_closing_a_producer_waits_for_what_was_sent_while_it_flushed(shared):
     async def work():
         async with stentor.connect_async(shared.url) as client:
             producer = await client.producer("meanwhile")
-            await producer.send("first", on_delivery=lambda *_: producer.offer("last", None, None, None, None, last))
+            await producer.send("first", on_delivery=lambda *_: producer._offer("last", None, None, None, None, last))
             await producer.close()
             with pytest.raises(stentor.Closed):
                 await producer.send("after")

@@ -24,7 +24,7 @@ def test_flush_waits_for_what_was_sent_before_and_not_for_what_others_send(share
             def again(receipt, error):
                 heard.append(error)
                 if not stopped.is_set():
-                    producer.offer(b"more", None, None, None, None, again)
+                    producer._offer(b"more", None, None, None, None, again)
 
             stopped = asyncio.Event()
             for _ in range(10):

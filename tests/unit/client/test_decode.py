@@ -40,7 +40,7 @@ def _decoded(chunk, floor=0, ceiling=None):
     return [
         (m.offset, m.key, m.value, m.timestamp_us, m.headers)
         for found in decode_messages(chunk, "t", 0, floor, ceiling)
-        for m in found
+        for m in found.messages
     ]
 
 

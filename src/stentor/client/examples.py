@@ -1,0 +1,190 @@
+"""The examples that `help()` shows, by class and method; a test runs them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXAMPLES: Final = {
+    "connect": """\
+with stentor.connect("stentor://localhost:7440", name="shop") as client:
+    client.publish("orders.eu", "hello")
+""",
+    # --- clients --------------------------------------------------------------------------------
+    "Client.publish": """\
+receipt = client.publish("orders.eu", "hello", key="42", headers={"source": "shop"})
+print(receipt.partition, receipt.offset)
+""",
+    "Client.producer": """\
+with client.producer("orders.eu", compression="lz4") as producer:
+    for number in range(1000):
+        producer.send(f"order {number}", key=f"customer-{number % 7}")
+""",
+    "Client.subscribe": """\
+with client.subscribe("orders.*", start="earliest") as subscription:
+    for message in subscription:
+        print(message.topic, message.offset, message.value)
+        break
+    stored = subscription.positions()
+with client.subscribe("orders.*", start=stored) as subscription:  # goes on behind that message
+    print(subscription.topics)
+""",
+    "Client.read": """\
+history = client.read("orders.eu", start=timedelta(hours=-1), end="now")
+for message in history:
+    print(message.offset, message.value)
+""",
+    "Client.topic": """\
+orders = client.topic("orders.typed", type=dict)
+print(orders.name)
+""",
+    "Client.create_topic": """\
+made = client.create_topic("orders.us", partitions=4, retention_age_s=7 * 86_400, exist_ok=True)
+print(made.settings.partitions)
+""",
+    "Client.alter_topic": """\
+client.alter_topic("orders.eu", retention_bytes=10_000_000_000)
+""",
+    "Client.describe_topic": """\
+described = client.describe_topic("orders.eu")
+for partition in described.partitions:
+    print(partition.partition, partition.start, partition.committed)
+""",
+    "Client.find_topic": """\
+route = client.find_topic("orders.eu")
+print(route.id, route.partitions[0].chain)
+""",
+    "Client.topics": """\
+found = client.topics("orders.*")
+print([topic.name for topic in found])
+""",
+    "Client.mark_recorded": """\
+client.mark_recorded("orders.eu", {0: 1})
+""",
+    "Client.delete_topic": """\
+client.create_topic("orders.old", exist_ok=True)
+client.delete_topic("orders.old")
+""",
+    "Client.offsets": """\
+ends = client.offsets("orders.eu")
+yesterday = client.offsets("orders.eu", timedelta(days=-1))
+print(ends[0] - yesterday[0], "messages since yesterday")
+""",
+    "Client.find_offsets": """\
+found = client.find_offsets(["orders.*"], "earliest")
+print(found["orders.eu"].id, found["orders.eu"].offsets)
+""",
+    "Client.brokers": """\
+brokers = client.brokers()
+print([broker.info.id for broker in brokers])
+""",
+    "Client.drain_broker": """\
+client.drain_broker("b0")  # before it is taken away for good
+""",
+    "Client.forget_broker": """\
+client.forget_broker("b0")
+""",
+    "Client.recover_partition": """\
+recovered = client.recover_partition("orders.eu", 0)
+print(recovered)
+""",
+    "Client.clients": """\
+connected = client.clients()
+print([each.name for each in connected])
+""",
+    "Client.statistics": """\
+statistics = client.statistics()
+print(sorted(statistics))
+""",
+    "Client.broker": """\
+broker = client.broker()
+print(broker.id)
+""",
+    # --- producers ------------------------------------------------------------------------------
+    "Producer.send": """\
+with client.producer("orders.eu") as producer:
+    producer.send("one", key="42")
+    producer.send("two", on_delivery=lambda receipt, error: print(error or receipt.offset))
+""",
+    "Producer.send_many": """\
+with client.producer("orders.eu") as producer:
+    producer.send_many([b"one", b"two"], [b"42", b"43"])
+""",
+    "Producer.send_batch": """\
+table = pyarrow.table({"key": [b"42", b"43"], "value": [b"one", b"two"]})
+with client.producer("orders.eu") as producer:
+    producer.send_batch(table)
+""",
+    "Producer.flush": """\
+with client.producer("orders.eu") as producer:
+    producer.send("one")
+    try:
+        producer.flush(timeout=10)
+    except stentor.PublishError as error:
+        print([batch.error for batch in error.failed])
+""",
+    "Producer.statistics": """\
+with client.producer("orders.eu") as producer:
+    producer.send("one")
+    producer.flush()
+    print(producer.statistics()["messages_acknowledged"])
+""",
+    # --- subscriptions and reads ----------------------------------------------------------------
+    "Subscription.get": """\
+with client.subscribe("orders.*", start="earliest") as subscription:
+    message = subscription.get(timeout=5)
+    print(message.key, message.value)
+""",
+    "Subscription.batches": """\
+with client.subscribe("orders.*", start="earliest") as subscription:
+    for batch in subscription.batches():
+        print(batch.num_rows, batch.schema.names)
+        break
+""",
+    "Subscription.offset_batches": """\
+with client.subscribe("orders.eu", partition=0, start="earliest") as subscription:
+    for first, batch in subscription.offset_batches(appended_at=True):
+        print(first, batch.num_rows)
+        break
+""",
+    "Subscription.positions": """\
+with client.subscribe("orders.*", start="earliest") as subscription:
+    message = subscription.get(timeout=5)
+    stored = json.dumps(subscription.positions())
+with client.subscribe("orders.*", start=json.loads(stored)) as subscription:
+    print(subscription.positions())
+""",
+    "Subscription.events": """\
+with client.subscribe("orders.*", on_slow="skip", max_lag=10_000) as subscription:
+    for event in subscription.events():
+        print(event.kind, event.topic, event.partition)
+""",
+    "Subscription.statistics": """\
+with client.subscribe("orders.*") as subscription:
+    print(subscription.statistics()["lag"])
+""",
+    "History.batches": """\
+history = client.read("orders.eu")
+for batch in history.batches():
+    print(batch.num_rows, batch.schema.names)
+""",
+    "History.offset_batches": """\
+history = client.read("orders.eu", partition=0)
+for first, batch in history.offset_batches():
+    print(first, batch.num_rows)
+""",
+    "History.to_arrow": """\
+history = client.read("orders.eu")
+table = history.to_arrow()
+print(table.num_rows)
+""",
+    "History.to_pandas": """\
+history = client.read("orders.eu", limit=1000)
+frame = history.to_pandas()
+print(frame.groupby("key").size())
+""",
+    "History.to_polars": """\
+history = client.read("orders.eu", limit=1000)
+frame = history.to_polars()
+print(frame.height)
+""",
+}

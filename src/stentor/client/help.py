@@ -1,0 +1,212 @@
+"""What `help()` says of clients, producers and subscriptions: arguments and examples, told once for sync and async.
+
+Each method has its own first lines where it is defined. `explained` adds the meaning of every argument, in the order of
+the signature, and an example. The same word means the same in every call, so most meanings stand here once. Examples
+are those of the sync classes; for the async ones `await` and `async` are put in. A test runs all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import update_wrapper
+from inspect import CO_VARKEYWORDS, cleandoc
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from stentor.client.examples import EXAMPLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound="Callable[..., Any]")
+
+MEANINGS: Final = {
+    "ack": """When a message counts as acknowledged: "all" (the default) when it is on the disk of every replica,
+        "quorum" of a majority, "head" of the first one, "none" as soon as it is handed to the network.""",
+    "appended_at": """Whether to add a column with the time at which the broker appended each message.""",
+    "at": """A position: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
+        Last(n).""",
+    "batch_bytes": "How many bytes of values a batch has at most.",
+    "batch_messages": "How many messages a batch has at most.",
+    "broker": "The id of a broker, such as b0; `brokers()` lists them.",
+    "buffer_bytes": "How much may be unacknowledged before `send` waits.",
+    "compression": """How batches are compressed: "lz4" (fast), "zstd" (small), or None.""",
+    "draining": "True moves the replicas away, False lets the broker take some again.",
+    "end": """Where to stop, before this position: whatever `start` may be for all partitions together, or "now", what
+        is committed when the call is made. None never stops.""",
+    "ends": "By partition, the offset before which everything is recorded.",
+    "exist_ok": "Whether a topic that exists is all right; it is left as it is.",
+    "flush": """"always" acknowledges a message when it is on disk. "interval" acknowledges at once, and a power cut may
+        take the last moments.""",
+    "flush_interval_ms": """With flush="interval", how often the log is brought to disk.""",
+    "format": """How values are encoded: "json" or "msgpack".""",
+    "generation": """Which attempt this is under the identity. The same batches sent again have the same generation;
+        what is new has the next one.""",
+    "headers": "A mapping, or pairs of name and value. Names are text, values are bytes or text.",
+    "identity": """A name under which the producer may be made again after a crash, so that the brokers recognise what
+        they have.""",
+    "keep_unrecorded": "Whether retention keeps what no recorder has marked as recorded.",
+    "key": """Bytes or text. Messages of one key go to one partition and keep their order. None spreads messages over
+        all partitions.""",
+    "keys": "As many keys as values; None if no message has one.",
+    "limit": "How many messages to read at most. None reads all.",
+    "max_lag": """How far behind is too slow: a number of messages, or a timedelta. Every `on_slow` but "catch_up" needs
+        it.""",
+    "min_replicas": "With fewer replicas a partition takes no messages. 0 means a majority.",
+    "name": "What operators see. Without it, the names of program and host, and the process id.",
+    "on_delivery": """Called with (receipt, error) when the message is acknowledged or given up; one of them is None. It
+        runs in the client's thread: keep it short.""",
+    "on_error": """What becomes of a value that does not fit the type: "raise" DecodeFailed, "skip" the message, or hand
+        its bytes out "raw".""",
+    "on_slow": """What to do past `max_lag`: "catch_up" reads on from the log, "raise" raises SlowSubscriber, "skip"
+        jumps to now and says in `events()` what it skipped, "disconnect" ends the subscription.""",
+    "partition": "The number of a partition; the first is 0. None leaves the choice to the key.",
+    "partitioner": """Chooses the partition: a function of a message's key and the number of partitions. See
+        stentor.selectors, for example selectors.round_robin().""",
+    "partitions": "How many partitions. It cannot be changed later, because keys would move.",
+    "pattern": """Topics to list: `*` is one segment of a name, a final `>` is the rest. None lists all.""",
+    "placement": """Which brokers lead: "spread" (all of them), "active-passive" (one leads everything), or
+        "multi-primary" (each leads one partition).""",
+    "read_from": "Chooses whom of a partition's replicas to read from; see stentor.selectors.",
+    "replicas": "Number of copies, each on its own broker. 0 means three, or fewer if the cluster is smaller.",
+    "retention_age_s": "Messages may be deleted when they are older than this many seconds. None keeps them.",
+    "retention_bytes": "The oldest messages of a partition beyond this size may be deleted. None keeps them.",
+    "secret": """What only those know who may send under the identity. Without it, $STENTOR_PRODUCER_SECRET.""",
+    "segment_bytes": "Size of a segment file; retention deletes whole ones.",
+    "stale": """"refuse" waits until a broker is certain where the committed messages end. "allow" takes what is known
+        to be committed.""",
+    "start": """Where to start: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
+        Last(n); by partition {0: 17, 2: 5}; by topic {"orders.eu": {0: 17}}; a message's `position`; or what
+        `subscription.positions()` gave. Partitions that are not named are read from their beginning.""",
+    "timeout": "How many seconds the call may take. None takes the client's own timeout.",
+    "timestamp": "When it happened: a datetime, or microseconds since 1970. None is now.",
+    "topic": "The topic's name, dotted segments such as orders.eu.",
+    "topics": """A topic or pattern, or a list of them: `*` is one segment of a name, a final `>` is the rest.""",
+    "type": """The type of the values: a msgspec Struct, a dataclass or a pydantic model. None leaves them bytes.""",
+    "url": """Where brokers are: stentor://host:port, host:port, or several separated by commas. Without it
+        $STENTOR_URL, else localhost.""",
+    "value": "Bytes, or text, which becomes UTF-8. None is a message without a value.",
+    "values": "A list of bytes.",
+    "data": "A pyarrow Table or RecordBatch with a column `value`, and key, timestamp and headers if you like.",
+}  # fmt: skip
+"""The meaning of an argument wherever its name occurs."""
+
+OWN_MEANINGS: Final = {
+    "Client.alter_topic": {"name": "The topic's name."},
+    "Client.create_topic": {"name": "The topic's name, dotted segments such as orders.eu."},
+    "Client.delete_topic": {"name": "The topic's name."},
+    "Client.describe_topic": {"name": "The topic's name."},
+    "Client.find_topic": {"name": "The topic's name."},
+    "Client.topic": {"name": "The topic's name."},
+    "Client.find_offsets": {"topics": "A list of topics and patterns."},
+    "Client.producer": {"timeout": "How many seconds a message may take to be acknowledged before it is given up."},
+    "Client.read": {"partition": "A partition, or several such as [0, 2]. None reads all."},
+    "Client.recover_partition": {
+        "partition": "The number of the partition.",
+        "broker": "The broker whose copy shall lead. None takes the copy that is furthest.",
+    },
+    "Client.subscribe": {"partition": "A partition, or several such as [0, 2]. None reads all."},
+    "connect": {"timeout": "How many seconds each call may take that names no timeout of its own."},
+    "Producer.flush": {"timeout": "How many seconds to wait. None takes the producer's own timeout."},
+    "Producer.send_batch": {
+        "on_delivery": """Called once for each batch that the data becomes, with (receipt, error); the receipt is that
+        of its first message.""",
+        "partition": "The number of a partition. None spreads the rows by their keys.",
+    },
+    "Subscription.get": {"timeout": "How many seconds to wait for a message. None waits for ever."},
+}
+"""The meaning of an argument where it is another one."""
+
+_SETTINGS: Final = (
+    "partitions", "flush", "flush_interval_ms", "replicas", "min_replicas", "placement", "retention_age_s",
+    "retention_bytes", "keep_unrecorded", "segment_bytes",
+)  # fmt: skip
+
+OPTIONS: Final = {
+    "Client.alter_topic": _SETTINGS[1:],
+    "Client.create_topic": _SETTINGS,
+    "Client.producer": (
+        "ack", "compression", "batch_messages", "batch_bytes", "buffer_bytes", "timeout", "partitioner", "identity",
+        "secret", "generation",
+    ),
+    "Client.subscribe": ("start", "end", "partition", "on_slow", "max_lag", "stale", "timeout"),
+}  # fmt: skip
+"""What a call takes behind its `**`."""
+
+PLAIN: Final = {
+    "client.topic", "producer.statistics", "subscription.batches", "subscription.events", "subscription.offset_batches",
+    "subscription.positions", "subscription.statistics", "history.batches", "history.offset_batches",
+}  # fmt: skip
+"""Calls of async objects that are not awaited."""
+
+_ENTERED: Final = re.compile(r"^( *)with ", re.MULTILINE)
+_ITERATED: Final = re.compile(r"^( *)for ([\w, ]+) in (subscription|history|client)(?!\.events)\b", re.MULTILINE)
+_CALLED: Final = re.compile(r"(?<![\w.])(?<!with )(?<! in )((?:client|producer|subscription|history)\.\w+)\(")
+
+
+def awaited(example: str) -> str:
+    """An example of the sync API as one of the async API."""
+    example = _ENTERED.sub(r"\1async with ", example.replace("stentor.connect(", "stentor.connect_async("))
+    example = _ITERATED.sub(r"\1async for \2 in \3", example)
+    return _CALLED.sub(lambda call: f"{'' if call[1] in PLAIN else 'await '}{call[0]}", example)
+
+
+def arguments(function: FunctionType, place: str) -> list[str]:
+    """The names of all arguments that a function takes, also behind `**`."""
+    code = function.__code__
+    names = [*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
+    if code.co_flags & CO_VARKEYWORDS:
+        names += OPTIONS.get(place, ())
+    return [name for name in names if name not in ("self", "cls")]
+
+
+def _explain(function: Any, place: str, *, asynchronous: bool) -> None:
+    """Add arguments and example to what a function says of itself."""
+    if not function.__doc__:
+        return  # Python was told to keep no such texts
+    parts = [cleandoc(function.__doc__)]
+    meanings = MEANINGS | OWN_MEANINGS.get(place, {})
+    told = [f"    {name}: {meanings[name]}" for name in arguments(function, place) if name in meanings]
+    if told:
+        parts.append("\n".join(["Args:", *told]))
+    example = EXAMPLES.get(place)
+    if example is not None:
+        lines = (awaited(example) if asynchronous else example).splitlines()
+        parts.append("\n".join(["Example:", *(f"    {line}".rstrip() for line in lines)]))
+    function.__doc__ = "\n\n".join(parts)
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return update_wrapper(copy, function)  # type: ignore[return-value]
+
+
+def explained(kind: str, *, asynchronous: bool = False) -> Callable[[C], C]:
+    """A class whose public methods say everything about themselves; `kind` is the name of its sync form."""
+
+    def explain(cls: C) -> C:
+        for name in dir(cls):
+            member = getattr(cls, name)
+            if name.startswith("_") or not isinstance(member, FunctionType):
+                continue
+            if name not in vars(cls):  # shared by both forms, which tell it each in its way
+                member = _copy(member)
+                setattr(cls, name, member)
+            _explain(member, f"{kind}.{name}", asynchronous=asynchronous)
+        return cls
+
+    return explain
+
+
+def explained_function(place: str, *, asynchronous: bool = False) -> Callable[[F], F]:
+    """The same for a function."""
+
+    def explain(function: F) -> F:
+        _explain(function, place, asynchronous=asynchronous)
+        return function
+
+    return explain
