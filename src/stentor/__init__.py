@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from stentor.client.streams import Event
     from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client, connect
-    from stentor.client.typed import Topic, TypedMessage
+    from stentor.client.topic import AsyncTopic, Topic
+    from stentor.client.typed import TypedMessage
     from stentor.errors import (
         Closed,
         ConnectionFailed,
@@ -77,7 +78,8 @@ _EXPORTS = {
     "stentor.client.streams": ("Event",),
     "stentor.client.subscription": ("AsyncSubscription", "Subscription"),
     "stentor.client.sync_client": ("Client", "connect"),
-    "stentor.client.typed": ("Topic", "TypedMessage"),
+    "stentor.client.topic": ("AsyncTopic", "Topic"),
+    "stentor.client.typed": ("TypedMessage",),
     "stentor.errors": (
         "Closed",
         "ConnectionFailed",
@@ -134,6 +136,7 @@ __all__ = [
     "AsyncHistory",
     "AsyncProducer",
     "AsyncSubscription",
+    "AsyncTopic",
     "BrokerInfo",
     "BrokerState",
     "Client",

@@ -198,7 +198,7 @@ def test_every_shell_line_of_the_readme_is_covered():
 EXAMPLES = {
     "quickstart.py": ([], "", "received Vienna with key 2\nthe topic holds 3 messages\n"),
     "producer_fast.py": (["5000", "50"], "", "5000 messages acknowledged"),
-    "typed_topic.py": ([], "", "stopped: A value is not a Order"),
+    "typed_topic.py": ([], "", "stopped: The value at examples.orders/0@3 does not fit Order"),
     "suicidal_snail.py": ([], "", "alert: snail is too slow on examples.prices/0: 5000 messages behind\n"),
     "arrow_analysis.py": ([], "", "3000 rows came back"),
     "async_chat.py": (["ada"], "hello\n", "ada: has joined\nada: hello\nada: has left\n"),

@@ -261,7 +261,7 @@ def test_the_client_written_from_this_page_publishes_and_reads(monkeypatch, caps
         re.search(r"```text\n(.*?)```", text, re.DOTALL)[1],
     )
     imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
-    assert imported == {"os", "socket", "struct", "time", "zlib", "msgspec"}, "it must not lean on Stentor"
+    assert imported == {"os", "socket", "struct", "time", "typing", "zlib", "msgspec"}, "it must not lean on Stentor"
     with broker(default_partitions=4) as local:
         monkeypatch.setenv("STENTOR_URL", local.url)
         namespace = {"__name__": "__main__"}

@@ -10,11 +10,9 @@ from stentor.cli.quantities import read_duration
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from stentor import Last
+    from stentor.client.positions import Position, Word
 
-    Position = str | int | datetime | timedelta | Last
-
-WORDS: Final = ("earliest", "latest", "now")
+WORDS: Final[tuple[Word, ...]] = ("earliest", "latest", "now")
 
 SYNTAX: Final = "earliest, latest, now, an offset, 2026-01-31T12:00, -1h, '15m ago' or last:100"
 
@@ -24,8 +22,9 @@ _LAST: Final = r"last:(\d+)"
 def parse_position(text: str, option: str) -> Position:
     """The position that a text means; a date without a zone is local time."""
     text = text.strip()
-    if text.lower() in WORDS:
-        return text.lower()
+    for word in WORDS:
+        if text.lower() == word:
+            return word
     if text.isascii() and text.isdigit():
         return int(text)
     if match := re.fullmatch(_LAST, text.lower(), re.ASCII):

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stentor import Client, Message, Subscription
-    from stentor.cli.positions import Position
-    from stentor.client.positions import Stale
+    from stentor.client.positions import Position, Stale
 
     Place = tuple[str, int]  # a topic and a partition
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.link import Link
     from stentor.client.message import Receipt
+    from stentor.client.options import AckLevel, Compression
     from stentor.client.selectors import Partitioner
     from stentor.wire.messages import TopicRoute
 
@@ -39,10 +40,10 @@ _RESEND_S = 0.1
 _FAILURES_KEPT_MAX = 1_000
 
 
-def parse_ack(ack: str) -> int:
+def parse_ack(ack: object) -> int:
     """The level that a word names."""
     try:
-        return Ack[ack.upper()]
+        return Ack[ack.upper()]  # type: ignore[attr-defined]
     except (KeyError, AttributeError):
         raise InvalidArgument(
             f"ack={ack!r} is not an acknowledgement level.", hint="Use 'none', 'head', 'quorum' or 'all'."
@@ -88,8 +89,8 @@ class ProducerCore:
         core: ClientCore,
         route: TopicRoute,
         *,
-        ack: str = "all",
-        compression: str | None = None,
+        ack: AckLevel = "all",
+        compression: Compression | None = None,
         batch_messages: int = limits.PRODUCER_BATCH_MESSAGES,
         batch_bytes: int = limits.PRODUCER_BATCH_BYTES,
         buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,

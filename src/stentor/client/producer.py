@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from stentor.client.lanes import OnDelivery, ProducerCore
+    from stentor.client.options import HeadersLike, TimestampLike
     from stentor.wire.batch import Encoded
 
 logger = logging.getLogger(__name__)
@@ -221,8 +222,8 @@ class Producer(_Face):
         self,
         value: bytes | str | None,
         key: bytes | str | None = None,
-        headers: Any = None,
-        timestamp: Any = None,
+        headers: HeadersLike | None = None,
+        timestamp: TimestampLike | None = None,
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
@@ -327,8 +328,8 @@ class AsyncProducer(_Face):
         self,
         value: bytes | str | None,
         key: bytes | str | None = None,
-        headers: Any = None,
-        timestamp: Any = None,
+        headers: HeadersLike | None = None,
+        timestamp: TimestampLike | None = None,
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
     from stentor.client.link import Link
-    from stentor.client.positions import Stale
+    from stentor.client.options import OnSlow
+    from stentor.client.positions import Position, Stale
 
 ALERTS_TOPIC: Final = "_alerts"
 _ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
@@ -136,10 +137,10 @@ class SubscriptionCore:
         core: ClientCore,
         topics: str | list[str],
         *,
-        start: Any = "latest",
-        end: Any = None,
+        start: Position = "latest",
+        end: Position | None = None,
         partition: int | None = None,
-        on_slow: str = "catch_up",
+        on_slow: OnSlow = "catch_up",
         max_lag: int | timedelta | None = None,
         stale: Stale = "refuse",
         put: Callable[[Any], None],

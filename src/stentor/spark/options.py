@@ -7,11 +7,12 @@ import os
 import re
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from stentor.client.convert import allows_stale
+from stentor.client.options import Compression
 from stentor.client.positions import Stale
 from stentor.core.names import check_pattern, check_topic_name
 from stentor.errors import InvalidArgument
@@ -105,7 +106,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     application: str | None = None
     version: int | None = None  # of a batch write that may be repeated
     drop_repeated: bool = False  # epochs that may have other rows than before
-    compression: str | None = None
+    compression: Compression | None = None
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         application=application,
         version=options.number("txnVersion"),
         drop_repeated=options.flag("dropRepeated", default=False),
-        compression=options.text("compression", "") or None,
+        compression=cast("Compression | None", options.text("compression", "") or None),
     )
 
 
