@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stentor.client.streams import Event
     from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client, connect
+    from stentor.client.table import AsyncTableTopic, TableTopic
     from stentor.client.topic import AsyncTopic, Topic
     from stentor.client.typed import TypedMessage
     from stentor.errors import (
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         ProducerNotProven,
         ProtocolError,
         PublishError,
+        SchemaRefused,
         SequenceError,
         SlowSubscriber,
         StentorError,
@@ -78,6 +80,7 @@ _EXPORTS = {
     "stentor.client.streams": ("Event",),
     "stentor.client.subscription": ("AsyncSubscription", "Subscription"),
     "stentor.client.sync_client": ("Client", "connect"),
+    "stentor.client.table": ("AsyncTableTopic", "TableTopic"),
     "stentor.client.topic": ("AsyncTopic", "Topic"),
     "stentor.client.typed": ("TypedMessage",),
     "stentor.errors": (
@@ -110,6 +113,7 @@ _EXPORTS = {
         "ProducerNotProven",
         "ProtocolError",
         "PublishError",
+        "SchemaRefused",
         "SequenceError",
         "SlowSubscriber",
         "StentorError",
@@ -136,6 +140,7 @@ __all__ = [
     "AsyncHistory",
     "AsyncProducer",
     "AsyncSubscription",
+    "AsyncTableTopic",
     "AsyncTopic",
     "BrokerInfo",
     "BrokerState",
@@ -177,11 +182,13 @@ __all__ = [
     "ProtocolError",
     "PublishError",
     "Receipt",
+    "SchemaRefused",
     "SequenceError",
     "SlowSubscriber",
     "StentorError",
     "StorageError",
     "Subscription",
+    "TableTopic",
     "Topic",
     "TopicExists",
     "TopicInfo",

@@ -42,7 +42,7 @@ def is_test(case):
     return "def test_" in case.values[0]
 
 
-DOCUMENTS = ("README.md", "docs/testing.md", "docs/cluster.md")
+DOCUMENTS = ("README.md", "docs/tables.md", "docs/testing.md", "docs/cluster.md")
 # What needs Spark is run in tests/spark/test_documents.py.
 PYTHON = [case for name in DOCUMENTS for case in blocks(name, "python") if "stentor.spark" not in case.values[0]]
 SHELL_LINES = [line for case in blocks("README.md", "sh") for line in case.values[0].splitlines()]

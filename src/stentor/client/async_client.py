@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from stentor.client.positions import Position, Stale
     from stentor.client.selectors import Selector
+    from stentor.client.table import AsyncTableTopic
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 _PUBLISHERS_MAX = 1_000
@@ -259,6 +260,16 @@ class AsyncClient:
         A type is a msgspec Struct, a dataclass or a pydantic model. `Order | None` also admits messages without value.
         """
         return AsyncPlainTopic(self, name) if type is None else AsyncTopic(self, name, Codec(type, format, on_error))
+
+    async def table(self, name: str, schema: Any = None, *, timeout: float | None = None) -> AsyncTableTopic:
+        """A tabular topic: tables go in, tables come out, each row is a message.
+
+        The schema, a pyarrow.Schema, is registered as the topic's own. It may add nullable columns to the version
+        before; any other change is refused. Without a schema it is the newest that the topic has.
+        """
+        from stentor.client.table import AsyncTableTopic, find_schema
+
+        return AsyncTableTopic(self, await find_schema(self._core, name, schema, timeout))
 
     # --- administration -------------------------------------------------------------------------
 

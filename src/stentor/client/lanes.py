@@ -108,6 +108,7 @@ class ProducerCore:
         self.topic_id = route.id
         self.ack = parse_ack(ack)
         self.compression = compression or ""
+        self.schema_id = 0  # the version of the topic's schema that its batches are of, if they hold rows
         self.batch_messages = batch_messages
         self.batch_bytes = batch_bytes
         self.buffer_bytes = buffer_bytes

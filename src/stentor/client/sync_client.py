@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from stentor.client.positions import Position, Stale
     from stentor.client.selectors import Partitioner, Selector
+    from stentor.client.table import TableTopic
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 T = TypeVar("T")
@@ -345,6 +346,16 @@ class Client:
         A type is a msgspec Struct, a dataclass or a pydantic model. `Order | None` also admits messages without value.
         """
         return PlainTopic(self, name) if type is None else Topic(self, name, Codec(type, format, on_error))
+
+    def table(self, name: str, schema: Any = None, *, timeout: float | None = None) -> TableTopic:
+        """A tabular topic: tables go in, tables come out, each row is a message.
+
+        The schema, a pyarrow.Schema, is registered as the topic's own. It may add nullable columns to the version
+        before; any other change is refused. Without a schema it is the newest that the topic has.
+        """
+        from stentor.client.table import TableTopic, find_schema
+
+        return TableTopic(self, self._call(find_schema(self._core, name, schema, timeout)))
 
     # --- administration -------------------------------------------------------------------------
 
