@@ -193,6 +193,19 @@ def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
     return _columns(_Options(given, _READ, "read"))
 
 
+def topic_options(given: Mapping[str, str]) -> ReadOptions:
+    """Where the topics are, which they are, and what columns are wanted: what a schema depends on."""
+    options = _Options(given, _READ, "read")
+    topics, regex, assigned = _topics(options)
+    return ReadOptions(
+        connection=_connection(options),
+        topics=topics,
+        topic_regex=regex,
+        partitions=assigned,
+        columns=_columns(options),
+    )
+
+
 def _topics(options: _Options) -> tuple[list[str], str | None, dict[str, list[int]] | None]:
     named = [name for name in ("subscribe", "subscribePattern", "assign", "path") if options.has(name)]
     if len(named) != 1:
@@ -288,11 +301,13 @@ def _columns(options: _Options) -> tuple[str, ...]:
     if options.has("includeHeaders"):
         raise InvalidArgument("columns and includeHeaders exclude each other.", hint="Name headers among the columns.")
     names = tuple(part.strip() for part in options.text("columns").split(",") if part.strip())
+    if names == (columns.TYPED,):
+        return names
     unknown = [name for name in names if name not in columns.TYPES]
     if unknown or not names or len(set(names)) < len(names):
         raise InvalidArgument(
             f"columns={options.text('columns')!r} is not a list of columns of a topic.",
-            hint=f"Choose from {', '.join(columns.TYPES)}, each once.",
+            hint=f"Choose from {', '.join(columns.TYPES)}, each once; or {columns.TYPED}, for those of its schema.",
         )
     return names
 
