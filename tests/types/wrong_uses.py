@@ -101,6 +101,19 @@ def typed(client: stentor.Client) -> None:
     client.topic("plain").publish(Order(1, "tea"))  # wrong: without a type, values are bytes or text
 
 
+def tables(client: stentor.Client) -> None:
+    sales: stentor.TableTopic = client.table("sales")
+    with sales.producer(compression="zstd") as producer:
+        producer.send_batch([], key="id", partition=0)
+        producer.send_batch([], key=5)  # wrong: a column is named
+        producer.send(b"x")  # wrong: a tabular topic takes tables
+    sales.read(start="earliest").to_arrow()
+    sales.read(start="first")  # wrong: no such position
+    sales.producer(ack="one")  # wrong: no such level
+    client.table(5)  # wrong: a topic is named
+    client.table("sales", timeout="1s")  # wrong: seconds are a number
+
+
 async def awaited(client: stentor.AsyncClient) -> None:
     await client.publish("orders", b"x", ack="head")
     await client.publish("orders", b"x", ack="every")  # wrong: no such level

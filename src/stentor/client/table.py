@@ -7,7 +7,7 @@ is none of the topic's. Rows travel as JSON (`client.table_values`).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from stentor.client.producer import AsyncProducer, Producer
     from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client
+
+
+_ROWS_AT_ONCE: Final = 65_536
+"""Rows are Python objects on their way to JSON: not all of a large table at once."""
 
 
 class RowSchema(NamedTuple):
@@ -61,7 +65,13 @@ def to_messages(data: Any, schema: RowSchema, key: str | None) -> Any:
     now_us = time.time_ns() // 1000
     columns = {
         "timestamp": pa.repeat(pa.scalar(now_us, pa.timestamp("us", tz="UTC")), table.num_rows),
-        "value": table_values.encode_rows(table, schema.topic),
+        "value": pa.chunked_array(
+            [
+                table_values.encode_rows(table.slice(start, _ROWS_AT_ONCE), schema.topic)
+                for start in range(0, table.num_rows, _ROWS_AT_ONCE)
+            ],
+            pa.binary(),
+        ),
     }
     if key is not None:
         columns["key"] = _keys(table, key, schema.topic)

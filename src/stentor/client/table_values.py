@@ -138,19 +138,27 @@ def _conformed(table: Any, field: Any, topic: str) -> Any:
     found = table.column_names.count(field.name)
     if found > 1:
         raise _refused(topic, field, "is there twice")
+    free = _nullable(field.type)
     if not found:
-        column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+        column = pa.nulls(table.num_rows, free)
     else:
-        column = table.column(field.name)
-        if not _is_like(column.type, field.type):
-            raise _refused(topic, field, f"is {column.type}; {field.type} is needed")
+        given = table.column(field.name)
+        if not _is_like(given.type, field.type):
+            raise _refused(topic, field, f"is {given.type}; {field.type} is needed")
         try:
-            column = column.cast(field.type)
+            column = given.cast(free).combine_chunks() if len(given) else pa.nulls(0, free)
         except (pa.ArrowException, NotImplementedError) as error:
             raise _refused(topic, field, f"does not fit {field.type}: {_first_line(error)}") from error
     if why := _null_in(column, field, field.name):
         raise _refused(topic, field, why)
-    return column
+    return _read(column, field.type)
+
+
+def _nullable(kind: Any) -> Any:
+    """The same type with all its parts nullable: Arrow's cast takes the parts of a null struct for nulls of theirs."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(part.name, _nullable(part.type)) for part in kind])
+    return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _is_like(given: Any, wanted: Any) -> bool:

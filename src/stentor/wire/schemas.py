@@ -105,6 +105,18 @@ def _changed(old: SchemaColumn, new: SchemaColumn, path: str) -> str:
     return difference(old.columns, new.columns, f"{name}.")
 
 
+def in_words(columns: list[SchemaColumn]) -> str:
+    """A schema for people: names, types, and what may not be null."""
+    return ", ".join(f"{column.name} {_whole(column)}{'' if column.nullable else ' not null'}" for column in columns)
+
+
+def _whole(column: SchemaColumn) -> str:
+    """A column's type in words, with what is nested in it."""
+    if column.type == "list":
+        return f"list<{_whole(column.columns[0])}>"
+    return f"struct<{in_words(column.columns)}>" if column.type == "struct" else _words(column)
+
+
 def _words(column: SchemaColumn) -> str:
     """A column's type in words, without what is nested in it."""
     if column.type == "timestamp":
