@@ -80,7 +80,9 @@ def typed(client: stentor.Client) -> None:
     orders.publish(Order(1, "tea"), ack="some")  # wrong: no such level
     with orders.producer(compression="lz4") as producer:
         producer.send(Order(2, "milk"), "2")
+        producer.send_many([Order(3, "tea")], [b"3"])
         producer.send(b"bytes")  # wrong: no order
+        producer.send_many([b"bytes"])  # wrong: no orders
         producer.sendd(Order(2, "milk"))  # wrong: no such method
     for message in orders.read(start="earliest"):
         print(message.value.item.upper(), message.value.id + 1, message.offset, message.key, message.timestamp)

@@ -23,7 +23,7 @@ from stentor.client.subscription import AsyncSubscription, Subscription
 from stentor.errors import DecodeFailed, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from datetime import datetime
 
     from stentor.client.lanes import OnDelivery
@@ -135,6 +135,12 @@ class Codec(Generic[T]):
             raise self._refused(topic, f"its field {field} is wrong: {what}" if field else what, field) from error
         return encoded
 
+    def encode_many(self, values: Sequence[T], topic: str) -> list[Any]:
+        """The same for many, all or none of them."""
+        if not hasattr(values, "__len__"):
+            raise InvalidArgument(f"Values are a list, not {type(values).__name__}.")
+        return [self.encode(value, topic) for value in values]
+
     def _refused(self, topic: str, why: str, field: str = "") -> InvalidArgument:
         return InvalidArgument(
             f"A value for topic {topic} does not fit {self._name}: {why}.",
@@ -226,11 +232,15 @@ def _first_line(error: Exception) -> str:
 
 
 class _Wrapped(Generic[T, Inner]):
-    """Passes everything but values through to what it wraps."""
+    """Something of bytes, and what makes values of them."""
 
     def __init__(self, inner: Inner, codec: Codec[T]) -> None:
         self._inner = inner
         self._codec = codec
+
+
+class _Passing(_Wrapped[T, Inner]):
+    """Passes everything but values through to what it wraps. Not for producers: bytes would pass unchecked."""
 
     if not TYPE_CHECKING:
 
@@ -260,6 +270,12 @@ class TypedProducer(_Wrapped[T, Producer]):
         """Hand a value over; see Producer.send."""
         encoded = self._codec.encode(value, self._inner.topic)
         self._inner.send(encoded, key, headers, timestamp, partition, on_delivery)
+
+    def send_many(
+        self, values: Sequence[T], keys: Sequence[bytes | None] | None = None, *, partition: int | None = None
+    ) -> None:
+        """Hand many values over; all are checked before any of them is sent."""
+        self._inner.send_many(self._codec.encode_many(values, self._inner.topic), keys, partition=partition)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
@@ -301,6 +317,12 @@ class AsyncTypedProducer(_Wrapped[T, AsyncProducer]):
         encoded = self._codec.encode(value, self._inner.topic)
         await self._inner.send(encoded, key, headers, timestamp, partition, on_delivery)
 
+    async def send_many(
+        self, values: Sequence[T], keys: Sequence[bytes | None] | None = None, *, partition: int | None = None
+    ) -> None:
+        """Hand many values over; all are checked before any of them is sent."""
+        await self._inner.send_many(self._codec.encode_many(values, self._inner.topic), keys, partition=partition)
+
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent is acknowledged."""
         await self._inner.flush(timeout)
@@ -324,7 +346,7 @@ class AsyncTypedProducer(_Wrapped[T, AsyncProducer]):
 # --- subscriptions ------------------------------------------------------------------------------
 
 
-class TypedSubscription(_Wrapped[T, Subscription]):
+class TypedSubscription(_Passing[T, Subscription]):
     """A live subscription to values of one type."""
 
     def __iter__(self) -> Iterator[TypedMessage[T]]:
@@ -361,7 +383,7 @@ class TypedSubscription(_Wrapped[T, Subscription]):
         self._inner.__exit__(*error)
 
 
-class AsyncTypedSubscription(_Wrapped[T, AsyncSubscription]):
+class AsyncTypedSubscription(_Passing[T, AsyncSubscription]):
     """The same for `async` code."""
 
     async def __aiter__(self) -> AsyncIterator[TypedMessage[T]]:
@@ -401,7 +423,7 @@ class AsyncTypedSubscription(_Wrapped[T, AsyncSubscription]):
 # --- bounded reads ------------------------------------------------------------------------------
 
 
-class TypedHistory(_Wrapped[T, History]):
+class TypedHistory(_Passing[T, History]):
     """A bounded read of values of one type. Its tables are those of History: values as stored."""
 
     @property
@@ -447,7 +469,7 @@ class TypedHistory(_Wrapped[T, History]):
         self._inner.__exit__(*error)
 
 
-class AsyncTypedHistory(_Wrapped[T, AsyncHistory]):
+class AsyncTypedHistory(_Passing[T, AsyncHistory]):
     """The same for `async` code."""
 
     @property

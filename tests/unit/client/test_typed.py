@@ -104,6 +104,21 @@ def test_a_message_without_value_fits_a_type_that_admits_it(client):
         assert {message.value for message in topic.read()} == {None}
 
 
+def test_many_values_are_checked_before_any_of_them_is_sent(client):
+    topic = client.topic("typed.many", Order)
+    with topic.producer() as producer:
+        with pytest.raises(stentor.InvalidArgument, match="field id "):
+            producer.send_many([Order(1), Order("two")])
+        with pytest.raises(stentor.InvalidArgument):
+            producer.send_many([b'{"id": 1}'])
+        with pytest.raises(stentor.InvalidArgument):
+            producer.send_many(5)
+        with pytest.raises(AttributeError):
+            producer.send_batch  # noqa: B018 - bytes would pass unchecked
+        producer.send_many([Order(1), Order(2)], [b"a", b"b"])
+    assert [(message.key, message.value.id) for message in topic.read()] == [(b"a", 1), (b"b", 2)]
+
+
 def test_async_topics_do_the_same(shared):
     async def work():
         async with stentor.connect_async(shared.url) as client:
