@@ -6,18 +6,20 @@ keeps rows of an unknown schema, and messages that are no rows, out of a tabular
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stentor import limits
-from stentor.broker.catalogue import Topic, encode, topic_key
+from stentor.broker.catalogue import Topic, TopicRecord, encode, topic_key
 from stentor.errors import LimitExceeded, NotReady, SchemaRefused
 from stentor.wire import schemas
 
 if TYPE_CHECKING:
     from stentor.broker.broker import Broker
     from stentor.wire.schemas import SchemaColumn
+
+_TRIES_MAX: Final = 5  # each time somebody else has changed the topic meanwhile
 
 
 def refusal(topic: str, known: int, schema_id: int) -> SchemaRefused:
@@ -39,10 +41,24 @@ def refusal(topic: str, known: int, schema_id: int) -> SchemaRefused:
 
 async def register(broker: Broker, name: str, columns: list[SchemaColumn]) -> Topic:
     """Make a schema the next version of a topic's, by one swap; one that it has, or had, changes nothing."""
-    topic = broker.catalogue.get(name)
-    known = topic.record.schemas
-    if columns in known:
-        return topic
+    for _ in range(_TRIES_MAX):
+        topic = broker.catalogue.get(name)
+        if columns in topic.record.schemas:
+            return topic
+        record = _with_version(topic.record, columns)
+        key = topic_key(name)
+        swap = await broker.store.swap(expect={key: topic.revision}, put={key: encode(record)})
+        if swap.succeeded:
+            changed = Topic(record, swap.revision)
+            broker.cluster.topic_changed(changed)
+            return changed
+        await broker.cluster.look_again()  # another broker was first, perhaps with the same schema
+    raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+
+
+def _with_version(record: TopicRecord, columns: list[SchemaColumn]) -> TopicRecord:
+    """A topic's record with one more version, if it may be one."""
+    name, known = record.name, record.schemas
     schemas.check(name, columns)
     found = schemas.difference(known[-1], columns) if known else ""
     if found:
@@ -52,19 +68,13 @@ async def register(broker: Broker, name: str, columns: list[SchemaColumn]) -> To
             operation="register",
             object=name,
         )
-    record = msgspec.structs.replace(topic.record, schemas=[*known, columns])
-    encoded = encode(record)
-    if len(record.schemas) > limits.SCHEMA_VERSIONS_MAX or len(encoded) > limits.SCHEMA_BYTES_MAX:
+    changed = msgspec.structs.replace(record, schemas=[*known, columns])
+    size = len(encode(changed))
+    if len(changed.schemas) > limits.SCHEMA_VERSIONS_MAX or size > limits.SCHEMA_BYTES_MAX:
         raise LimitExceeded(
-            f"The schemas of topic {name} would have {len(record.schemas)} versions and {len(encoded)} bytes; the"
+            f"The schemas of topic {name} would have {len(changed.schemas)} versions and {size} bytes; the"
             f" limits are {limits.SCHEMA_VERSIONS_MAX} and {limits.SCHEMA_BYTES_MAX}.",
             hint="Use a new topic.",
             object=name,
         )
-    key = topic_key(name)
-    swap = await broker.store.swap(expect={key: topic.revision}, put={key: encoded})
-    if not swap.succeeded:
-        raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
-    changed = Topic(record, swap.revision)
-    broker.cluster.topic_changed(changed)
     return changed

@@ -1,9 +1,12 @@
 """A head takes rows of a schema that its topic has, and nothing else, whoever sends it."""
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import stentor
+from stentor.broker.catalogue import encode, topic_key
+from stentor.client.table_values import columns_of
 from stentor.errors import SchemaRefused
 from stentor.wire import arrow_body, batch, frames, messages
 from stentor.wire.frames import Kind
@@ -58,8 +61,32 @@ def test_ordinary_messages_are_refused_with_the_way_to_go(client, send):
     assert client.offsets("orders") == {0: 0}
 
 
-def test_of_two_who_register_at_once_both_get_what_fits(client):
-    """Neither overwrites the other: a version is compared with what the topic has when it is swapped in."""
+@pytest.mark.parametrize("rival", [SCHEMA, pa.schema([*SCHEMA, pa.field("a", pa.string())])], ids=["same", "other"])
+def test_who_loses_a_race_looks_again(local, client, monkeypatch, rival):
+    """Another broker has swapped in a version that this one has not heard of."""
+    client.create_topic("orders")
+    store, catalogue = local.inner.store, local.inner.catalogue
+    swap, rivals = store.swap, [rival]
+
+    async def swap_behind(**wish):
+        if rivals:
+            topic = catalogue.topics["orders"]
+            columns = columns_of(rivals.pop(), "orders")
+            record = msgspec.structs.replace(topic.record, schemas=[columns])
+            await swap(expect={topic_key("orders"): topic.revision}, put={topic_key("orders"): encode(record)})
+        return await swap(**wish)
+
+    monkeypatch.setattr(store, "swap", swap_behind)
+    if rival is SCHEMA:
+        assert client.table("orders", SCHEMA).version == 1
+    else:
+        with pytest.raises(SchemaRefused, match="column a is missing"):
+            client.table("orders", SCHEMA)
+    assert not rivals, "the other one came first"
+    assert len(client.describe_topic("orders").schemas) == 1
+
+
+def test_of_two_who_register_one_after_the_other_the_second_builds_on_the_first(client):
     client.table("orders", SCHEMA)
     one = pa.schema([*SCHEMA, pa.field("a", pa.string())])
     two = pa.schema([*SCHEMA, pa.field("b", pa.string())])
