@@ -14,7 +14,7 @@ import stentor
 async def listen(subscription: stentor.AsyncSubscription, name: bytes, joined: int) -> None:
     """Print what comes, until we see ourselves leave."""
     async for message in subscription:
-        print(f"{(message.key or b'somebody').decode()}: {message.value.decode()}", flush=True)
+        print(f"{(message.key or b'somebody').decode()}: {(message.value or b'').decode()}", flush=True)
         if message.key == name and message.value == b"has left" and message.offset > joined:
             return
 

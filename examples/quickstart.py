@@ -11,7 +11,8 @@ with stentor.connect() as client:
     with client.subscribe("quickstart.*", start=stentor.Last(3)) as subscription:
         for _ in range(3):
             message = subscription.get(timeout=5)
-            print(f"received {message.value.decode()} with key {message.key.decode()}")
+            value, key = message.value or b"", message.key or b""  # a message may have neither
+            print(f"received {value.decode()} with key {key.decode()}")
 
     # A read is bounded: it ends at "now".
     print("the topic holds", sum(1 for _ in client.read("quickstart.cities")), "messages")

@@ -9,6 +9,7 @@ import random
 import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from pyspark.sql import functions as f
 
@@ -25,8 +26,9 @@ def publish_orders(client: stentor.Client) -> float:
     with client.producer(ORDERS) as producer:
         for second in range(3600):
             amount = round(chance.uniform(5, 95) * (1 + second / 3600), 2)
-            order = {"country": chance.choice(["de", "fr", "it"]), "amount": amount}
-            producer.send(json.dumps(order), key=order["country"], timestamp=START + timedelta(seconds=second))
+            country = chance.choice(["de", "fr", "it"])
+            order = json.dumps({"country": country, "amount": amount})
+            producer.send(order, key=country, timestamp=START + timedelta(seconds=second))
             total += amount
     return total
 
@@ -56,7 +58,7 @@ def main() -> None:
     spark.stop()
 
     with stentor.connect() as client:
-        totals = [json.loads(message.value) for message in client.read(REVENUE)]
+        totals = [json.loads(message.value or b"{}") for message in client.read(REVENUE)]
         for topic in (ORDERS, REVENUE):
             client.delete_topic(topic)
     print(f"{len(totals)} totals, {sum(total['orders'] for total in totals)} orders in closed windows")
@@ -65,7 +67,7 @@ def main() -> None:
         plot(totals, sys.argv[1])
 
 
-def plot(totals: list[dict], path: str) -> None:
+def plot(totals: list[dict[str, Any]], path: str) -> None:
     """Lines per country over time."""
     from matplotlib import pyplot as plt
 

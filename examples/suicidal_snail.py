@@ -26,4 +26,4 @@ with (
     except stentor.SlowSubscriber as error:
         print(f"gave up after {seen} messages: {error.message}")
 
-    print("alert:", alerts.get(timeout=5).value.decode())
+    print("alert:", (alerts.get(timeout=5).value or b"").decode())

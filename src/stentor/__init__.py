@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from stentor.client.streams import Event
     from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client, connect
-    from stentor.client.typed import Topic, TypedMessage
+    from stentor.client.table import AsyncTableTopic, TableTopic
+    from stentor.client.topic import AsyncTopic, Topic
+    from stentor.client.typed import TypedMessage
     from stentor.errors import (
         Closed,
         ConnectionFailed,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
         ProducerNotProven,
         ProtocolError,
         PublishError,
+        SchemaRefused,
         SequenceError,
         SlowSubscriber,
         StentorError,
@@ -80,7 +83,9 @@ _EXPORTS = {
     "stentor.client.streams": ("Event",),
     "stentor.client.subscription": ("AsyncSubscription", "Subscription"),
     "stentor.client.sync_client": ("Client", "connect"),
-    "stentor.client.typed": ("Topic", "TypedMessage"),
+    "stentor.client.table": ("AsyncTableTopic", "TableTopic"),
+    "stentor.client.topic": ("AsyncTopic", "Topic"),
+    "stentor.client.typed": ("TypedMessage",),
     "stentor.errors": (
         "Closed",
         "ConnectionFailed",
@@ -111,6 +116,7 @@ _EXPORTS = {
         "ProducerNotProven",
         "ProtocolError",
         "PublishError",
+        "SchemaRefused",
         "SequenceError",
         "SlowSubscriber",
         "StentorError",
@@ -138,6 +144,8 @@ __all__ = [
     "AsyncHistory",
     "AsyncProducer",
     "AsyncSubscription",
+    "AsyncTableTopic",
+    "AsyncTopic",
     "BrokerInfo",
     "BrokerState",
     "Client",
@@ -179,11 +187,13 @@ __all__ = [
     "ProtocolError",
     "PublishError",
     "Receipt",
+    "SchemaRefused",
     "SequenceError",
     "SlowSubscriber",
     "StentorError",
     "StorageError",
     "Subscription",
+    "TableTopic",
     "Topic",
     "TopicExists",
     "TopicInfo",

@@ -2,6 +2,7 @@
 
     StentorError
     ├── InvalidArgument          the call itself is wrong (a name, a number, a type)
+    │   └── SchemaRefused        a schema, or the rows of one, is not what its topic takes
     ├── Closed                   the object was closed before or during the call
     ├── ForkDetected             a client was carried into a forked process
     ├── DeadlineExceeded         no answer in time (also a TimeoutError)
@@ -94,6 +95,10 @@ class InvalidArgument(StentorError, ValueError):
     """
 
     code = "invalid_argument"
+
+
+class SchemaRefused(InvalidArgument):
+    code = "schema_refused"
 
 
 class Closed(StentorError):

@@ -42,6 +42,23 @@ the largest kind, or full-speed buffers for a hundred publishers."""
 RECEIVE_RESERVED_BYTES: Final = 32 * MIB
 """The part of it that only the other brokers may use: strangers cannot stop replication."""
 
+# --- schemas ------------------------------------------------------------------------------------
+
+SCHEMA_COLUMNS_MAX: Final = 1_000
+"""Columns of one schema, nested ones included; a control message has room for about so many."""
+
+SCHEMA_DEPTH_MAX: Final = 8
+"""How deep columns may be nested: every level is a step of a recursion."""
+
+SCHEMA_NAME_CHARACTERS_MAX: Final = 128
+"""The name of a column or of a time zone."""
+
+SCHEMA_VERSIONS_MAX: Final = 1_000
+"""Versions of a topic's schema; far below what the 16 bits in the header of a batch can name."""
+
+SCHEMA_BYTES_MAX: Final = 256 * KIB
+"""All versions together: they are part of the topic's record, and one swap of the coordination store holds it."""
+
 # --- batches ------------------------------------------------------------------------------------
 
 BATCH_BYTES_MAX: Final = FRAME_BODY_BYTES_MAX - 4 * KIB

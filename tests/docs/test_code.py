@@ -42,7 +42,14 @@ def is_test(case):
     return "def test_" in case.values[0]
 
 
-DOCUMENTS = ("README.md", "docs/errors.md", "docs/resuming.md", "docs/testing.md", "docs/cluster.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/errors.md",
+    "docs/resuming.md",
+    "docs/tables.md",
+    "docs/testing.md",
+    "docs/cluster.md",
+)
 # What needs Spark is run in tests/spark/test_documents.py.
 PYTHON = [case for name in DOCUMENTS for case in blocks(name, "python") if "stentor.spark" not in case.values[0]]
 SHELL_LINES = [line for case in blocks("README.md", "sh") for line in case.values[0].splitlines()]
@@ -199,7 +206,7 @@ def test_every_shell_line_of_the_readme_is_covered():
 EXAMPLES = {
     "quickstart.py": ([], "", "received Vienna with key 2\nthe topic holds 3 messages\n"),
     "producer_fast.py": (["5000", "50"], "", "5000 messages acknowledged"),
-    "typed_topic.py": ([], "", "stopped: A value is not a Order"),
+    "typed_topic.py": ([], "", "stopped: The value at examples.orders/0@3 does not fit Order"),
     "suicidal_snail.py": ([], "", "alert: snail is too slow on examples.prices/0: 5000 messages behind\n"),
     "arrow_analysis.py": ([], "", "3000 rows came back"),
     "async_chat.py": (["ada"], "hello\n", "ada: has joined\nada: hello\nada: has left\n"),

@@ -290,6 +290,7 @@ def valid_messages() -> list[bytes]:
     made = [
         messages.CreateTopic(name="t", settings={"partitions": 3, "flush": "always"}, exist_ok=True),
         messages.AlterTopic(name="t", changes={"flush": "interval", "retention_bytes": 5}),
+        messages.RegisterSchema(name="t", columns=[{"name": "n", "type": "list", "columns": [{"name": "item"}]}]),
         messages.DeleteTopic(name="t"),
         messages.DescribeTopic(name="t"),
         messages.ListTopics(pattern="a.>"),

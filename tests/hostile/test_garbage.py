@@ -4,6 +4,7 @@ import random
 import socket
 from contextlib import suppress
 
+import msgspec
 import pytest
 
 from stentor import limits
@@ -280,6 +281,9 @@ def test_too_many_requests_at_once_are_told_to_wait(attacked, raw):
         (messages.AlterTopic(name="target", changes={"segment_bytes": -1}), StentorError),
         (messages.AlterTopic(name="target", changes={"no": [[[{}]]]}), StentorError),
         (messages.AlterTopic(name="target", changes={"retention_age_s": 2**64 - 1}), None),
+        (messages.RegisterSchema(name="target", columns=[]), StentorError),
+        (messages.RegisterSchema(name="target", columns=[{"name": "n", "type": "anything"}]), StentorError),
+        (messages.RegisterSchema(name="nowhere", columns=[{"name": "n", "type": "bool"}]), StentorError),
         (messages.CreateTopic(name="../../etc/passwd"), StentorError),
         (messages.CreateTopic(name="a\0b"), StentorError),
         (messages.ListTopics(pattern="a.>.b"), StentorError),
@@ -296,6 +300,20 @@ def test_a_request_for_the_impossible_gets_a_typed_answer(attacked, raw, request
         with pytest.raises(error) as caught:
             connection.ask(request_)
         assert caught.value.code != "internal_error"
+    still_talks(connection)
+
+
+@pytest.mark.parametrize("depth", [limits.SCHEMA_DEPTH_MAX, 100, 1_500])
+def test_a_schema_of_any_depth_is_answered(attacked, raw, depth):
+    connection = raw(attacked.url).greet()
+    topic_id(connection)
+    leaf = msgspec.msgpack.encode({"name": "n", "type": "int64"})
+    level = msgspec.msgpack.encode({"name": "n", "type": "struct", "columns": []})[:-1] + b"\x91"
+    request = msgspec.msgpack.encode({"type": "RegisterSchema", "name": "target", "columns": []})[:-1] + b"\x91"
+    connection.send(Kind.REQUEST, 77, request + level * depth + leaf)
+    with pytest.raises(StentorError) as caught:
+        connection.answer_to(77, Kind.RESPONSE)
+    assert caught.value.code in ("limit_exceeded", "protocol_error")
     still_talks(connection)
 
 

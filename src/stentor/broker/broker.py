@@ -310,6 +310,8 @@ class Broker:
         settings = topic.record.settings
         for key in topic.keys:
             partition = self.replicas.partitions.get(key)
+            if partition is not None:
+                partition.schemas = len(topic.record.schemas)
             if partition is not None and partition.settings != settings:
                 partition.settings = settings
                 partition.log.settings = self.replicas.log_settings(settings)

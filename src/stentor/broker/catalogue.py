@@ -18,6 +18,7 @@ from stentor.core.placement import Tally
 from stentor.core.records import ChainRecord, Key
 from stentor.errors import TopicNotFound
 from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings
+from stentor.wire.schemas import SchemaColumn
 
 if TYPE_CHECKING:
     from stentor.ports import Entry
@@ -33,6 +34,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
     id: int
     settings: TopicSettings
     created_at_us: int
+    schemas: list[list[SchemaColumn]] = []  # of its rows, version 1 first; none: messages are any bytes
 
 
 class RecordedEnd(msgspec.Struct, frozen=True):

@@ -79,6 +79,7 @@ class Partition:
         topic_id: int,
         index: int,
         settings: TopicSettings,
+        schemas: int = 0,
         log: PartitionLog,
         replica: Replica,
         clock: Clock,
@@ -90,6 +91,7 @@ class Partition:
         self.topic_id = topic_id
         self.index = index
         self.settings = settings
+        self.schemas = schemas  # versions of the topic's schema; 0: its messages are any bytes
         self.log = log
         self.halted = ""
         self.replica = replica

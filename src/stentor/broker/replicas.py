@@ -183,6 +183,7 @@ class Replicas:
             topic_id=key[0],
             index=key[1],
             settings=record.settings,
+            schemas=len(record.schemas),
             log=log,
             replica=replica,
             clock=broker.clock,

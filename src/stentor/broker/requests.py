@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor import limits
+from stentor.broker import schemas
 from stentor.broker.read_end import find_end
 from stentor.broker.waiting import without_store
 from stentor.core.names import check_pattern, matches
@@ -105,6 +106,10 @@ async def _create_topic(broker: Broker, request: messages.CreateTopic) -> Topic:
 
 async def _alter(broker: Broker, _: Session, request: messages.AlterTopic) -> messages.TopicDescribed:
     return _described(broker, await _change(broker, broker.alter_topic(request.name, request.changes)))
+
+
+async def _register_schema(broker: Broker, _: Session, request: messages.RegisterSchema) -> messages.TopicDescribed:
+    return _described(broker, await _change(broker, schemas.register(broker, request.name, request.columns)))
 
 
 async def _delete(broker: Broker, _: Session, request: messages.DeleteTopic) -> messages.Done:
@@ -246,12 +251,14 @@ def _partition_info(broker: Broker, key: Key) -> messages.PartitionInfo:
 
 
 def _described(broker: Broker, topic: Topic) -> messages.TopicDescribed:
-    return messages.TopicDescribed(topic=_info(broker, topic))
+    info = _info(broker, topic)
+    return messages.TopicDescribed(topic=msgspec.structs.replace(info, schemas=topic.record.schemas))
 
 
 _HANDLERS: dict[type, Callable[[Broker, Session, Any], Awaitable[Any]]] = {
     messages.CreateTopic: _create,
     messages.AlterTopic: _alter,
+    messages.RegisterSchema: _register_schema,
     messages.DeleteTopic: _delete,
     messages.DescribeTopic: _describe,
     messages.ListTopics: _list,

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
+from stentor.broker import schemas
 from stentor.broker.greeting import Arrival, check_relayable, listener_of
 from stentor.broker.lag import lag_of
 from stentor.broker.lone import SMALL_BYTES
@@ -397,6 +398,8 @@ class Session:
                 raise _not_proven(header.producer_id)
             partition = self.broker.partition(header.topic_id, header.partition)
             batch.validate(body, header)
+            if (header.schema_id or partition.schemas) and not 0 < header.schema_id <= partition.schemas:
+                raise schemas.refusal(partition.topic, partition.schemas, header.schema_id)
         except StentorError as error:
             self.fail(correlation, error, "publish")
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn, cast
 
 import typer
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from stentor.cli.load import Plan
     from stentor.cli.measurement import Result
+    from stentor.client.options import AckLevel, Compression
+    from stentor.wire.messages import Flush
 
 app = options.make_app()
 
@@ -75,10 +77,11 @@ def bench(
         )
     plan = Plan(
         url=url, timeout=timeout, topic=f"bench.{os.urandom(4).hex()}", partitions=partitions, size=size, batch=batch,
-        producers=producers, subscribers=subscribers, rate=rate, seconds=seconds, ack=ack, compression=compression,
+        producers=producers, subscribers=subscribers, rate=rate, seconds=seconds,
+        ack=cast("AckLevel", ack), compression=cast("Compression | None", compression),
         one_by_one=one_by_one,
     )  # fmt: skip
-    result = _run(plan, flush=flush, keep=keep)
+    result = _run(plan, flush=cast("Flush", flush), keep=keep)
     if json:
         print_json(result)
     else:
@@ -87,7 +90,7 @@ def bench(
         raise typer.Exit(EXIT_ERROR)
 
 
-def _run(plan: Plan, *, flush: str, keep: bool) -> Result:
+def _run(plan: Plan, *, flush: Flush, keep: bool) -> Result:
     """Make the topic, measure, clean up: also when it fails, or is told to end."""
     from stentor.cli.measurement import measure
 

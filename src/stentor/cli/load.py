@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 import stentor
+from stentor.client.options import AckLevel, Compression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -60,8 +61,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     subscribers: int
     rate: float  # messages per second of all producers together; 0 is as fast as it goes
     seconds: float
-    ack: str
-    compression: str | None
+    ack: AckLevel
+    compression: Compression | None
     one_by_one: bool  # each publish waits for its acknowledgement
     timeout: float
 

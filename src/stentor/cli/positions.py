@@ -10,22 +10,21 @@ from stentor.cli.quantities import read_duration
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from stentor import Last
+    from stentor.client.positions import Place, Word
 
-    Position = str | int | datetime | timedelta | Last
-
-WORDS: Final = ("earliest", "latest", "now")
+WORDS: Final[tuple[Word, ...]] = ("earliest", "latest", "now")
 
 SYNTAX: Final = "earliest, latest, now, an offset, 2026-01-31T12:00, -1h, '15m ago' or last:100"
 
 _LAST: Final = r"last:(\d+)"
 
 
-def parse_position(text: str, option: str) -> Position:
+def parse_position(text: str, option: str) -> Place:
     """The position that a text means; a date without a zone is local time."""
     text = text.strip()
-    if text.lower() in WORDS:
-        return text.lower()
+    for word in WORDS:
+        if text.lower() == word:
+            return word
     if text.isascii() and text.isdigit():
         return int(text)
     if match := re.fullmatch(_LAST, text.lower(), re.ASCII):
@@ -38,7 +37,7 @@ def parse_position(text: str, option: str) -> Position:
     return found
 
 
-def check_order(start: Position, end: Position) -> None:
+def check_order(start: Place, end: Place) -> None:
     """Refuse a start behind the end, where both are offsets or both are times."""
     now = datetime.now(UTC)
     first, last = (now + each if isinstance(each, timedelta) else each for each in (start, end))

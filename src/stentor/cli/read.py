@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stentor import Client, Message, Subscription
-    from stentor.cli.positions import Position
-    from stentor.client.positions import Stale
+    from stentor.client.positions import Place, Stale
 
-    Place = tuple[str, int]  # a topic and a partition
+    Spot = tuple[str, int]  # a topic and a partition
 
 _NAMED_MAX: Final = 5
 
@@ -74,7 +73,7 @@ def read(
             print_messages(subscription.close, islice(_until_end(subscription, timeout), count), shape, heading)
 
 
-def _committed_ends(client: Client, topics: list[str], partition: int | None, stale: Stale) -> dict[Place, int]:
+def _committed_ends(client: Client, topics: list[str], partition: int | None, stale: Stale) -> dict[Spot, int]:
     """Where each partition ends now. A topic that is named must be there: a read makes none."""
     found = client.find_offsets(topics, "latest", stale=stale)
     unsure = sorted(name for name, topic in found.items() if not topic.sure)
@@ -92,7 +91,7 @@ def _committed_ends(client: Client, topics: list[str], partition: int | None, st
     }
 
 
-def _check_start(client: Client, first: Position, ends: dict[Place, int]) -> None:
+def _check_start(client: Client, first: Place, ends: dict[Spot, int]) -> None:
     """An offset that is not there yet is refused, as a subscription is."""
     for (topic, partition), end in ends.items():
         if isinstance(first, int) and first > end:
@@ -107,7 +106,7 @@ def _check_start(client: Client, first: Position, ends: dict[Place, int]) -> Non
             )
 
 
-def _is_beyond(last: Position, ends: dict[Place, int]) -> TypeGuard[int]:
+def _is_beyond(last: Place, ends: dict[Spot, int]) -> TypeGuard[int]:
     """Whether a partition ends before the offset where the read should: nobody waits for what is not there yet."""
     short = [
         f"{topic}/{index} at {end}" for (topic, index), end in ends.items() if isinstance(last, int) and end < last
@@ -121,7 +120,7 @@ def _is_beyond(last: Position, ends: dict[Place, int]) -> TypeGuard[int]:
 class _EachPartition:
     """One partition after the other, each up to an end of its own."""
 
-    def __init__(self, client: Client, first: Position, ends: dict[Place, int], timeout: float, stale: Stale) -> None:
+    def __init__(self, client: Client, first: Place, ends: dict[Spot, int], timeout: float, stale: Stale) -> None:
         self._client = client
         self._first = first
         self._ends = ends

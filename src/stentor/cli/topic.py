@@ -322,6 +322,8 @@ def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
     if as_json:
         print_json(topic)
         return
+    from stentor.wire.schemas import in_words
+
     settings = topic.settings
     flush = settings.flush if settings.flush == "always" else f"every {settings.flush_interval_ms} ms"
     print_facts(
@@ -332,6 +334,7 @@ def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
             ("flush", flush),
             ("retention", _retention(topic)),
             ("segments of", show_bytes(settings.segment_bytes)),
+            *([("schema", f"version {len(topic.schemas)}: {in_words(topic.schemas[-1])}")] if topic.schemas else []),
         ]
     )
     print()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -22,23 +22,39 @@ from stentor.client.recorded import mark_recorded
 from stentor.client.recovery import best_copy
 from stentor.client.streams import SubscriptionCore
 from stentor.client.subscription import AsyncInbox, AsyncSubscription
-from stentor.client.typed import AsyncTopic, Codec
+from stentor.client.topic import AsyncPlainTopic, AsyncTopic
+from stentor.client.typed import Codec
 from stentor.core.names import check_topic_name
 from stentor.errors import DeadlineExceeded, InvalidArgument, StentorError
 from stentor.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
+    from types import UnionType
 
     from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
-    from stentor.client.positions import Stale
+    from stentor.client.options import (
+        AckLevel,
+        Format,
+        HeadersLike,
+        OnError,
+        ProducerOptions,
+        StreamOptions,
+        SubscribeOptions,
+        TimestampLike,
+        TopicOptions,
+    )
+    from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Selector
+    from stentor.client.starts import Start
+    from stentor.client.table import AsyncTableTopic
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 _PUBLISHERS_MAX = 1_000
 REASON_S = 1.0  # on top of the deadline of a publish whose producer was just made, for that to say what is wrong
 
+T = TypeVar("T")
 P = TypeVar("P", "AsyncProducer", "Producer")
 
 
@@ -103,10 +119,10 @@ class AsyncClient:
         value: bytes | str | None,
         *,
         key: bytes | str | None = None,
-        headers: Any = None,
-        timestamp: Any = None,
+        headers: HeadersLike | None = None,
+        timestamp: TimestampLike | None = None,
         partition: int | None = None,
-        ack: str = "all",
+        ack: AckLevel = "all",
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged at the level `ack`."""
@@ -128,12 +144,12 @@ class AsyncClient:
             refusal = publisher._refusal()  # noqa: SLF001
             raise self._core.late_publish(deadline.seconds, refusal) from error
 
-    def _ready_publisher(self, topic: str, ack: str) -> AsyncProducer | None:
+    def _ready_publisher(self, topic: str, ack: AckLevel) -> AsyncProducer | None:
         """The shared producer behind `publish`, if there is one that works."""
         found = known(self._publishers, topic, ack)
         return None if found is None or self._stale(found) else found
 
-    async def _publisher(self, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
+    async def _publisher(self, topic: str, ack: AckLevel, deadline: Deadline) -> AsyncProducer:
         """The same, made if there is none."""
         try:
             # Many publishes may start at once; one producer serves them all.
@@ -147,7 +163,9 @@ class AsyncClient:
                 raise
             raise self._core.late("publish", deadline.seconds) from error
 
-    async def _replace(self, stale: AsyncProducer | None, topic: str, ack: str, deadline: Deadline) -> AsyncProducer:
+    async def _replace(
+        self, stale: AsyncProducer | None, topic: str, ack: AckLevel, deadline: Deadline
+    ) -> AsyncProducer:
         """Make the shared producer of a topic; the oldest one goes if there are many."""
         if len(self._publishers) >= _PUBLISHERS_MAX:
             oldest = self._publishers.pop(next(iter(self._publishers)))
@@ -165,10 +183,10 @@ class AsyncClient:
         core = producer._core  # noqa: SLF001 - two halves of one thing
         return core.closing or (self._core.link is not None and (route is None or route.id != core.topic_id))
 
-    async def _producer_core(self, topic: str, **options: Any) -> ProducerCore:
+    async def _producer_core(self, topic: str, **options: Unpack[ProducerOptions]) -> ProducerCore:
         return ProducerCore(self._core, await self._core.topic(topic, options.get("timeout")), **options)
 
-    def producer(self, topic: str, **options: Any) -> Opening[AsyncProducer]:
+    def producer(self, topic: str, **options: Unpack[ProducerOptions]) -> Opening[AsyncProducer]:
         """A self-batching sender to a topic: the fast path. Enter it with `async with`, or await it.
 
         A producer with an `identity` may be made again after a crash: the same batches, sent again in the same order
@@ -176,7 +194,7 @@ class AsyncClient:
         """
         return Opening(self._make_producer(topic, options))
 
-    async def _make_producer(self, topic: str, options: dict[str, Any]) -> AsyncProducer:
+    async def _make_producer(self, topic: str, options: ProducerOptions) -> AsyncProducer:
         return AsyncProducer(await self._producer_core(topic, **options))
 
     async def _alert(self, topic: str, text: str) -> None:
@@ -187,9 +205,14 @@ class AsyncClient:
     # --- reading --------------------------------------------------------------------------------
 
     async def _subscription_core(
-        self, topics: str | list[str], put: Callable[[Any], None], **options: Any
+        self,
+        topics: str | list[str],
+        put: Callable[[Any], None],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[StreamOptions],
     ) -> SubscriptionCore:
-        deadline = self._core.deadline(options.pop("timeout", None))
+        deadline = self._core.deadline(timeout)
         check_topics(topics)
         subscription = SubscriptionCore(self._core, topics, put=put, **options)
         try:
@@ -199,14 +222,14 @@ class AsyncClient:
             raise self._core.late("subscribe", deadline.seconds, next(filter(None, refusals), None)) from error
         return subscription
 
-    def subscribe(self, topics: str | list[str], **options: Any) -> Opening[AsyncSubscription]:
+    def subscribe(self, topics: str | list[str], **options: Unpack[SubscribeOptions]) -> Opening[AsyncSubscription]:
         """Messages of one or more topics or patterns, from a position on. Enter it with `async with`, or await it.
 
         Partitions that a `start` by partition does not name are read from their beginning.
         """
         return Opening(self._subscribe(topics, options))
 
-    async def _subscribe(self, topics: str | list[str], options: dict[str, Any]) -> AsyncSubscription:
+    async def _subscribe(self, topics: str | list[str], options: SubscribeOptions) -> AsyncSubscription:
         inbox = AsyncInbox()
         return AsyncSubscription(await self._subscription_core(topics, inbox.put, **options), inbox)
 
@@ -214,8 +237,8 @@ class AsyncClient:
         self,
         topics: str | list[str],
         *,
-        start: Any = "earliest",
-        end: Any = "now",
+        start: Start = "earliest",
+        end: Place = "now",
         partition: int | Iterable[int] | None = None,
         limit: int | None = None,
         stale: Stale = "refuse",
@@ -226,37 +249,76 @@ class AsyncClient:
         While no broker is certain where the committed messages end, it waits, and raises EndUnknown at its deadline.
         With `stale="allow"`, `sure` and `ends` of what it returns say whether it was all, and up to where it goes.
         """
-        options = {"start": start, "end": end, "partition": partition, "stale": stale, "timeout": timeout}
+        options: SubscribeOptions = {
+            "start": start,
+            "end": end,
+            "partition": partition,
+            "stale": stale,
+            "timeout": timeout,
+        }
         return OpeningRead(self._read(topics, limit, options))
 
-    async def _read(self, topics: str | list[str], limit: int | None, options: dict[str, Any]) -> AsyncHistory:
+    async def _read(self, topics: str | list[str], limit: int | None, options: SubscribeOptions) -> AsyncHistory:
         check_limit(limit)
         return AsyncHistory(await self._subscribe(topics, options), limit)
+
+    @overload
+    def topic(self, name: str) -> AsyncPlainTopic: ...
+
+    @overload
+    def topic(
+        self, name: str, type: type[T], *, format: Format = "json", on_error: Literal["raise", "skip"] = "raise"
+    ) -> AsyncTopic[T]: ...
+
+    @overload
+    def topic(
+        self, name: str, type: type[T], *, format: Format = "json", on_error: Literal["raw"]
+    ) -> AsyncTopic[T | bytes | None]: ...
+
+    @overload
+    def topic(
+        self, name: str, type: UnionType, *, format: Format = "json", on_error: OnError = "raise"
+    ) -> AsyncTopic[Any]: ...
 
     def topic(
         self,
         name: str,
         type: Any = None,  # noqa: A002 - the word of the API
         *,
-        format: str = "json",  # noqa: A002 - the same
-        on_error: Any = "raise",
-    ) -> AsyncTopic:
-        """A topic by itself, with typed values if a type is given."""
-        return AsyncTopic(self, name, None if type is None else Codec(type, format, on_error))
+        format: Format = "json",  # noqa: A002 - the same
+        on_error: OnError = "raise",
+    ) -> AsyncPlainTopic | AsyncTopic[Any]:
+        """A topic by itself. With a type its values are of that type, checked when they are published and read.
+
+        A type is a msgspec Struct, a dataclass or a pydantic model. `Order | None` also admits messages without value.
+        """
+        return AsyncPlainTopic(self, name) if type is None else AsyncTopic(self, name, Codec(type, format, on_error))
+
+    async def table(self, name: str, schema: Any = None, *, timeout: float | None = None) -> AsyncTableTopic:
+        """A tabular topic: tables go in, tables come out, each row is a message.
+
+        The schema, a pyarrow.Schema, is registered as the topic's own. It may add nullable columns to the version
+        before; any other change is refused. Without a schema it is the newest that the topic has.
+        """
+        from stentor.client.table import AsyncTableTopic, find_schema
+
+        return AsyncTableTopic(self, await find_schema(self._core, name, schema, timeout))
 
     # --- administration -------------------------------------------------------------------------
 
     async def create_topic(
-        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any
+        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Unpack[TopicOptions]
     ) -> TopicInfo:
         """Make a topic. Settings that are not named are the broker's defaults."""
-        request = messages.CreateTopic(name=name, settings=messages.topic_changes(settings), exist_ok=exist_ok)
+        request = messages.CreateTopic(name=name, settings=messages.topic_changes(dict(settings)), exist_ok=exist_ok)
         described = await self._core.call(request, timeout)
         return described.topic  # type: ignore[no-any-return]
 
-    async def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Any) -> TopicInfo:
+    async def alter_topic(
+        self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicOptions]
+    ) -> TopicInfo:
         """Change settings of a topic."""
-        request = messages.AlterTopic(name=name, changes=messages.topic_changes(changes))
+        request = messages.AlterTopic(name=name, changes=messages.topic_changes(dict(changes)))
         described = await self._core.call(request, timeout)
         return described.topic  # type: ignore[no-any-return]
 
@@ -332,7 +394,7 @@ class AsyncClient:
         await self._core.call(messages.DeleteTopic(name=name), timeout)
 
     async def offsets(
-        self, topic: str, at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+        self, topic: str, at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> Offsets:
         """The offset of a position in each partition.
 
@@ -343,7 +405,7 @@ class AsyncClient:
         return Offsets(found.offsets, sure=found.sure)
 
     async def find_offsets(
-        self, topics: list[str], at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+        self, topics: list[str], at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> dict[str, TopicOffsets]:
         """The offset of a position in each partition of topics or patterns, all asked at once.
 
@@ -437,7 +499,7 @@ def connect_async(
     return Connecting(url, name, timeout, read_from)
 
 
-def known(publishers: dict[tuple[str, str], P], topic: str, ack: str) -> P | None:
+def known(publishers: dict[tuple[str, str], P], topic: str, ack: AckLevel) -> P | None:
     """The shared producer of a topic and an ack level, if there is one."""
     try:
         found = publishers.get((topic, ack))

@@ -37,6 +37,10 @@ for message in history:
 orders = client.topic("orders.typed", type=dict)
 print(orders.name)
 """,
+    "Client.table": """\
+prices = client.table("prices", pa.schema([("name", pa.string()), ("price", pa.float64())]))
+print(prices.schema.names)
+""",
     "Client.create_topic": """\
 made = client.create_topic("orders.us", partitions=4, retention_age_s=7 * 86_400, exist_ok=True)
 print(made.settings.partitions)

@@ -72,6 +72,7 @@ MEANINGS: Final = {
     "replicas": "Number of copies, each on its own broker. 0 means three, or fewer if the cluster is smaller.",
     "retention_age_s": "Messages may be deleted when they are older than this many seconds. None keeps them.",
     "retention_bytes": "The oldest messages of a partition beyond this size may be deleted. None keeps them.",
+    "schema": "A pyarrow.Schema with the columns. None takes the newest that the topic has.",
     "secret": """What only those know who may send under the identity. Without it, $STENTOR_PRODUCER_SECRET.""",
     "segment_bytes": "Size of a segment file; retention deletes whole ones.",
     "stale": """"refuse" waits until a broker is certain where the committed messages end. "allow" takes what is known
@@ -98,6 +99,7 @@ OWN_MEANINGS: Final = {
     "Client.delete_topic": {"name": "The topic's name."},
     "Client.describe_topic": {"name": "The topic's name."},
     "Client.find_topic": {"name": "The topic's name."},
+    "Client.table": {"name": "The topic's name."},
     "Client.topic": {"name": "The topic's name."},
     "Client.find_offsets": {"topics": "A list of topics and patterns."},
     "Client.producer": {"timeout": "How many seconds a message may take to be acknowledged before it is given up."},

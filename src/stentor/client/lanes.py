@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.link import Link
     from stentor.client.message import Receipt
+    from stentor.client.options import AckLevel, Compression
     from stentor.client.selectors import Partitioner
     from stentor.wire.messages import TopicRoute
 
@@ -42,10 +43,10 @@ _FAILURES_KEPT_MAX = 1_000
 _TURN_ROWS = 2 * limits.PRODUCER_TURN_MESSAGES  # rows are flat: value and key
 
 
-def parse_ack(ack: str) -> int:
+def parse_ack(ack: object) -> int:
     """The level that a word names."""
     try:
-        return Ack[ack.upper()]
+        return Ack[ack.upper()]  # type: ignore[attr-defined]
     except (KeyError, AttributeError):
         raise InvalidArgument(
             f"ack={ack!r} is not an acknowledgement level.", hint="Use 'none', 'head', 'quorum' or 'all'."
@@ -91,8 +92,8 @@ class ProducerCore:
         core: ClientCore,
         route: TopicRoute,
         *,
-        ack: str = "all",
-        compression: str | None = None,
+        ack: AckLevel = "all",
+        compression: Compression | None = None,
         batch_messages: int = limits.PRODUCER_BATCH_MESSAGES,
         batch_bytes: int = limits.PRODUCER_BATCH_BYTES,
         buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
@@ -110,6 +111,7 @@ class ProducerCore:
         self.topic_id = route.id
         self.ack = parse_ack(ack)
         self.compression = compression or ""
+        self.schema_id = 0  # the version of the topic's schema that its batches are of, if they hold rows
         self.batch_messages = batch_messages
         self.batch_bytes = batch_bytes
         self.buffer_bytes = buffer_bytes

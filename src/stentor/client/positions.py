@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -11,8 +11,8 @@ from stentor.errors import InvalidArgument
 from stentor.wire.header import OFFSET_MAX
 from stentor.wire.messages import FindOffset
 
-if TYPE_CHECKING:
-    Position = "str | int | datetime | timedelta | Last"
+Word = Literal["earliest", "latest", "now"]
+"""The positions that have a name; the last two mean the same."""
 
 Stale = Literal["refuse", "allow"]
 """Whether a position may be one that the brokers are not certain of: refuse it, or take what they know."""
@@ -25,6 +25,10 @@ class Last(msgspec.Struct, frozen=True):
     """The last n messages of each partition."""
 
     count: int
+
+
+Place = Word | int | datetime | timedelta | Last
+"""Where to start or end: a word, an offset, a moment, a time from now, or the last messages."""
 
 
 def to_microseconds(moment: datetime) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from stentor.client.lanes import OnDelivery, ProducerCore
+    from stentor.client.options import HeadersLike, TimestampLike
     from stentor.wire.batch import Encoded
 
 logger = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class _Face:
             for start in range(0, part.num_rows, rows_max):
                 for index, rows in by_partition(part.slice(start, rows_max), core, partition):
                     lane = core.lanes[index]
-                    for encoded in _encoded(rows, core.compression):
+                    for encoded in _encoded(rows, core.compression, core.schema_id):
                         core.check_open()
                         callbacks = [] if on_delivery is None else [(0, on_delivery, now_us)]
                         lane.add_encoded(encoded, callbacks)
@@ -194,21 +195,21 @@ class _Face:
                         yield core.is_full()
 
 
-def _encoded(rows: Any, compression: str) -> Iterator[Encoded]:
+def _encoded(rows: Any, compression: str, schema_id: int) -> Iterator[Encoded]:
     """Rows as one batch, or as several where a few large messages among small ones make it too large.
 
     Rows that fit are never cut elsewhere than before: a lasting producer must send the same batches again.
     """
     try:
         if rows.num_rows == 1 or rows.nbytes <= limits.BATCH_BYTES_MAX:  # compressed or not: readers expand it
-            yield batch.encode_arrow(rows, compression=compression)
+            yield batch.encode_arrow(rows, compression=compression, schema_id=schema_id)
             return
     except LimitExceeded:
         if rows.num_rows == 1:
             raise
     half = rows.num_rows // 2
-    yield from _encoded(rows.slice(0, half), compression)
-    yield from _encoded(rows.slice(half), compression)
+    yield from _encoded(rows.slice(0, half), compression, schema_id)
+    yield from _encoded(rows.slice(half), compression, schema_id)
 
 
 def _call(work: Callable[[], None]) -> None:
@@ -223,8 +224,8 @@ class Producer(_Face):
         self,
         value: bytes | str | None,
         key: bytes | str | None = None,
-        headers: Any = None,
-        timestamp: Any = None,
+        headers: HeadersLike | None = None,
+        timestamp: TimestampLike | None = None,
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
@@ -331,8 +332,8 @@ class AsyncProducer(_Face):
         self,
         value: bytes | str | None,
         key: bytes | str | None = None,
-        headers: Any = None,
-        timestamp: Any = None,
+        headers: HeadersLike | None = None,
+        timestamp: TimestampLike | None = None,
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:

@@ -12,20 +12,16 @@ were stored holds only messages that nobody has read. Keys may be text, because 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.client.position import Position
-from stentor.client.positions import Last, check_position
+from stentor.client.positions import Place, check_position
 from stentor.core.names import check_topic_name, is_pattern, matches
 from stentor.errors import InvalidArgument, OffsetOutOfRange, PartitionNotFound, TopicReplaced
 
 if TYPE_CHECKING:
     from stentor.wire.messages import TopicRoute
-
-Place = Literal["earliest", "latest", "now"] | int | datetime | timedelta | Last
-"""A start that is the same for all partitions, or that of one of them."""
 
 Start = (
     Place

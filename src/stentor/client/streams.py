@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from stentor.client.deadline import Deadline
     from stentor.client.handed import Handed
     from stentor.client.link import Link
-    from stentor.client.positions import Stale
+    from stentor.client.options import OnSlow
+    from stentor.client.positions import Place, Stale
+    from stentor.client.starts import Start
 
 ALERTS_TOPIC: Final = "_alerts"
 _ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
@@ -139,10 +141,10 @@ class SubscriptionCore:
         core: ClientCore,
         topics: str | list[str],
         *,
-        start: Any = "latest",
-        end: Any = None,
+        start: Start = "latest",
+        end: Place | None = None,
         partition: int | Iterable[int] | None = None,
-        on_slow: str = "catch_up",
+        on_slow: OnSlow = "catch_up",
         max_lag: int | timedelta | None = None,
         stale: Stale = "refuse",
         put: Callable[[Any], None],

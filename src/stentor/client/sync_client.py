@@ -14,7 +14,7 @@ import threading
 import warnings
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from stentor import limits
 from stentor.client.async_client import REASON_S, AsyncClient, known
@@ -23,19 +23,37 @@ from stentor.client.help import explained, explained_function
 from stentor.client.history import History
 from stentor.client.producer import Producer
 from stentor.client.subscription import Subscription
-from stentor.client.typed import Codec, Topic
+from stentor.client.topic import PlainTopic, Topic
+from stentor.client.typed import Codec
 from stentor.errors import Closed, StentorError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping
     from datetime import timedelta
+    from types import UnionType
 
     from stentor.client.async_client import Offsets, TopicOffsets
     from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
-    from stentor.client.positions import Stale
+    from stentor.client.options import (
+        AckLevel,
+        Compression,
+        Format,
+        HeadersLike,
+        OnError,
+        OnSlow,
+        ProducerOptions,
+        SubscribeOptions,
+        TimestampLike,
+        TopicOptions,
+    )
+    from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Partitioner, Selector
+    from stentor.client.starts import Start
+    from stentor.client.table import TableTopic
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
+
+T = TypeVar("T")
 
 _GRACE_S = 5.0  # on top of a call's own deadline, for the loop to report it
 _open_clients: set[Client] = set()  # held: an application may keep only a producer, whose messages must get out
@@ -184,10 +202,10 @@ class Client:
         value: bytes | str | None,
         *,
         key: bytes | str | None = None,
-        headers: Any = None,
-        timestamp: Any = None,
+        headers: HeadersLike | None = None,
+        timestamp: TimestampLike | None = None,
         partition: int | None = None,
-        ack: str = "all",
+        ack: AckLevel = "all",
         timeout: float | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is acknowledged; by default, until it is committed."""
@@ -205,7 +223,7 @@ class Client:
         assert answer.receipt is not None
         return answer.receipt
 
-    def _ready_publisher(self, topic: str, ack: str) -> Producer | None:
+    def _ready_publisher(self, topic: str, ack: AckLevel) -> Producer | None:
         """The shared producer behind `publish`, found without entering the loop; None if none works."""
         if self._core.forked:
             self._core.check_open()
@@ -213,7 +231,7 @@ class Client:
         found = known(self._publishers, topic, ack)
         return None if found is None or self._closed or self._async._stale(found) else found  # noqa: SLF001
 
-    def _publisher(self, topic: str, ack: str, deadline: Deadline) -> Producer:
+    def _publisher(self, topic: str, ack: AckLevel, deadline: Deadline) -> Producer:
         """The same, made if there is none."""
         shared = self._call(self._async._publisher(topic, ack, deadline))  # noqa: SLF001
         found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001
@@ -223,8 +241,8 @@ class Client:
         self,
         topic: str,
         *,
-        ack: str = "all",
-        compression: str | None = None,
+        ack: AckLevel = "all",
+        compression: Compression | None = None,
         batch_messages: int = limits.PRODUCER_BATCH_MESSAGES,
         batch_bytes: int = limits.PRODUCER_BATCH_BYTES,
         buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
@@ -241,7 +259,7 @@ class Client:
         next generation. Only who knows the identity and the `secret` ($STENTOR_PRODUCER_SECRET unless given) may send
         under it; without a secret the identity itself is all there is to know, so choose one that nobody guesses.
         """
-        options = {
+        options: ProducerOptions = {
             "ack": ack,
             "compression": compression,
             "batch_messages": batch_messages,
@@ -261,10 +279,10 @@ class Client:
         self,
         topics: str | list[str],
         *,
-        start: Any = "latest",
-        end: Any = None,
+        start: Start = "latest",
+        end: Place | None = None,
         partition: int | Iterable[int] | None = None,
-        on_slow: str = "catch_up",
+        on_slow: OnSlow = "catch_up",
         max_lag: int | timedelta | None = None,
         stale: Stale = "refuse",
         timeout: float | None = None,
@@ -274,7 +292,7 @@ class Client:
         Partitions that a `start` by partition does not name are read from their beginning.
         """
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        options = {
+        options: SubscribeOptions = {
             "start": start,
             "end": end,
             "partition": partition,
@@ -290,8 +308,8 @@ class Client:
         self,
         topics: str | list[str],
         *,
-        start: Any = "earliest",
-        end: Any = "now",
+        start: Start = "earliest",
+        end: Place = "now",
         partition: int | Iterable[int] | None = None,
         limit: int | None = None,
         stale: Stale = "refuse",
@@ -307,26 +325,57 @@ class Client:
         subscription = self.subscribe(topics, start=start, end=end, partition=partition, stale=stale, timeout=timeout)
         return History(subscription, limit)
 
+    @overload
+    def topic(self, name: str) -> PlainTopic: ...
+
+    @overload
+    def topic(
+        self, name: str, type: type[T], *, format: Format = "json", on_error: Literal["raise", "skip"] = "raise"
+    ) -> Topic[T]: ...
+
+    @overload
+    def topic(
+        self, name: str, type: type[T], *, format: Format = "json", on_error: Literal["raw"]
+    ) -> Topic[T | bytes | None]: ...
+
+    @overload
+    def topic(
+        self, name: str, type: UnionType, *, format: Format = "json", on_error: OnError = "raise"
+    ) -> Topic[Any]: ...
+
     def topic(
         self,
         name: str,
         type: Any = None,  # noqa: A002 - the word of the API
         *,
-        format: str = "json",  # noqa: A002 - the same
-        on_error: Any = "raise",
-    ) -> Topic:
-        """A topic by itself, with typed values if a type is given."""
-        return Topic(self, name, None if type is None else Codec(type, format, on_error))
+        format: Format = "json",  # noqa: A002 - the same
+        on_error: OnError = "raise",
+    ) -> PlainTopic | Topic[Any]:
+        """A topic by itself. With a type its values are of that type, checked when they are published and read.
+
+        A type is a msgspec Struct, a dataclass or a pydantic model. `Order | None` also admits messages without value.
+        """
+        return PlainTopic(self, name) if type is None else Topic(self, name, Codec(type, format, on_error))
+
+    def table(self, name: str, schema: Any = None, *, timeout: float | None = None) -> TableTopic:
+        """A tabular topic: tables go in, tables come out, each row is a message.
+
+        The schema, a pyarrow.Schema, is registered as the topic's own. It may add nullable columns to the version
+        before; any other change is refused. Without a schema it is the newest that the topic has.
+        """
+        from stentor.client.table import TableTopic, find_schema
+
+        return TableTopic(self, self._call(find_schema(self._core, name, schema, timeout)))
 
     # --- administration -------------------------------------------------------------------------
 
     def create_topic(
-        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Any
+        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Unpack[TopicOptions]
     ) -> TopicInfo:
         """Make a topic. Settings that are not named are the broker's defaults."""
         return self._call(self._async.create_topic(name, exist_ok=exist_ok, timeout=timeout, **settings))  # type: ignore[no-any-return]
 
-    def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Any) -> TopicInfo:
+    def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicOptions]) -> TopicInfo:
         """Change settings of a topic."""
         return self._call(self._async.alter_topic(name, timeout=timeout, **changes))  # type: ignore[no-any-return]
 
@@ -354,7 +403,7 @@ class Client:
         self._call(self._async.delete_topic(name, timeout=timeout))
 
     def offsets(
-        self, topic: str, at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+        self, topic: str, at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> Offsets:
         """The offset of a position in each partition.
 
@@ -364,7 +413,7 @@ class Client:
         return self._call(self._async.offsets(topic, at, stale=stale, timeout=timeout))  # type: ignore[no-any-return]
 
     def find_offsets(
-        self, topics: list[str], at: Any = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+        self, topics: list[str], at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> dict[str, TopicOffsets]:
         """The offset of a position in each partition of topics or patterns, with the topics' ids."""
         return self._call(self._async.find_offsets(topics, at, stale=stale, timeout=timeout))  # type: ignore[no-any-return]

@@ -44,6 +44,9 @@ TYPES: Final = {
     "appendedAt": "timestamp",
 }
 DEFAULT: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+TYPED: Final = "typed"
+"""The word that stands for the columns of a topic's own schema (`spark.typed`)."""
+
 _TABLE: Final = "stentor.options"
 BATCH_ROWS: Final = 65_536
 BATCH_BYTES: Final = 8 << 20
@@ -73,6 +76,11 @@ def table_schema(names: Iterable[str], options: dict[str, str]) -> StructType:
         TYPES["headers"]: types.ArrayType(header),
     }
     schema = types.StructType([types.StructField(name, kinds[TYPES[name]]) for name in names])
+    return with_options(schema, options)
+
+
+def with_options(schema: StructType, options: dict[str, str]) -> StructType:
+    """The same schema, with the options of its table in its first column."""
     schema.fields[0].metadata = {_TABLE: json.dumps(options, sort_keys=True)}
     return schema
 
@@ -97,7 +105,7 @@ class Shaper:
     """Makes Spark's batches of one partition's rows, of those columns that are asked for."""
 
     def __init__(self, schema: StructType, topic: str, topic_id: int, partition: int) -> None:
-        self._schema = _arrow_schema(schema)
+        self._schema = spark_arrow_schema(schema)
         constants = {"topic": topic, "partition": partition, "timestampType": 0, "topicId": topic_id}
         self._makers = [_maker(field, constants) for field in self._schema]
 
@@ -119,7 +127,8 @@ class Shaper:
         return pa.RecordBatch.from_arrays([make(gathered) for make in self._makers], schema=self._schema)
 
 
-def _arrow_schema(schema: StructType) -> Any:
+def spark_arrow_schema(schema: StructType) -> Any:
+    """The types that Spark expects of Arrow for this schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:

@@ -7,11 +7,12 @@ import os
 import re
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from stentor.client.convert import allows_stale
+from stentor.client.options import Compression
 from stentor.client.positions import Stale
 from stentor.core.names import check_pattern, check_topic_name
 from stentor.errors import InvalidArgument
@@ -105,7 +106,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     application: str | None = None
     version: int | None = None  # of a batch write that may be repeated
     drop_repeated: bool = False  # epochs that may have other rows than before
-    compression: str | None = None
+    compression: Compression | None = None
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -190,6 +191,19 @@ def _stale(options: _Options, *, streaming: bool) -> Stale:
 def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
     """The columns alone: Spark asks for the schema before it says whether this is a stream."""
     return _columns(_Options(given, _READ, "read"))
+
+
+def topic_options(given: Mapping[str, str]) -> ReadOptions:
+    """Where the topics are, which they are, and what columns are wanted: what a schema depends on."""
+    options = _Options(given, _READ, "read")
+    topics, regex, assigned = _topics(options)
+    return ReadOptions(
+        connection=_connection(options),
+        topics=topics,
+        topic_regex=regex,
+        partitions=assigned,
+        columns=_columns(options),
+    )
 
 
 def _topics(options: _Options) -> tuple[list[str], str | None, dict[str, list[int]] | None]:
@@ -287,11 +301,13 @@ def _columns(options: _Options) -> tuple[str, ...]:
     if options.has("includeHeaders"):
         raise InvalidArgument("columns and includeHeaders exclude each other.", hint="Name headers among the columns.")
     names = tuple(part.strip() for part in options.text("columns").split(",") if part.strip())
+    if names == (columns.TYPED,):
+        return names
     unknown = [name for name in names if name not in columns.TYPES]
     if unknown or not names or len(set(names)) < len(names):
         raise InvalidArgument(
             f"columns={options.text('columns')!r} is not a list of columns of a topic.",
-            hint=f"Choose from {', '.join(columns.TYPES)}, each once.",
+            hint=f"Choose from {', '.join(columns.TYPES)}, each once; or {columns.TYPED}, for those of its schema.",
         )
     return names
 
@@ -327,7 +343,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         application=application,
         version=options.number("txnVersion"),
         drop_repeated=options.flag("dropRepeated", default=False),
-        compression=options.text("compression", "") or None,
+        compression=cast("Compression | None", options.text("compression", "") or None),
     )
 
 

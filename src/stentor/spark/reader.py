@@ -22,6 +22,7 @@ from stentor.spark.columns import Shaper
 from stentor.spark.offsets import OffsetRange, Places
 from stentor.spark.plainly import plainly
 from stentor.spark.topics import Topics
+from stentor.spark.typed import RowShaper
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from stentor.spark.options import ReadOptions
+    from stentor.wire.schemas import SchemaColumn
 
 logger = logging.getLogger(__name__)
 
@@ -61,20 +63,25 @@ def _settle() -> None:
 class _RangeReader:
     """Reads a range of one partition; in a task."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType, typed: list[SchemaColumn] | None = None) -> None:
         self._options = options
         self._schema = schema
+        self._typed = typed  # the topic's own schema, if its rows are read
 
     def read(self, partition: Any) -> Iterator[Any]:
         """Arrow batches of a range."""
         if not isinstance(partition, OffsetRange):
             return  # Spark's own stand-in, when there is nothing to read
         _settle()
-        shaper = Shaper(self._schema, partition.topic, partition.topic_id, partition.partition)
         try:
-            yield from shaper.batches(self._rows(partition))
+            yield from self._shaper(partition).batches(self._rows(partition))
         except StentorError as error:
             raise error.with_traceback(None) from None
+
+    def _shaper(self, part: OffsetRange) -> Shaper | RowShaper:
+        if self._typed is None:
+            return Shaper(self._schema, part.topic, part.topic_id, part.partition)
+        return RowShaper(self._schema, self._typed, part.topic, part.partition)
 
     def _rows(self, part: OffsetRange) -> Iterator[tuple[int, Any]]:
         start = part.start
@@ -102,7 +109,8 @@ class _RangeReader:
         if found.id != part.topic_id:
             raise offsets.recreated(part.topic)
         read = client.read(part.topic, partition=part.partition, start=start, end=part.end)
-        yield from read.offset_batches(appended_at="appendedAt" in self._schema.fieldNames())
+        stamped = self._typed is None and "appendedAt" in self._schema.fieldNames()
+        yield from read.offset_batches(appended_at=stamped)
 
 
 def _lost(part: OffsetRange, start: int, error: StentorError) -> StentorError:
@@ -129,8 +137,8 @@ class TopicReader(_RangeReader, DataSourceReader):
 class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream: from the offsets of its checkpoint on."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
+    def __init__(self, options: ReadOptions, schema: StructType, typed: list[SchemaColumn] | None = None) -> None:
+        super().__init__(options, schema, typed)
         if ReadMaxRows is None and options.rows_per_trigger_max:
             raise InvalidArgument(
                 "maxOffsetsPerTrigger needs PySpark 4.2 or newer.", hint="pip install 'pyspark>=4.2', or leave it out."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from stentor.spark import columns
+from stentor.spark import columns, typed
 from stentor.spark.options import (
     is_table,
     names_topics,
@@ -22,6 +22,7 @@ from stentor.spark.options import (
     read_options,
     table_options,
     to_read,
+    topic_options,
     write_options,
 )
 from stentor.spark.plainly import plainly
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from stentor.spark.options import ReadOptions
+    from stentor.wire.schemas import SchemaColumn
+
 
 class StentorDataSource(DataSource):
     """Topics as tables, Arrow from end to end."""
@@ -49,19 +53,23 @@ class StentorDataSource(DataSource):
     @plainly
     def schema(self) -> str | StructType:
         if not is_table(self.options):
-            return columns.schema_of(read_columns(self.options))
+            names = read_columns(self.options)
+            return self._typed_schema(self.options) if names == (columns.TYPED,) else columns.schema_of(names)
         options = table_options(self.options)
-        return columns.table_schema(read_columns(to_read(options)), options)
+        names = read_columns(to_read(options))
+        if names == (columns.TYPED,):
+            return columns.with_options(self._typed_schema(to_read(options)), options)
+        return columns.table_schema(names, options)
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
-        columns.check_schema(schema)
-        return TopicReader(read_options(self._to_read(schema), streaming=False), schema)
+        options = read_options(self._to_read(schema), streaming=False)
+        return TopicReader(options, schema, self._checked(options, schema))
 
     @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        columns.check_schema(schema)
-        return TopicStreamReader(read_options(self._to_read(schema), streaming=True), schema)
+        options = read_options(self._to_read(schema), streaming=True)
+        return TopicStreamReader(options, schema, self._checked(options, schema))
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -74,6 +82,18 @@ class StentorDataSource(DataSource):
         from stentor.spark.writer import TopicStreamWriter
 
         return TopicStreamWriter(write_options(self.options, streaming=True), schema)
+
+    def _typed_schema(self, given: Mapping[str, str]) -> StructType:
+        return typed.spark_schema(typed.find_columns(topic_options(given)))
+
+    def _checked(self, options: ReadOptions, schema: StructType) -> list[SchemaColumn] | None:
+        """The topic's own schema, where its columns are read; else the columns must be those of messages."""
+        if options.columns != (columns.TYPED,):
+            columns.check_schema(schema)
+            return None
+        found = typed.find_columns(options)
+        typed.check_schema(schema, found)
+        return found
 
     def _to_read(self, schema: StructType) -> Mapping[str, str]:
         """Those of this query; where it names no topic, those of the table, too. Writers get no table's columns."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
+    from stentor.client.options import Compression
     from stentor.client.sync_client import Client
     from stentor.spark.options import WriteOptions
 
@@ -39,7 +40,7 @@ class Done(WriterCommitMessage):
 class _Direct:
     """Rows straight to their topics."""
 
-    def __init__(self, client: Client, compression: str | None) -> None:
+    def __init__(self, client: Client, compression: Compression | None) -> None:
         self._client = client
         self._compression = compression
         self._producers: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from stentor.wire.header import (
     HAS_HEADERS,
     HEADER_BYTES,
     KNOWN_ATTRIBUTES,
+    SCHEMA_SHIFT,
     BatchHeader,
     check_body,
     pack_sealed,
@@ -85,9 +86,10 @@ def encode_at(
     return _encoded(body, count, attributes, timestamp_us, timestamp_us)
 
 
-def encode_arrow(batch: Any, *, compression: str = "") -> Encoded:
-    """Encode a record batch that already has the schema."""
+def encode_arrow(batch: Any, *, compression: str = "", schema_id: int = 0) -> Encoded:
+    """Encode a record batch that already has the columns of a batch."""
     attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
+    attributes |= schema_id << SCHEMA_SHIFT
     if batch.column(3).null_count != batch.num_rows:
         attributes |= HAS_HEADERS
     first, last = arrow_body.time_range(batch)

@@ -18,7 +18,8 @@ seals the header. `span` is the number of offsets the batch covers: equal to `co
 compaction removes messages and keeps the covered range (C23).
 
 Attributes: bits 0..3 body encoding (0 packed rows, 1 Arrow), bits 4..7 compression of the Arrow
-buffers (0 none, 1 lz4, 2 zstd), bit 8 some message has headers; all others are zero.
+buffers (0 none, 1 lz4, 2 zstd), bit 8 some message has headers, bits 16..31 schema id (0: the values are no
+rows of a schema); all others are zero.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ ENCODING_MASK: Final = 0x0F
 COMPRESSION_SHIFT: Final = 4
 COMPRESSION_MASK: Final = 0xF0
 HAS_HEADERS: Final = 0x100
-KNOWN_ATTRIBUTES: Final = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS
+SCHEMA_SHIFT: Final = 16
+SCHEMA_MASK: Final = 0xFFFF0000
+KNOWN_ATTRIBUTES: Final = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS | SCHEMA_MASK
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
@@ -98,6 +101,11 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     @property
     def compression(self) -> int:
         return (self.attributes & COMPRESSION_MASK) >> COMPRESSION_SHIFT
+
+    @property
+    def schema_id(self) -> int:
+        """The version of its topic's schema that its rows are of; 0 without one."""
+        return self.attributes >> SCHEMA_SHIFT
 
 
 def pack_sealed(*fields: int) -> bytearray:

@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from stentor import limits
 from stentor.errors import InvalidArgument, ProtocolError, StentorError, from_wire
+from stentor.wire.schemas import Columns
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 # MessagePack integers end at 64 bits; offsets and ids stay in the signed half.
@@ -178,6 +179,7 @@ class TopicInfo(Struct, frozen=True):
     id: int
     settings: TopicSettings
     partitions: list[PartitionInfo] = []
+    schemas: list[Columns] = []  # all versions, the first is 1; only where one topic is described
 
 
 class CreateTopic(Tagged, frozen=True):
@@ -194,6 +196,13 @@ class AlterTopic(Tagged, frozen=True):
 
     name: Name
     changes: TopicChanges
+
+
+class RegisterSchema(Tagged, frozen=True):
+    """Answer: TopicDescribed. The schema is the next version of the topic's, unless it is one of its versions."""
+
+    name: Name
+    columns: Columns
 
 
 class DeleteTopic(Tagged, frozen=True):
@@ -446,6 +455,7 @@ class UseProducer(Tagged, frozen=True):
 Request = (
     CreateTopic
     | AlterTopic
+    | RegisterSchema
     | DeleteTopic
     | DescribeTopic
     | ListTopics

@@ -8,6 +8,7 @@ import re
 import textwrap
 from datetime import timedelta
 
+import pyarrow
 import pyarrow as pa
 import pytest
 
@@ -134,6 +135,7 @@ def names(**more):
         "stentor": stentor,
         "json": json,
         "timedelta": timedelta,
+        "pa": pyarrow,
         "pyarrow": pa,
         "print": lambda *_: None,
         **more,

@@ -6,6 +6,7 @@ import pytest
 from stentor import errors, limits
 from stentor.errors import ProtocolError, StentorError
 from stentor.wire import frames, messages
+from stentor.wire.schemas import SchemaColumn
 
 INFO = messages.BrokerInfo(id="b", cluster_id="c", version="1", address="h:1")
 SETTINGS = messages.TopicSettings(partitions=3)
@@ -16,6 +17,7 @@ ROUTE = messages.TopicRoute(
 REQUESTS = [
     messages.CreateTopic(name="t", settings=messages.TopicChanges(partitions=3), exist_ok=True),
     messages.AlterTopic(name="t", changes=messages.TopicChanges(retention_bytes=None)),
+    messages.RegisterSchema(name="t", columns=[SchemaColumn(name="n", type="int64")]),
     messages.DeleteTopic(name="t"),
     messages.DescribeTopic(name="t"),
     messages.ListTopics(pattern="a.>"),

@@ -1,0 +1,118 @@
+"""The words and options of public calls, as types: what a type checker and an editor know of them.
+
+Every word is also checked while the program runs, by whoever takes it; these types only say it earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from stentor.client.positions import Place, Stale
+    from stentor.client.selectors import Partitioner
+    from stentor.client.starts import Start
+    from stentor.wire.messages import Flush, Placement
+
+AckLevel = Literal["none", "head", "quorum", "all"]
+"""When a message counts as published: handed to the socket, taken by the head, by a majority, by the whole chain."""
+
+Compression = Literal["lz4", "zstd"]
+"""How a producer compresses its batches."""
+
+OnSlow = Literal["catch_up", "raise", "skip", "disconnect"]
+"""What a subscription does once it is further behind than `max_lag`."""
+
+OnError = Literal["raise", "skip", "raw"]
+"""What a typed topic does with a stored value that does not fit: raise, leave it out, or hand out its bytes."""
+
+Format = Literal["json", "msgpack"]
+"""How a typed topic writes its values."""
+
+HeadersLike = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
+"""Headers of a message: a mapping, or pairs if a key repeats."""
+
+TimestampLike = datetime | int
+"""The time of a message: a datetime, or microseconds since 1970, UTC."""
+
+
+class SendOptions(TypedDict, total=False):
+    """What may be said of one message besides its value and key."""
+
+    headers: HeadersLike | None
+    timestamp: TimestampLike | None
+    partition: int | None
+
+
+class PublishOptions(SendOptions, total=False):
+    """The same for a publish, which waits for its answer."""
+
+    key: bytes | str | None
+    ack: AckLevel
+    timeout: float | None
+
+
+class ProducerOptions(TypedDict, total=False):
+    """How a producer gathers and sends; see Client.producer."""
+
+    ack: AckLevel
+    compression: Compression | None
+    batch_messages: int
+    batch_bytes: int
+    buffer_bytes: int
+    timeout: float | None
+    partitioner: Partitioner | None
+    identity: str | None
+    secret: str | None
+    generation: int
+
+
+class StreamOptions(TypedDict, total=False):
+    """What a subscription reads, and what it does when it is slow; see Client.subscribe."""
+
+    start: Start
+    end: Place | None
+    partition: int | Iterable[int] | None
+    on_slow: OnSlow
+    max_lag: int | timedelta | None
+    stale: Stale
+
+
+class SubscribeOptions(StreamOptions, total=False):
+    """The same with the deadline of the call."""
+
+    timeout: float | None
+
+
+class ReadOptions(TypedDict, total=False):
+    """What a bounded read reads; see Client.read."""
+
+    start: Start
+    end: Place
+    partition: int | Iterable[int] | None
+    limit: int | None
+    stale: Stale
+    timeout: float | None
+
+
+class OffsetsOptions(TypedDict, total=False):
+    """How a position is looked up; see Client.offsets."""
+
+    stale: Stale
+    timeout: float | None
+
+
+class TopicOptions(TypedDict, total=False):
+    """Settings of a topic, those that somebody names; their meaning and defaults are those of TopicSettings."""
+
+    partitions: int
+    flush: Flush
+    flush_interval_ms: int
+    replicas: int
+    min_replicas: int
+    placement: Placement
+    retention_age_s: int | None
+    retention_bytes: int | None
+    keep_unrecorded: bool
+    segment_bytes: int
