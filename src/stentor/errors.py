@@ -2,6 +2,7 @@
 
     StentorError
     ├── InvalidArgument          the call itself is wrong (a name, a number, a type)
+    │   └── MissingPackage       an optional package that this needs is not installed (also an ImportError)
     ├── Closed                   the object was closed before or during the call
     ├── ForkDetected             a client was carried into a forked process
     ├── DeadlineExceeded         no answer in time (also a TimeoutError)
@@ -84,6 +85,10 @@ def _rebuild(
 
 class InvalidArgument(StentorError, ValueError):
     code = "invalid_argument"
+
+
+class MissingPackage(InvalidArgument, ImportError):
+    code = "missing_package"
 
 
 class Closed(StentorError):
