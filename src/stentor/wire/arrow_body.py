@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -38,7 +39,7 @@ SCHEMA: Final = pa.schema(
 _END_OF_STREAM_BYTES: Final = 8
 _I64: Final = struct.Struct("<q")
 
-_no_headers = pa.nulls(1024, HEADER_TYPE)
+_NO_PAIRS: Final = pa.array([], HEADER_TYPE.value_type)
 
 
 def timestamps_array(timestamps: Sequence[int]) -> Any:
@@ -48,13 +49,15 @@ def timestamps_array(timestamps: Sequence[int]) -> Any:
 
 
 def headers_array(headers: Sequence[Headers | None] | None, count: int) -> Any:
-    """Headers as an Arrow column; nulls come from a shared array."""
-    global _no_headers  # noqa: PLW0603 - a cache of nulls, shared by every producer of the process
-    if headers is not None:
-        return pa.array(headers, HEADER_TYPE)
-    if count > len(_no_headers):
-        _no_headers = pa.nulls(count, HEADER_TYPE)
-    return _no_headers.slice(0, count)
+    """Headers as an Arrow column."""
+    return _no_headers(count) if headers is None else pa.array(headers, HEADER_TYPE)
+
+
+@lru_cache(maxsize=64)
+def _no_headers(count: int) -> Any:
+    """As few bytes as can be. `pa.nulls` has offsets for keys and values that are not there, and they would be sent."""
+    buffers = [pa.py_buffer(bytes(count + 7 >> 3)), pa.py_buffer(bytes(4 * count + 4))]
+    return pa.Array.from_buffers(HEADER_TYPE, count, buffers, null_count=count, children=[_NO_PAIRS])
 
 
 def record_batch(
