@@ -1,6 +1,6 @@
 """What a client does without pyarrow, as a program: `python light_client.py URL`. The tests run it.
 
-The broker holds a topic `arrow`, written as Arrow by a client that has pyarrow, and a topic `lz4`, written compressed.
+Before, a client that has pyarrow must `fill` the broker.
 """
 
 from __future__ import annotations
@@ -12,6 +12,15 @@ import stentor
 
 MANY = 5000  # several batches, far above what is sent as packed rows
 HEAVY = {"aiohttp", "cryptography", "numpy", "pandas", "prometheus_client", "pyarrow", "rich", "typer"}
+
+
+def fill(url: str) -> None:
+    """A topic `arrow`, and the same compressed as `lz4`."""
+    with stentor.connect(url) as client:
+        for topic, compression in (("arrow", None), ("lz4", "lz4")):
+            with client.producer(topic, compression=compression) as producer:
+                for i in range(1000):
+                    producer.send(b"value %d" % i, key=b"key%d" % i, headers={"h": b"%d" % i})
 
 
 def rows(prefix: str) -> list[tuple[bytes, bytes | None]]:

@@ -1,5 +1,6 @@
 """Messages need no pyarrow: neither loaded, nor installed."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,7 @@ PROGRAM = Path(__file__).with_name("light_client.py")
 @pytest.fixture(scope="module")
 def local():
     with broker() as started:
-        with started.client() as client:
-            for topic, compression in (("arrow", None), ("lz4", "lz4")):
-                with client.producer(topic, compression=compression) as producer:
-                    for i in range(1000):
-                        producer.send(b"value %d" % i, key=b"key%d" % i, headers={"h": b"%d" % i})
+        runpy.run_path(str(PROGRAM))["fill"](started.url)
         yield started
 
 
