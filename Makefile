@@ -20,7 +20,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory crowd partitions recovery fuzz simulate simulate-product simulate-campaign docs clean
+.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory crowd partitions weight recovery fuzz simulate simulate-product simulate-campaign docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,7 +58,7 @@ test-long: $(VENV)/.dev packages ## the tests that take minutes each: killed Spa
 	@$(PIP) -c requirements/dev.txt 'pyspark[pipelines]'
 	@$(PYTHON) -m pytest -m long $(ARGS)
 
-packages: ## Debian packages that tests of clusters need (HAProxy, ip, iptables, strace), as root
+packages: ## Debian packages that tests of clusters need (HAProxy, nginx, ip, iptables, strace, faketime), as root
 	@scripts/debian-packages
 
 check: $(VENV)/.dev ## lint, format, types, layers
@@ -87,7 +87,8 @@ docs: $(VENV)/.dev ## write the generated references in docs/ and check the docu
 
 # ---------------------------------------------------------------- measure
 
-bench: $(VENV)/.bench ## the comparison with the peers (QUICK=1: at most three minutes)
+bench: $(VENV)/.bench ## the comparison with the peers (QUICK=1: at most three minutes); as root it installs Redis
+	@scripts/debian-packages bench
 	@$(PYTHON) -m bench $(if $(QUICK),--quick) $(ARGS)
 
 crash: $(VENV)/.bench ## kill -9 while publishing, ROUNDS=50 times; nothing acknowledged is lost
@@ -116,6 +117,9 @@ crowd: $(VENV)/.bench ## the broker's memory, and a client's latency, beside 2,2
 
 partitions: $(VENV)/.bench $(VENV)/.dev ## 1,000 to 10,000 partitions: made, listed, scraped, restarted (ARGS="--brokers 3": with a failover)
 	@$(PYTHON) -m bench.partitions $(ARGS)
+
+weight: $(VENV)/.made ## what installations weigh, and what starting them costs (ARGS="--beside TREE")
+	@$(PYTHON) -m bench.weight $(ARGS)
 
 recovery: $(VENV)/.bench ## time until ready after a crash with 10 GB of log
 	@$(PYTHON) -m bench.recovery $(ARGS)

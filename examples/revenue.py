@@ -1,22 +1,26 @@
-"""Revenue per minute and country, from a topic of orders to a topic of totals, with Spark.
+"""Revenue per ten minutes and country, from a topic of orders to a topic of totals, with Spark.
 
-Run it against a broker (`make run`): python examples/revenue.py [where to put the plot.png]
-It publishes an hour of orders, lets Spark sum them up in a stream that is exact once, and reads the totals back.
+Run it against a broker (`make run`) in an environment with the extra `spark`: python examples/revenue.py [plot.png]
+It publishes an hour of orders to a topic of its own, lets Spark sum them up in a stream that writes every total once,
+reads the totals back, and deletes the two topics that it made. With the name of a file it draws them; that needs
+matplotlib.
 """
 
 import json
 import random
+import secrets
 import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pyspark.sql import functions as f
-
 import stentor
-from stentor.spark import parse_json, session, to_json_value
+from stentor.spark import parse_json, session, to_json_value  # first: without PySpark it says what to install
 
-ORDERS, REVENUE = "shop.orders", "shop.revenue"
+from pyspark.sql import functions as f  # isort: skip
+
+RUN = secrets.token_hex(4)  # topics of the same names may hold somebody's orders
+ORDERS, REVENUE = f"example.{RUN}.orders", f"example.{RUN}.revenue"
 START = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
@@ -36,7 +40,7 @@ def publish_orders(client: stentor.Client) -> float:
 def main() -> None:
     with stentor.connect() as client:
         for topic in (ORDERS, REVENUE):
-            client.create_topic(topic, exist_ok=True, partitions=2)
+            client.create_topic(topic, partitions=2)
         bought = publish_orders(client)
 
     spark = session("local[2]", app="revenue", ui=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts"), str(ROOT)]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +138,10 @@ def result_table(name: str) -> str:
 
 
 PARTS.update(
-    {name: partial(result_table, name) for name in ("speed", "replicas", "scaling", "failover", "useless", "spark")}
+    {
+        name: partial(result_table, name)
+        for name in ("speed", "replicas", "scaling", "failover", "useless", "spark", "weight")
+    }
 )
 
 

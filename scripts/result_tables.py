@@ -117,3 +117,10 @@ def _gap(row: dict[str, Any] | None) -> str:
     if row is None:
         return "not measured"
     return f"{row['gap_s_p50']:.2f} s, worst of {row['repetitions']}: {row['gap_s_max']:.2f} s"
+
+
+def weight() -> str:
+    """What installations weigh, and what starting them costs."""
+    from bench.weight import table
+
+    return table(_load("weight.json")) + "\n"

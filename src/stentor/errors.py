@@ -2,7 +2,8 @@
 
     StentorError
     ├── InvalidArgument          the call itself is wrong (a name, a number, a type)
-    │   └── SchemaRefused        a schema, or the rows of one, is not what its topic takes
+    │   ├── SchemaRefused        a schema, or the rows of one, is not what its topic takes
+    │   └── MissingPackage       an optional package that this needs is not installed (also an ImportError)
     ├── Closed                   the object was closed before or during the call
     ├── ForkDetected             a client was carried into a forked process
     ├── DeadlineExceeded         no answer in time (also a TimeoutError)
@@ -98,7 +99,21 @@ class InvalidArgument(StentorError, ValueError):
 
 
 class SchemaRefused(InvalidArgument):
+    """A schema changes more than it may, or the rows of a tabular topic are not of a schema that the topic has.
+
+    Add nullable columns only; for any other change make another topic. The text names the difference.
+    """
+
     code = "schema_refused"
+
+
+class MissingPackage(InvalidArgument, ImportError):
+    """An optional package that this call needs is not installed. It is also an `ImportError`.
+
+    Install what the text names.
+    """
+
+    code = "missing_package"
 
 
 class Closed(StentorError):

@@ -114,7 +114,7 @@ def test_a_python_block_runs_as_it_stands(code, prints, shop, monkeypatch, tmp_p
 def test_a_block_of_tests_passes_under_pytest(code, prints, tmp_path):
     file = tmp_path / "test_block.py"
     file.write_text(code, encoding="utf-8")
-    plugin = [] if entry_points(group="pytest11", name="stentor") else ["-p", "stentor.testing.plugin"]
+    plugin = [] if entry_points(group="pytest11", name="stentor") else ["-p", "stentor.pytest_plugin"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, str(file)],
         cwd=tmp_path,

@@ -17,7 +17,7 @@ from stentor.broker import requests
 from stentor.broker.session import Session
 from stentor.core.peers import PartitionMessage
 from stentor.testing import broker
-from stentor.wire import arrow_body, batch, frames, header, messages, peer, rows, schemas
+from stentor.wire import arrow_body, arrow_message, batch, frames, header, messages, peer, rows, schemas
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -232,9 +232,9 @@ def test_the_arrow_schema_is_as_the_table_says():
         (row[0].strip("`"), row[1].strip("`"), row[2] == "yes") for row in table(section("Arrow body"), "column")
     ]
     assert documented == [(field.name, str(field.type), field.nullable) for field in arrow_body.SCHEMA]
-    assert arrow_body.COMPRESSIONS == ("", "lz4", "zstd")
-    assert f"{arrow_body._NODE_COUNT} field nodes and {arrow_body._BUFFER_COUNT} buffers" in section("Arrow body")
-    assert f"at most {arrow_body._METADATA_BYTES_MAX} bytes" in section("Arrow body")
+    assert arrow_message.COMPRESSIONS == ("", "lz4", "zstd")
+    assert f"{arrow_message.NODE_COUNT} field nodes and {arrow_message.BUFFER_COUNT} buffers" in section("Arrow body")
+    assert f"at most {arrow_message.METADATA_BYTES_MAX} bytes" in section("Arrow body")
 
 
 # --- errors -------------------------------------------------------------------------------------

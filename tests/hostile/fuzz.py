@@ -43,9 +43,9 @@ from stentor.errors import CorruptData, InvalidArgument, NotReady, PartitionNotF
 from stentor.storage.model import LogSlice, LogStatistics
 from stentor.transport.budget import ReceiveBudget
 from stentor.transport.sparing import SparingLog
-from stentor.wire import arrow_body, batch, frames, messages, peer, runs
+from stentor.wire import arrow_body, arrow_message, batch, frames, messages, peer, plain_body, runs
 from stentor.wire.frames import Kind
-from stentor.wire.header import HEADER_BYTES, check_header, seal, stamp, unpack
+from stentor.wire.header import ENCODING_ARROW, HEADER_BYTES, check_header, seal, stamp, unpack
 
 TOPIC_ID = 0xA11CE
 NOW_US = 1_700_000_000_000_000
@@ -231,6 +231,7 @@ def reseal(data: bytearray) -> None:
 def read_everything(chunk: bytes, count: int | None) -> None:
     """What a consumer can do with a delivery: messages one by one, and Arrow."""
     read_run(chunk)
+    read_plainly(chunk, count)
     seen = 0
     for run in decode_messages(chunk, "t", 0, 0, None):
         for message in run.messages:
@@ -247,6 +248,19 @@ def read_everything(chunk: bytes, count: int | None) -> None:
         rows += found.num_rows
     if count is not None and not seen == rows == count:
         raise Finding(f"{count} messages were accepted, {seen} and {rows} were read")
+
+
+def read_plainly(chunk: bytes, count: int | None) -> None:
+    """An Arrow body as clients without pyarrow read it: what the head accepted is the same to both."""
+    header = check_header(chunk)
+    body = memoryview(chunk)[HEADER_BYTES : header.length]
+    if header.encoding != ENCODING_ARROW or (contents := arrow_message.read(body, header.count)).compression:
+        return
+    times, *others = plain_body.columns(body, contents)
+    if count is not None:
+        wanted, *expected = arrow_body.columns(arrow_body.decode(body, count))
+        if list(times) != list(wanted) or others != expected:
+            raise Finding("pyarrow and plain Python read different messages from one body")
 
 
 def read_run(chunk: bytes) -> None:

@@ -56,7 +56,7 @@ from stentor.storage.directory import (
 )
 from stentor.storage.files import atomic_write
 from stentor.storage.identity import settle_broker_id
-from stentor.wire import messages
+from stentor.wire import bodies, messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,6 +142,7 @@ class Broker:
 
     async def _start(self) -> None:
         began = time.monotonic()
+        bodies.arrow("A broker")  # loaded now, so that the first batch does not wait for it
         path = Path(self.config.data_directory)
         self._directory = directory = DataDirectory(path)
         self.syncs = self.disk_threads(self.loop, threads=_SYNC_THREADS, name="sync")

@@ -25,7 +25,7 @@ from stentor.client.handed import Run
 from stentor.client.message import Block, Message
 from stentor.errors import CorruptData
 from stentor.wire import batch as wire_batch
-from stentor.wire import runs
+from stentor.wire import bodies
 from stentor.wire.header import CHECKED_FROM, ENCODING_ROWS, HEADER_BYTES, MAGIC, check_header
 from stentor.wire.rows import ROW
 
@@ -217,6 +217,9 @@ def offset_batches(
 
     Batches come as they were stored, but runs of packed rows are joined.
     """
+    bodies.arrow("Arrow")
+    from stentor.wire import runs
+
     end, alone_before = len(chunk), 0
     while position < end:
         header = check_header(chunk, position)

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
+from stentor.client.arrow import tables
 from stentor.client.help import explained
-from stentor.client.tables import to_pandas, to_polars, to_table
 from stentor.errors import Closed
 
 if TYPE_CHECKING:
@@ -99,15 +99,15 @@ class History(_Bounded):
 
     def to_arrow(self) -> Any:
         """A pyarrow.Table."""
-        return to_table(self.batches())
+        return tables().to_table(self.batches())
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame."""
-        return to_pandas(self.to_arrow())
+        return tables().to_pandas(self.to_arrow())
 
     def to_polars(self) -> Any:
         """A polars.DataFrame."""
-        return to_polars(self.to_arrow())
+        return tables().to_polars(self.to_arrow())
 
     def close(self) -> None:
         """End it before its end; a read that was read to its end is closed."""
@@ -163,15 +163,15 @@ class AsyncHistory(_Bounded):
 
     async def to_arrow(self) -> Any:
         """A pyarrow.Table."""
-        return to_table([batch async for batch in self.batches()])
+        return tables().to_table([batch async for batch in self.batches()])
 
     async def to_pandas(self) -> Any:
         """A pandas.DataFrame."""
-        return to_pandas(await self.to_arrow())
+        return tables().to_pandas(await self.to_arrow())
 
     async def to_polars(self) -> Any:
         """A polars.DataFrame."""
-        return to_polars(await self.to_arrow())
+        return tables().to_polars(await self.to_arrow())
 
     async def close(self) -> None:
         """End it before its end; a read that was read to its end is closed."""

@@ -20,7 +20,8 @@ from stentor import limits
 from stentor.client.identity import check_generation, producer_of
 from stentor.client.lane import FailedBatch, Lane, Sent
 from stentor.errors import Closed, InvalidArgument, PublishError, StentorError
-from stentor.wire import arrow_body
+from stentor.wire import bodies
+from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.frames import Ack
 
 if TYPE_CHECKING:
@@ -54,8 +55,10 @@ def parse_ack(ack: object) -> int:
 
 
 def _check_batches(compression: object, batch_messages: object, batch_bytes: object) -> None:
-    if (compression or "") not in arrow_body.COMPRESSIONS:
+    if (compression or "") not in COMPRESSIONS:
         raise InvalidArgument(f"compression={compression!r} is unknown.", hint="Use 'lz4', 'zstd' or None.")
+    if compression:
+        bodies.arrow("Compression")
     if not (
         _is_up_to(limits.BATCH_MESSAGES_MAX, batch_messages) and _is_up_to(limits.BATCH_BYTES_MAX // 2, batch_bytes)
     ):

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 from zlib import crc32
 
 from stentor import limits
+from stentor.client.arrow import tables
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
 from stentor.client.help import explained
 from stentor.client.identity import by_partition
 from stentor.client.lane import Extra, Lane
-from stentor.client.tables import as_batches, check_sizes, conform
 from stentor.errors import InvalidArgument, LimitExceeded, StentorError
 from stentor.wire import batch
 from stentor.wire.batch import check_message
@@ -177,10 +177,11 @@ class _Face:
         """Yield after each sealed batch whether the sender must wait now."""
         core = self._core
         now_us = time.time_ns() // 1000
-        parts = [(part.nbytes, conform(part, now_us)) for part in as_batches(data)]
+        arrow = tables()
+        parts = [(part.nbytes, arrow.conform(part, now_us)) for part in arrow.as_batches(data)]
         before = 0
         for _, part in parts:  # before anything is sent
-            check_sizes(part, rows_before=before)
+            arrow.check_sizes(part, rows_before=before)
             before += part.num_rows
         for size, part in parts:
             rows_max = max(1, int(part.num_rows * core.batch_bytes * 2 / max(1, size)))

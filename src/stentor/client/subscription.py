@@ -24,13 +24,12 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
+from stentor.client.arrow import row_decoder, tables
 from stentor.client.deadline import Deadline
 from stentor.client.decode import decode_messages, offset_batches, position_of
 from stentor.client.handed import Handed
 from stentor.client.help import explained
-from stentor.client.stamped import stamped_batches
-from stentor.client.tables import with_position
-from stentor.errors import Closed, CorruptData, DeadlineExceeded, SlowSubscriber, StentorError
+from stentor.errors import Closed, CorruptData, DeadlineExceeded, MissingPackage, SlowSubscriber, StentorError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -113,6 +112,9 @@ class _Face:
         except CorruptData as error:
             error.object = f"{reader.topic}/{reader.partition}"
             raise self._damaged(delivery, error) from error
+        except MissingPackage as error:
+            self._end(error)  # or the next call would go on behind what could not be read
+            raise
         reader.taken = delivery.next_offset
 
     def _damaged(self, delivery: Delivery, error: StentorError) -> StentorError:
@@ -360,15 +362,17 @@ class Subscription(_Face):
 
     def batches(self) -> Iterator[Any]:
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
+        with_position = tables().with_position
         while (found := self._take_rows(Deadline(self._patience_s))) is not None:
-            yield _with_position(*found)
+            reader, first, rows = found
+            yield with_position(rows, reader.topic, reader.partition, first)
 
     def offset_batches(self, *, appended_at: bool = False) -> Iterator[tuple[int, Any]]:
         """The offset of the first message, and a pyarrow.RecordBatch of timestamp, key, value, headers and, if asked
         for, appended_at; the offsets of its messages follow one by one. Small batches are joined; others come as they
         were stored. For subscriptions of one partition, where nobody needs to be told which.
         """
-        self._row_decoder = stamped_batches if appended_at else offset_batches
+        self._row_decoder = row_decoder(appended_at=appended_at)
         while (found := self._take_rows(Deadline(self._patience_s))) is not None:
             yield found[1:]
 
@@ -544,12 +548,14 @@ class AsyncSubscription(_Face):
     async def batches(self) -> AsyncIterator[Any]:
         """The same as pyarrow.RecordBatch."""
         self._check_process()
+        with_position = tables().with_position
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
-            yield _with_position(*found)
+            reader, first, rows = found
+            yield with_position(rows, reader.topic, reader.partition, first)
 
     async def offset_batches(self, *, appended_at: bool = False) -> AsyncIterator[tuple[int, Any]]:
         """The same without topic and partition; see Subscription.offset_batches."""
-        self._row_decoder = stamped_batches if appended_at else offset_batches
+        self._row_decoder = row_decoder(appended_at=appended_at)
         self._check_process()
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
             yield found[1:]
@@ -564,7 +570,3 @@ class AsyncSubscription(_Face):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _with_position(reader: Reader, first_offset: int, rows: Any) -> Any:
-    return with_position(rows, reader.topic, reader.partition, first_offset)

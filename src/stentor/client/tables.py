@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from stentor import limits
-from stentor.errors import InvalidArgument, LimitExceeded
+from stentor.errors import InvalidArgument, LimitExceeded, MissingPackage
 from stentor.wire.arrow_body import SCHEMA
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def to_polars(table: Any) -> Any:
     try:
         import polars as pl
     except ImportError as error:
-        raise InvalidArgument("polars is not installed.", hint="pip install 'stentor[polars]'") from error
+        raise MissingPackage("polars is not installed.", hint="pip install 'polars>=1.20'") from error
     return pl.from_arrow(table)
 
 
@@ -71,7 +71,7 @@ def to_pandas(table: Any) -> Any:
     try:
         import pandas as _  # noqa: F401, ICN001 - only to give a better error than pyarrow's
     except ImportError as error:
-        raise InvalidArgument("pandas is not installed.", hint="pip install 'stentor[pandas]'") from error
+        raise MissingPackage("pandas is not installed.", hint="pip install 'pandas>=2.2'") from error
     return table.to_pandas()
 
 

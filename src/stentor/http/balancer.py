@@ -107,7 +107,8 @@ def _haproxy(brokers: Sequence[Backend], host: str, port: int) -> str:
 
 
 _NGINX: Final = """\
-# Stentor behind nginx: TCP. Check with `nginx -t -c FILE`, start with `nginx -c FILE`.
+# Stentor behind nginx: TCP. Check with `nginx -t -c FILE`, start with `nginx -c FILE`. It needs nginx's stream module,
+# which is a package of its own in Debian: libnginx-mod-stream.
 #
 # nginx notices by itself that a broker takes no connections, and leaves it out for a while. Only NGINX Plus can ask
 # a broker whether it is ready: there, take the # away from the lines below. HAProxy does so as it is.

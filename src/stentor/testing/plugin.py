@@ -1,38 +1,5 @@
-"""pytest fixtures, registered by installing Stentor."""
+"""The former place of the pytest plugin, which environments name that were made before it moved."""
 
-from __future__ import annotations
+from stentor.pytest_plugin import stentor_broker, stentor_client, stentor_cluster
 
-from typing import TYPE_CHECKING
-
-import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stentor import Client
-    from stentor.testing import LocalBroker, LocalCluster
-
-
-@pytest.fixture
-def stentor_broker() -> Iterator[LocalBroker]:
-    """A real broker, for this test alone."""
-    from stentor.testing import broker
-
-    with broker() as local:
-        yield local
-
-
-@pytest.fixture
-def stentor_client(stentor_broker: LocalBroker) -> Iterator[Client]:
-    """A client connected to `stentor_broker`."""
-    with stentor_broker.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def stentor_cluster() -> Iterator[LocalCluster]:
-    """A real cluster of three brokers and an etcd, for the tests of one module; `mend()` repairs what a test broke."""
-    from stentor.testing import cluster
-
-    with cluster(brokers=3) as local:
-        yield local
+__all__ = ["stentor_broker", "stentor_client", "stentor_cluster"]

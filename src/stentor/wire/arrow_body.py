@@ -1,33 +1,23 @@
 """The Arrow body of a batch: one IPC record batch message of a fixed schema, without the schema.
 
 The schema is the one Spark accepts without a cast, so a batch that a producer encodes is a table
-slice everywhere else.
-
-A hostile body must not hurt anyone who reads it. pyarrow verifies the flatbuffer and `validate`
-checks the offsets; what neither bounds is how many columns and buffers there are, how many headers
-they claim to hold, and what a compressed buffer claims to expand to, so `guard` walks the message's
-metadata first:
-
-    ├ 0xFFFFFFFF ┼ metadata length i32 ┼ flatbuffer Message{RecordBatch{length, nodes, buffers,
-      compression}} ┼ padding ┼ buffers … ┤      a compressed buffer starts with its real size, i64
+slice everywhere else. What its metadata may say is checked by `arrow_message`, before pyarrow reads it.
 """
 
 from __future__ import annotations
 
 import array
-import functools
-import operator
 import struct
-from operator import add, gt
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument
+from stentor.wire.arrow_message import compressed, guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from stentor.wire.rows import Columns, Headers
 
@@ -46,28 +36,10 @@ SCHEMA: Final = pa.schema(
         pa.field("headers", HEADER_TYPE),
     ]
 )
-COMPRESSIONS: Final = ("", "lz4", "zstd")
-
-_METADATA_BYTES_MAX: Final = 4096  # it takes about 500 bytes; more is not ours
-_METADATA_V5: Final = 4
-_RECORD_BATCH: Final = 3
-
-# Arrow lays nested columns out depth first: timestamp, key, value, headers, then the headers' struct, key
-# and value. Buffers are validity and data for timestamp; validity, offsets and data for each binary or
-# string; validity and offsets for the list; validity for the struct.
-_COLUMNS: Final = 4
-_NODE_COUNT: Final = 7
-_BUFFER_COUNT: Final = 2 + 3 + 3 + 2 + 1 + 3 + 3
-_NODES: Final = struct.Struct(f"<{2 * _NODE_COUNT}q")  # (length, null count) of each
-_BUFFERS: Final = struct.Struct(f"<{2 * _BUFFER_COUNT}q")  # (offset, length) of each
-
 _END_OF_STREAM_BYTES: Final = 8
-_CONTINUATION: Final = b"\xff\xff\xff\xff"
-_U16: Final = struct.Struct("<H")
-_I32: Final = struct.Struct("<i")
 _I64: Final = struct.Struct("<q")
 
-_no_headers = pa.nulls(1024, HEADER_TYPE)
+_NO_PAIRS: Final = pa.array([], HEADER_TYPE.value_type)
 
 
 def timestamps_array(timestamps: Sequence[int]) -> Any:
@@ -77,13 +49,15 @@ def timestamps_array(timestamps: Sequence[int]) -> Any:
 
 
 def headers_array(headers: Sequence[Headers | None] | None, count: int) -> Any:
-    """Headers as an Arrow column; nulls come from a shared array."""
-    global _no_headers  # noqa: PLW0603 - a cache of nulls, shared by every producer of the process
-    if headers is not None:
-        return pa.array(headers, HEADER_TYPE)
-    if count > len(_no_headers):
-        _no_headers = pa.nulls(count, HEADER_TYPE)
-    return _no_headers.slice(0, count)
+    """Headers as an Arrow column."""
+    return _no_headers(count) if headers is None else pa.array(headers, HEADER_TYPE)
+
+
+@lru_cache(maxsize=64)
+def _no_headers(count: int) -> Any:
+    """As few bytes as can be. `pa.nulls` has offsets for keys and values that are not there, and they would be sent."""
+    buffers = [pa.py_buffer(bytes(count + 7 >> 3)), pa.py_buffer(bytes(4 * count + 4))]
+    return pa.Array.from_buffers(HEADER_TYPE, count, buffers, null_count=count, children=[_NO_PAIRS])
 
 
 def record_batch(
@@ -136,7 +110,7 @@ def decode(body: memoryview, count: int, compression: int | None = None) -> Any:
     found = guard(body, count)
     if compression is not None and found != compression:
         raise CorruptData(
-            f"A batch's body is {_compressed(found)}; its header says that it is {_compressed(compression)}."
+            f"A batch's body is {compressed(found)}; its header says that it is {compressed(compression)}."
         )
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), SCHEMA)
@@ -189,178 +163,6 @@ def header_lists(headers: Any) -> list[Headers | None]:
     return [
         None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs] for pairs in headers.to_pylist()
     ]
-
-
-def guard(body: memoryview, count: int) -> int:
-    """Compare a body's shape with the schema's and bound what reading it can allocate, before Arrow reads it.
-
-    Returns which of COMPRESSIONS it has.
-    """
-    try:
-        return 0 if _guard_usual(body, count) else _guard(body, count)
-    except (struct.error, IndexError) as error:
-        raise CorruptData("A batch body's Arrow metadata is cut off.") from error
-
-
-def _guard_usual(body: memoryview, count: int) -> bool:
-    """The same in a third of the time, for metadata laid out as this process' own Arrow does; whether it was."""
-    usual = _usual_layout()
-    if len(body) < usual.numbers.size:
-        return False
-    found = usual.numbers.unpack_from(body)
-    if found[:: len(found) - 1] + usual.between(found) != usual.constant:
-        return False
-    body_bytes, rows = found[usual.body_bytes], found[usual.rows]
-    if body_bytes != len(body) - usual.numbers.size:
-        raise CorruptData("A batch body's Arrow message is not as long as it claims.")
-    if rows != count:
-        raise CorruptData(f"A batch body does not hold the {count} messages its header claims.")
-    _check_nodes(found[usual.nodes], count)
-    _check_buffers(found[usual.buffers], body_bytes)
-    return True
-
-
-class _Layout(NamedTuple):
-    """Where the numbers are in an uncompressed message's metadata, between bytes that are always the same."""
-
-    numbers: struct.Struct
-    between: Callable[[tuple[Any, ...]], tuple[bytes, ...]]  # the constant bytes but for the first and the last
-    constant: tuple[bytes, ...]
-    body_bytes: int
-    rows: int
-    nodes: slice
-    buffers: slice
-
-
-@functools.cache
-def _usual_layout() -> _Layout:
-    """Learnt from a message made here and never from one received: a forged one could mislead about the next."""
-    body = encode(record_batch([0], [b"key"], [b"value"], None))
-    size = 8 + int(_I32.unpack_from(body, 4)[0])
-    metadata = body[8:size]
-    message = _I32.unpack_from(metadata, 0)[0]
-    batch = _follow(metadata, _field(metadata, message, 2))
-    fields = sorted(
-        (
-            (8 + _field(metadata, message, 3), 1, "body_bytes"),
-            (8 + _field(metadata, batch, 0), 1, "rows"),
-            (8 + _vector(metadata, batch, 1, _NODE_COUNT), 2 * _NODE_COUNT, "nodes"),
-            (8 + _vector(metadata, batch, 2, _BUFFER_COUNT), 2 * _BUFFER_COUNT, "buffers"),
-        )
-    )
-    form, at, index, places, gaps = "<", 0, 0, {}, []
-    for position, count, name in fields:
-        form += f"{position - at}s{count}q"
-        gaps.append(index)
-        places[name] = index + 1
-        at, index = position + 8 * count, index + 1 + count
-    numbers = struct.Struct(f"{form}{size - at}s")
-    found = numbers.unpack_from(body)
-    between = operator.itemgetter(*gaps[1:])
-    return _Layout(
-        numbers,
-        between,
-        found[:: len(found) - 1] + between(found),
-        places["body_bytes"],
-        places["rows"],
-        slice(places["nodes"], places["nodes"] + 2 * _NODE_COUNT),
-        slice(places["buffers"], places["buffers"] + 2 * _BUFFER_COUNT),
-    )
-
-
-def _compressed(index: int) -> str:
-    return f"compressed with {COMPRESSIONS[index]}" if index else "not compressed"
-
-
-def _guard(body: memoryview, count: int) -> int:
-    metadata_bytes = _I32.unpack_from(body, 4)[0]
-    if bytes(body[:4]) != _CONTINUATION or not 8 <= metadata_bytes <= min(len(body) - 8, _METADATA_BYTES_MAX):
-        raise CorruptData("A batch body is not an Arrow message.")
-    metadata, data = body[8 : 8 + metadata_bytes], body[8 + metadata_bytes :]
-    message = _I32.unpack_from(metadata, 0)[0]
-    if metadata[_field(metadata, message, 1)] != _RECORD_BATCH:
-        raise CorruptData("A batch body is an Arrow message, but not a record batch.")
-    if _U16.unpack_from(metadata, _field(metadata, message, 0))[0] != _METADATA_V5:
-        raise CorruptData("A batch body is an Arrow message of another version.")
-    if _I64.unpack_from(metadata, _field(metadata, message, 3))[0] != len(data):
-        raise CorruptData("A batch body's Arrow message is not as long as it claims.")
-    batch = _follow(metadata, _field(metadata, message, 2))
-    if _I64.unpack_from(metadata, _field(metadata, batch, 0))[0] != count:
-        raise CorruptData(f"A batch body does not hold the {count} messages its header claims.")
-    _guard_nodes(metadata, batch, count)
-    return _guard_buffers(data, metadata, batch)
-
-
-def _guard_nodes(metadata: memoryview, batch: int, count: int) -> None:
-    _check_nodes(_NODES.unpack_from(metadata, _vector(metadata, batch, 1, _NODE_COUNT)), count)
-    if _field(metadata, batch, 4, optional=True):
-        _vector(metadata, batch, 4, 0)
-
-
-def _check_nodes(nodes: tuple[int, ...], count: int) -> None:
-    """Columns are as long as the batch; the headers' keys and values as long as the headers."""
-    lengths, nulls = nodes[::2], nodes[1::2]
-    headers = lengths[_COLUMNS]
-    if lengths != (count,) * _COLUMNS + (headers,) * (_NODE_COUNT - _COLUMNS):
-        raise CorruptData(f"A batch body's columns do not all hold {count} messages.")
-    if not 0 <= headers <= limits.BATCH_HEADERS_MAX:
-        raise CorruptData(f"A batch claims {headers} headers; the limit is {limits.BATCH_HEADERS_MAX}.")
-    if min(nulls) < 0 or any(map(gt, nulls, lengths)):
-        raise CorruptData("A batch body claims an impossible number of nulls.")
-
-
-def _guard_buffers(data: memoryview, metadata: memoryview, batch: int) -> int:
-    buffers = _BUFFERS.unpack_from(metadata, _vector(metadata, batch, 2, _BUFFER_COUNT))
-    _check_buffers(buffers, len(data))
-    compression = _field(metadata, batch, 3, optional=True)
-    if not compression:
-        return 0
-    pairs = zip(buffers[::2], buffers[1::2], strict=True)
-    sizes = [_I64.unpack_from(data, offset)[0] for offset, length in pairs if length]
-    expanded = sum(size for size in sizes if size > 0)
-    if expanded > limits.BATCH_EXPANDED_BYTES_MAX:
-        raise CorruptData(
-            f"A compressed batch would expand to {expanded} bytes; the limit is {limits.BATCH_EXPANDED_BYTES_MAX}."
-        )
-    codec = _field(metadata, _follow(metadata, compression), 0, optional=True)
-    found = 1 + (metadata[codec] if codec else 0)  # Arrow counts from lz4 on, and leaves it out
-    if found >= len(COMPRESSIONS):
-        raise CorruptData("A batch body has an unknown compression.")
-    return found
-
-
-def _check_buffers(buffers: tuple[int, ...], data_bytes: int) -> None:
-    if min(buffers) < 0 or max(map(add, buffers[::2], buffers[1::2])) > data_bytes:
-        raise CorruptData("A batch body's Arrow buffers reach past its end.")
-
-
-def _vector(metadata: memoryview, table: int, index: int, count: int) -> int:
-    """The position of the first element of a table's vector, which must have `count` of them."""
-    vector = _follow(metadata, _field(metadata, table, index))
-    if _I32.unpack_from(metadata, vector)[0] != count:
-        raise CorruptData("A batch body does not have the columns of a batch.")
-    return vector + 4
-
-
-def _follow(metadata: memoryview, position: int) -> int:
-    target = position + int(_I32.unpack_from(metadata, position)[0])
-    if not 0 <= target < len(metadata):
-        raise CorruptData("A batch body's Arrow metadata points outside itself.")
-    return target
-
-
-def _field(metadata: memoryview, table: int, index: int, *, optional: bool = False) -> int:
-    """The position of a flatbuffer table's field, by its vtable; 0 when absent and optional."""
-    if not 0 <= table <= len(metadata) - 4:
-        raise CorruptData("A batch body's Arrow metadata points outside itself.")
-    vtable = table - _I32.unpack_from(metadata, table)[0]
-    if not 0 <= vtable <= len(metadata) - 4:
-        raise CorruptData("A batch body's Arrow metadata points outside itself.")
-    slot = 4 + 2 * index
-    relative = _U16.unpack_from(metadata, vtable + slot)[0] if slot < _U16.unpack_from(metadata, vtable)[0] else 0
-    if not relative and not optional:
-        raise CorruptData("A batch body's Arrow metadata lacks a field.")
-    return table + relative if relative else 0
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,8 @@ from crc32c import crc32c
 
 from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument, LimitExceeded
-from stentor.wire import arrow_body, rows
+from stentor.wire import bodies, rows
+from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.header import (
     COMPRESSION_SHIFT,
     ENCODING_ARROW,
@@ -59,8 +60,8 @@ def encode(
         body: bytes | memoryview = rows.encode(timestamps, keys, values, headers)
         attributes = ENCODING_ROWS
     else:
-        body = arrow_body.encode(arrow_body.record_batch(timestamps, keys, values, headers), compression)
-        attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
+        body, _ = bodies.encode(timestamps, keys, values, headers, compression)
+        attributes = ENCODING_ARROW | COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
     if headers is not None:
         attributes |= HAS_HEADERS
     return _encoded(body, len(values), attributes, min(timestamps), max(timestamps))
@@ -77,18 +78,17 @@ def encode_at(
         if len(body) > limits.MESSAGE_KEY_BYTES_MAX:
             _check_keys(keys)
     else:
-        timestamps = array("q", (timestamp_us,)) * count
-        table = arrow_body.record_batch(timestamps, keys, values, None)
-        if table.column(1).nbytes > limits.MESSAGE_KEY_BYTES_MAX:
+        body, key_bytes = bodies.encode(array("q", (timestamp_us,)) * count, keys, values, None, compression)
+        if key_bytes > limits.MESSAGE_KEY_BYTES_MAX:
             _check_keys(keys)
-        body = arrow_body.encode(table, compression)
-        attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
+        attributes = ENCODING_ARROW | COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
     return _encoded(body, count, attributes, timestamp_us, timestamp_us)
 
 
 def encode_arrow(batch: Any, *, compression: str = "", schema_id: int = 0) -> Encoded:
     """Encode a record batch that already has the columns of a batch."""
-    attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
+    arrow_body = bodies.arrow("Arrow")
+    attributes = ENCODING_ARROW | COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
     attributes |= schema_id << SCHEMA_SHIFT
     if batch.column(3).null_count != batch.num_rows:
         attributes |= HAS_HEADERS
@@ -181,8 +181,9 @@ def _validate_rows(body: memoryview, header: BatchHeader) -> None:
 
 
 def _validate_arrow(body: memoryview, header: BatchHeader) -> None:
-    if header.compression >= len(arrow_body.COMPRESSIONS):
+    if header.compression >= len(COMPRESSIONS):
         raise CorruptData(f"A batch has the unknown compression {header.compression}.")
+    arrow_body = bodies.arrow()
     batch = arrow_body.decode(body, header.count, header.compression)
     if arrow_body.time_range(batch) != (header.first_timestamp_us, header.last_timestamp_us):
         raise CorruptData("A batch's time range is not that of its messages.")
@@ -197,6 +198,7 @@ def _validate_arrow(body: memoryview, header: BatchHeader) -> None:
 
 def record_batch(buffer: Buffer, position: int, header: BatchHeader) -> Any:
     """The messages at `position` as an Arrow record batch, whatever their encoding."""
+    arrow_body = bodies.arrow("Arrow")
     check_body(buffer, position, header)
     body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
     if header.encoding == ENCODING_ROWS:
@@ -210,7 +212,7 @@ def columns(buffer: Buffer, position: int, header: BatchHeader) -> Columns:
     body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
     if header.encoding == ENCODING_ROWS:
         return rows.decode(body, header.count)
-    return arrow_body.columns(arrow_body.decode(body, header.count))
+    return bodies.columns(body, header.count)
 
 
 def timestamps(buffer: Buffer, position: int, header: BatchHeader) -> Sequence[int]:
@@ -219,7 +221,9 @@ def timestamps(buffer: Buffer, position: int, header: BatchHeader) -> Sequence[i
     body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
     if header.encoding == ENCODING_ROWS:
         return rows.decode(body, header.count)[0]
-    return arrow_body.times(arrow_body.decode(body, header.count))
+    arrow_body = bodies.arrow()
+    times: Sequence[int] = arrow_body.times(arrow_body.decode(body, header.count))
+    return times
 
 
 def check_message(key: bytes | None, value: bytes | None) -> None:

@@ -140,6 +140,7 @@ def test_a_failed_log_is_told_everywhere_and_a_broker_whose_every_log_failed_is_
         assert "Every log" in seen.ready()[1]["reason"]
         first.replica.failed = second.replica.failed = ""
         wait_until(lambda: seen.ready() == (200, {"ready": True}), "all is well")
+        assert (seen.health(), seen.findings(), seen.metric("stentor_log_failed")) == ("ok", [], 0)
     assert lines_about(caplog, "1 log has failed") == ["ERROR"]
     assert lines_about(caplog, "no log is failed any more") == ["INFO"]
 
@@ -161,6 +162,8 @@ def test_a_short_chain_is_told_everywhere_and_one_below_its_minimum_is_worse(cap
             assert ("too few replicas" in " ".join(answer["warnings"])) == bool(refusing)
         partition.settings = settings
         wait_until(lambda: seen.ready() == (200, {"ready": True}), "all is well")
+        assert (seen.health(), seen.findings()) == ("ok", [])
+        assert (seen.metric("stentor_chain_short"), seen.metric("stentor_chain_refusing")) == (0, 0)
     assert lines_about(caplog, "fewer replicas than they should have") == ["WARNING"]
     assert lines_about(caplog, "every chain has all its replicas again") == ["INFO"]
 
@@ -178,6 +181,7 @@ def test_a_lost_coordination_store_is_a_warning_and_no_reason_to_go_elsewhere(ca
         assert [found.object for found in seen.findings()] == ["coordination store"]
         in_loop(local, lambda: local.inner.cluster.note_store(answers=True))
         assert (seen.ready(), seen.findings()) == ((200, {"ready": True}), [])
+        assert (seen.health(), seen.metric("stentor_store_reachable")) == ("ok", 1)
 
 
 def test_a_single_broker_probes_its_disk_rarely_and_often_while_it_is_not_well(tmp_path):

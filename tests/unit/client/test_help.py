@@ -8,7 +8,6 @@ import re
 import textwrap
 from datetime import timedelta
 
-import pyarrow
 import pyarrow as pa
 import pytest
 
@@ -135,7 +134,7 @@ def names(**more):
         "stentor": stentor,
         "json": json,
         "timedelta": timedelta,
-        "pa": pyarrow,
+        "pa": pa,
         "pyarrow": pa,
         "print": lambda *_: None,
         **more,

@@ -1,8 +1,8 @@
 import pytest
 
 from stentor.errors import InternalError, InvalidArgument
+from stentor.pytest_plugin import stentor_cluster  # noqa: F401 - the fixture, also where the plugin is not installed
 from stentor.testing import LocalCluster
-from stentor.testing.plugin import stentor_cluster  # noqa: F401 - the fixture, also where the plugin is not installed
 
 
 def test_mend_repairs_whatever_was_broken(stentor_cluster):  # noqa: F811 - a fixture

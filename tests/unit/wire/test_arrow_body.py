@@ -7,7 +7,7 @@ import pytest
 
 from stentor import limits
 from stentor.errors import CorruptData
-from stentor.wire import arrow_body, batch
+from stentor.wire import arrow_body, arrow_message, batch
 from stentor.wire.header import HEADER_BYTES
 
 NODES, BUFFERS = 7, 17
@@ -291,7 +291,7 @@ def test_the_range_of_times_is_found_for_equal_and_for_different_ones(makes):
 
 
 def test_an_encoder_never_makes_what_the_guard_refuses(makes):
-    for compression in arrow_body.COMPRESSIONS:
+    for compression in arrow_message.COMPRESSIONS:
         for count in (1, 17, 3000):
             for headers in (False, True):
                 encoded = batch.encode(*makes.columns(count, headers=headers), compression=compression or "lz4")
@@ -304,13 +304,13 @@ def test_what_this_arrow_makes_is_recognised_at_once(makes, monkeypatch, count, 
     def slow(*_):
         raise AssertionError("walked through the metadata")
 
-    monkeypatch.setattr(arrow_body, "_guard", slow)
+    monkeypatch.setattr(arrow_message, "_read", slow)
     table = arrow_body.record_batch(*makes.columns(count, headers=headers))
     arrow_body.guard(arrow_body.encode(table), count)
 
 
 def test_metadata_laid_out_in_another_way_is_walked_through(makes, monkeypatch):
-    monkeypatch.setattr(arrow_body, "_guard_usual", lambda *_: False)
+    monkeypatch.setattr(arrow_message, "_read_usual", lambda *_: None)
     body = memoryview(body_of(makes))
     arrow_body.guard(body, 20)
     with pytest.raises(CorruptData):
@@ -320,8 +320,8 @@ def test_metadata_laid_out_in_another_way_is_walked_through(makes, monkeypatch):
 def test_both_guards_refuse_the_same(makes, monkeypatch):
     """Every byte of the metadata in turn: the quick guard takes nothing that the thorough one would not."""
     body = bytearray(body_of(makes))
-    usual = arrow_body._guard_usual
-    monkeypatch.setattr(arrow_body, "_guard_usual", lambda *_: False)
+    usual = arrow_message._read_usual
+    monkeypatch.setattr(arrow_message, "_read_usual", lambda *_: None)
     differ = 0
     for position in range(8 + Metadata(bytes(body)).size):
         for flip in (1, 0x80):
@@ -329,8 +329,8 @@ def test_both_guards_refuse_the_same(makes, monkeypatch):
             try:
                 taken = usual(memoryview(body), 20)
             except CorruptData:
-                taken = False
-            if taken:
+                taken = None
+            if taken is not None:
                 differ += 1
                 arrow_body.guard(memoryview(body), 20)
             body[position] ^= flip

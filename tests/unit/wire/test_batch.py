@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument, LimitExceeded
 from stentor.wire import arrow_body, batch, rows
+from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.header import (
     COMPRESSION_SHIFT,
     ENCODING_ARROW,
@@ -73,7 +74,7 @@ def test_up_to_sixteen_messages_are_packed_rows_and_more_are_arrow(makes, count,
 def test_a_compressed_batch_is_arrow_however_small(makes, compression):
     header = makes.judge(makes.plain(1, compression=compression))
     assert header.encoding == ENCODING_ARROW
-    assert header.compression == arrow_body.COMPRESSIONS.index(compression)
+    assert header.compression == COMPRESSIONS.index(compression)
 
 
 @pytest.mark.parametrize("claimed", ["", "lz4", "zstd"])
@@ -81,7 +82,7 @@ def test_a_compressed_batch_is_arrow_however_small(makes, compression):
 def test_a_batch_must_name_the_compression_that_it_has(makes, compression, claimed):
     data = bytearray(makes.plain(50, compression=compression))
     header = check_header(data)
-    attributes = ENCODING_ARROW | arrow_body.COMPRESSIONS.index(claimed) << COMPRESSION_SHIFT
+    attributes = ENCODING_ARROW | COMPRESSIONS.index(claimed) << COMPRESSION_SHIFT
     named = msgspec.structs.replace(header, attributes=attributes | header.attributes & HAS_HEADERS)
     data[:HEADER_BYTES] = pack(named)
     if claimed == compression:

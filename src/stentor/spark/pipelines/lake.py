@@ -27,7 +27,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from stentor.errors import CorruptData, InvalidArgument, NotReady
+from stentor.errors import CorruptData, InvalidArgument, MissingPackage, NotReady
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -290,7 +290,7 @@ class DeltaLake(Lake):
             from deltalake import DeltaTable
             from deltalake.exceptions import TableNotFoundError
         except ImportError as error:
-            raise InvalidArgument("deltalake is not installed.", hint="pip install 'stentor[spark]'") from error
+            raise MissingPackage("deltalake is not installed.", hint="pip install 'deltalake>=1.0'") from error
         try:
             return DeltaTable(str(self.path))
         except TableNotFoundError:
