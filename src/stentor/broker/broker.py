@@ -16,18 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.catalogue import Catalogue, Topic, deleted_key
 from stentor.broker.cluster import Cluster
 from stentor.broker.guests import Guests
 from stentor.broker.health import HealthWatch
-from stentor.broker.lag import MostBehind
 from stentor.broker.listeners import Listeners
 from stentor.broker.lone import LonePublisher
 from stentor.broker.operators import Operators
+from stentor.broker.overview import Overview
 from stentor.broker.recorded import RecordedEnds
 from stentor.broker.replicas import Replicas
 from stentor.broker.requests import serve
@@ -116,9 +114,8 @@ class Broker:
         self._timers: list[asyncio.TimerHandle] = []
         self._checkpointing = False
         self._retaining = False
-        self._gathering: asyncio.Task[dict[str, Any]] | None = None
         self.listeners = Listeners(config)
-        self._started_at = self.clock.monotonic()
+        self._overview = Overview(self)
         self._no_sessions = asyncio.Event()
         self.lone = LonePublisher()
         self.catalogue = Catalogue()
@@ -536,51 +533,11 @@ class Broker:
 
     def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
-        shown = list(self.partitions.values())[:partitions_max]
-        behind = MostBehind()
-        for partition in shown:
-            behind.look_at(partition.streams)
-        found = [partition.statistics() for partition in shown]
-        return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
+        return self._overview.statistics(partitions_max)
 
     async def gather_statistics(self) -> dict[str, Any]:
-        """The same, a few partitions at a time; who asks meanwhile shares what is being gathered."""
-        if self._gathering is None:
-            self._gathering = self.loop.create_task(self._gather())
-            self._gathering.add_done_callback(self._gathered)
-        return await asyncio.shield(self._gathering)
-
-    def _gathered(self, _: Any) -> None:
-        self._gathering = None
-
-    async def _gather(self) -> dict[str, Any]:
-        found, behind = [], MostBehind()
-        for number, partition in enumerate(list(self.partitions.values()), 1):
-            found.append(partition.statistics())
-            behind.look_at(partition.streams)
-            if number % limits.STATISTICS_SLICE == 0:
-                await asyncio.sleep(0)
-        return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
-
-    def _totals(self) -> dict[str, Any]:
-        return {
-            "broker": {
-                "id": self.broker_id,
-                "version": __version__,
-                "uptime_s": round(self.clock.monotonic() - self._started_at, 3),
-                "connections": len(self.sessions),
-                "refusals": self.guests.refusals,
-                "receiving": self.receiving.statistics(),
-                "syncs_in_loop": self.lone.syncs,
-                "streams": sum(len(session.streams) for session in self.sessions),
-                "topics": len(self.catalogue.topics),
-                "partitions": len(self.partitions),
-                "bytes_in": sum(session.connection.bytes_in for session in self.sessions),
-                "bytes_out": sum(session.connection.bytes_out for session in self.sessions),
-            },
-            "health": msgspec.to_builtins(self.health()),
-            "cluster": self.cluster.statistics(),
-        }
+        """The same, without holding up the loop."""
+        return await self._overview.gather()
 
 
 def _is_settled(partition: Partition) -> bool:
