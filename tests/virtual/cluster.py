@@ -14,7 +14,7 @@ from tests.virtual.store import Store
 from tests.virtual.world import SECOND, Process, World
 
 from stentor.broker import Broker, BrokerConfig
-from stentor.client.async_client import AsyncClient
+from stentor.client.async_client import AsyncClient, connect_async
 from stentor.errors import StorageError
 
 PORT = 7440
@@ -139,7 +139,7 @@ class Cluster:
         return "stentor://" + ",".join(f"{name}:{PORT}" for name in self.disks)
 
     async def client(self, name: str, timeout: float = 30.0) -> AsyncClient:
-        return await AsyncClient.open(self.url(), name=name, timeout=timeout)
+        return await connect_async(self.url(), name=name, timeout=timeout)
 
     def go(self, seconds: float, enough: Callable[[], bool] | None = None) -> bool:
         return self.world.run(self.world.now + round(seconds * SECOND), enough)
