@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from stentor.spark.pipelines.times import Times
+
 COLUMNS: Final = (
     "topic string, topic_id bigint, partition int, offset bigint, timestamp timestamp, key binary, value binary,"
     " headers array<struct<key:string,value:binary>>, appended_at timestamp, date date"
@@ -81,10 +83,18 @@ class Lake:
         """The files that count, of all topics or of some."""
         raise NotImplementedError
 
-    def frame(self, spark: SparkSession, topics: Iterable[str] | None = None) -> DataFrame:
-        """Everything recorded, as it is now: a later round does not change this frame."""
+    def frame(
+        self, spark: SparkSession, topics: Iterable[str] | None = None, *, times: Times | None = None
+    ) -> DataFrame:
+        """Everything recorded, as it is now: a later round does not change this frame.
+
+        With `times` the days that can hold such messages; there may be others among them.
+        """
         self.check()
-        return self._read(spark, self.files(topics))
+        files = self.files(topics)
+        if times is not None:
+            files = [path for path in files if times.have(path.parent.name.removeprefix("date="))]
+        return self._read(spark, files)
 
     def _read(self, spark: SparkSession, files: list[Path]) -> DataFrame:
         """Files as one frame, with the columns of their folders."""
@@ -102,12 +112,17 @@ class Lake:
         raise NotImplementedError
 
     def snapshot(
-        self, spark: SparkSession, topic: str, topic_id: int, partitions: Iterable[int]
+        self,
+        spark: SparkSession,
+        topic: str,
+        topic_id: int,
+        partitions: Iterable[int],
+        times: Times | None = None,
     ) -> tuple[DataFrame, dict[int, int]]:
         """A topic's rows and ends that belong together, though somebody records meanwhile."""
         while True:
             before = self.ends(topic, topic_id, partitions)
-            frame = self.frame(spark, [topic])
+            frame = self.frame(spark, [topic], times=times)
             if self.ends(topic, topic_id, partitions) == before:
                 return frame, before
 

@@ -28,6 +28,7 @@ from stentor.core.names import check_pattern, matches
 from stentor.errors import InvalidArgument
 from stentor.spark.pipelines import runs
 from stentor.spark.pipelines.lake import open_lake, replace_whole
+from stentor.spark.pipelines.times import Times
 
 if TYPE_CHECKING:
     import threading
@@ -118,7 +119,8 @@ def select(
     recorded = open_lake(lake)
     recorded.check()
     topics = [name for name in recorded.topics() if _is_chosen(name, selection.topics)]
-    written = runs.write(_selected(recorded.frame(spark, topics), selection), place / "rows")
+    frame = recorded.frame(spark, topics, times=Times.between(selection.start, selection.end))
+    written = runs.write(_selected(frame, selection), place / "rows")
     times = f.unix_micros(f.coalesce("appended_at", "timestamp"))
     facts = written.agg(f.count("*"), f.min(times), f.max(times)).first()
     if facts is None or not facts[0]:
