@@ -141,13 +141,7 @@ class Lake:
     def writing(self) -> Iterator[None]:
         """One writer at a time."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise NotReady(
-                    f"Another process writes to the lake {self.path}.", hint="Wait for it, or stop it."
-                ) from error
+        with alone(self.path / _LOCK, f"Another process writes to the lake {self.path}."):
             self.clean()
             yield
 
@@ -444,6 +438,17 @@ class DeltaLake(Lake):
         kept_h = int(KEPT_AFTER_COMPACTION_S // 3600)
         table.vacuum(kept_h, dry_run=False, enforce_retention_duration=False, full=True)
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
+
+
+@contextmanager
+def alone(path: Path, otherwise: str) -> Iterator[None]:
+    """Hold a lock file; NotReady with this sentence while another process does."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise NotReady(otherwise, hint="Wait for it, or stop it.") from error
+        yield
 
 
 def replace_whole(path: Path, data: bytes, *, private: bool = False) -> None:
