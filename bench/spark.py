@@ -162,7 +162,8 @@ class Works:
         self._turn += 1
         topic = f"written{self._turn}"
         # Without headers, of which there are none: an empty column of them alone makes Spark eight times as slow.
-        recorded = self._spark.read.parquet(str(self._replay / "rows")).drop("topic", "topic_id", "headers")
+        recorded = self._spark.read.parquet(str(self._replay / "rows"))
+        recorded = recorded.drop("topic", "topic_id", "headers", "appended_at")
         with stentor.connect(self._url) as client:
             client.create_topic(topic, partitions=PARTITIONS)
         writer = recorded.write.format("stentor").options(url=self._url, topic=topic)

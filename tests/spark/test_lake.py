@@ -6,9 +6,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from tests.spark.lakes import Interrupted, add, interrupt, offsets_in, record, rows_of
 
 from stentor.errors import CorruptData, InvalidArgument, NotReady
 from stentor.spark.pipelines import lake as lakes
@@ -30,35 +30,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def rows(spark):
-    """A frame of messages of one topic, as a round records them."""
-
-    def make(first, end, *, topic="orders.eu", topic_id=7, partition=0):
-        return spark.range(first, end, numPartitions=1).selectExpr(
-            f"'{topic}' as topic",
-            f"bigint({topic_id}) as topic_id",
-            f"{partition} as partition",
-            "id as offset",
-            "timestamp'2026-11-15 12:00:00' as timestamp",
-            "binary('k') as key",
-            "binary(string(id)) as value",
-            "array(struct('h' as key, binary('x') as value)) as headers",
-            "date'2026-11-15' as date",
-        )
-
-    return make
-
-
-def add(lake, frame, end, *, topic="orders.eu", topic_id=7, partition=0):
-    lake.add(frame, {topic: {topic_id: {partition: end}}})
-
-
-def record(place, kind, rows, end):
-    """What a recorder does: go on where the lake ends."""
-    lake = open_lake(place, kind)
-    with lake.writing():
-        first = lake.ends("orders.eu", 7, [0]).get(0, 0)
-        if first < end:
-            add(lake, rows(first, end), end)
+    return rows_of(spark)
 
 
 def test_a_delta_table_that_an_older_version_made_gets_the_column_it_lacks(spark, place, rows):
@@ -78,32 +50,6 @@ def test_a_delta_table_that_an_older_version_made_gets_the_column_it_lacks(spark
     found = open_lake(place).frame(spark).collect()
     assert sorted(row.offset for row in found) == [0, 1, 2]
     assert all(row.appended_at is not None for row in found)
-
-
-def offsets_in(lake):
-    """What the files that count hold, without the time that Spark takes."""
-    tables = [pq.ParquetFile(path).read(["topic_id", "offset"]) for path in lake.files()]
-    rows = pa.concat_tables(tables, promote_options="permissive").to_pylist()
-    return [offset for _, offset in sorted((row["topic_id"], row["offset"]) for row in rows)]
-
-
-class Interrupted(Exception):  # noqa: N818 - it is no error
-    pass
-
-
-def interrupt(patch, owner, name, *, after=False, call=1):
-    """Let the n-th call of a method end in an error, before or after it did its work."""
-    work, calls = getattr(owner, name), []
-
-    def broken(*args, **options):
-        calls.append(1)
-        if len(calls) != call:
-            return work(*args, **options)
-        if after:
-            work(*args, **options)
-        raise Interrupted
-
-    patch.setattr(owner, name, broken)
 
 
 STEPS = {
@@ -227,19 +173,6 @@ class TestCompaction:
         with lake.writing():
             lake.compact(spark)
         assert len(list(place.glob("topic=*/*/*.parquet"))) == 1
-        assert offsets_in(lake) == [0, 1, 2, 3]
-
-    def test_a_compaction_that_was_interrupted_changes_nothing(self, spark, place, rows, monkeypatch):
-        for end in range(1, 5):
-            record(place, "parquet", rows, end)
-        lake = open_lake(place)
-        with monkeypatch.context() as patch:
-            interrupt(patch, ParquetLake, "_save")
-            with pytest.raises(Interrupted), lake.writing():
-                lake.compact(spark)
-        assert offsets_in(lake) == [0, 1, 2, 3]
-        with lake.writing():
-            assert lake.compact(spark) == 3
         assert offsets_in(lake) == [0, 1, 2, 3]
 
 

@@ -9,7 +9,8 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from stentor.errors import InvalidArgument, OffsetOutOfRange, StentorError
+from stentor import limits
+from stentor.errors import InvalidArgument, NotReady, OffsetOutOfRange, StentorError
 from stentor.spark import ledger
 from stentor.spark.ledger import Ledger, Stage, commits_topic, staged_topic
 
@@ -291,10 +292,11 @@ class TestDrivers:
 
     def test_a_driver_that_is_an_epoch_late_changes_nothing(self, client, application, targets):
         chunks = stage(client, application, targets, epoch=0)
+        others = iter((0, 1))  # of the driver that is in time; at the first step only
 
         class Late(Interrupting):
             def publish(self, *args, **options):
-                for epoch in (0, 1):
+                for epoch in others:
                     Ledger(client, application).commit(epoch, stage(client, application, targets, epoch=epoch))
                 return client.publish(*args, **options)
 
@@ -357,7 +359,7 @@ class TestLost:
     def test_staged_rows_that_expired_are_an_error(self, client, application, targets, wait_until):
         chunks = stage(client, application, targets)
         name = staged_topic(application)
-        client.alter_topic(name, retention_age_s=1)
+        client.alter_topic(name, retention_age_s=1, keep_unrecorded=False)
         wait_until(lambda: all(part.start == part.end for part in client.describe_topic(name).partitions), "expiry")
         with pytest.raises(OffsetOutOfRange, match=rf"Rows staged in {name} were deleted before they were published"):
             Ledger(client, application).commit(0, chunks)
@@ -372,3 +374,63 @@ class TestLost:
         with pytest.raises(OffsetOutOfRange, match="were deleted before they were published"):
             Ledger(client, application).commit(0, again)
         assert [client.offsets(topic)[partition] for topic, partition in targets] == [0, 0, 0]
+
+
+class TestStagedRows:
+    """They go soon after they were published, and never before."""
+
+    @pytest.fixture(autouse=True)
+    def _soon(self, monkeypatch):
+        monkeypatch.setattr(ledger, "STAGED_KEPT_S", 1)
+        monkeypatch.setattr(ledger, "STAGED_SEGMENT_BYTES", limits.SEGMENT_BYTES_MIN)
+        monkeypatch.setattr(ledger, "MARK_EVERY_S", 0.0)
+
+    @staticmethod
+    def starts(client, application):
+        return {part.partition: part.start for part in client.describe_topic(staged_topic(application)).partitions}
+
+    @staticmethod
+    def fill(client, application, partitions=(0, 1, 2)):
+        """So that what was staged before is in segments that can go."""
+        with client.producer(staged_topic(application)) as producer:
+            for partition in partitions:
+                for _ in range(5):
+                    producer.send(b"x" * 20_000, partition=partition)
+
+    def test_of_a_query_go_when_the_next_epoch_is_published(self, client, application, targets, wait_until):
+        Ledger(client, application, "q").commit(0, stage(client, application, targets))
+        self.fill(client, application)
+        chunks = stage(client, application, targets, epoch=1)
+        self.fill(client, application)
+        Ledger(client, application, "q").commit(1, chunks)
+        wait_until(lambda: all(self.starts(client, application)[p] > 0 for p in (0, 1, 2)), "staged rows go")
+        first = min(chunk.staged_offset for chunk in chunks if chunk.staged_partition == 0)
+        assert self.starts(client, application)[0] <= first
+        Ledger(client, application, "q").commit(1, chunks)  # Spark repeats the last epoch
+        check_once(client, targets, epochs=(0, 1))
+
+    def test_that_wait_for_their_commit_stay_however_old_they_are(self, client, application, targets, wait_until):
+        chunks = stage(client, application, targets)
+        self.fill(client, application)
+        name = staged_topic(application)
+        due = [lambda p=p: client.describe_topic(name).partitions[p].kept_unrecorded > 0 for p in (0, 1, 2)]
+        for is_due in due:
+            wait_until(is_due, "rows are old enough to go")
+        Ledger(client, application, "q").commit(0, chunks)
+        check_once(client, targets)
+
+    def test_of_a_batch_write_go_at_once_and_it_may_be_repeated(self, client, application, targets, wait_until):
+        chunks = stage(client, application, targets)
+        self.fill(client, application)
+        Ledger(client, application).commit(7, chunks)
+        wait_until(lambda: all(self.starts(client, application)[p] > 0 for p in (0, 1, 2)), "staged rows go")
+        Ledger(client, application).commit(7, stage(client, application, targets))
+        check_once(client, targets)
+
+    def test_a_mark_that_fails_fails_no_commit(self, client, application, targets):
+        class Refusing(Interrupting):
+            def mark_recorded(self, *_args, **_options):
+                raise NotReady("no head")
+
+        Ledger(Refusing(client, -1), application, "q").commit(0, stage(client, application, targets))
+        check_once(client, targets)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stentor.errors import NotReady
 from stentor.spark.pipelines import replay, runs
 from stentor.spark.pipelines.replay import Place, Plan, Span, publish
 
@@ -189,3 +190,16 @@ def test_a_process_that_is_killed_in_the_middle_doubles_nothing(client, broker, 
         assert process.returncode == 9
     publish(place)
     check_once(client, topic)
+
+
+def test_a_second_process_is_refused_while_one_publishes(topic, work):
+    place = work(topic)
+
+    def second(_):
+        with pytest.raises(NotReady, match=r"Another process publishes the replay in .*Wait for it, or stop it"):
+            publish(place)
+        raise Killed
+
+    with pytest.raises(Killed):
+        publish(place, on_progress=second)
+    assert publish(place) > 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from stentor.cli.failure import complain
+from stentor.cli.noise import Filter
 from stentor.errors import InternalError, InvalidArgument, StentorError
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ Conf = Annotated[
 ]
 LakeOption = Annotated[str, typer.Option("--lake", metavar="DIR", help="The directory of the lake.")]
 
+SILENT_S: Final = 1.0
 _OURS: Final = re.compile(r"stentor\.(?:errors|spark\.java)\.(\w+): (.+)")
 
 
@@ -39,11 +42,10 @@ def spark_session(app: str, master: str | None, conf: list[str] | None) -> Itera
     from stentor.spark import session
 
     before = _running()
-    said = _say_starting()
-    try:
-        spark = session(master, app=f"stentor {app}", config=_settings(conf))
-    finally:
-        said.set()
+    settings = _settings(conf)
+    noise = Filter() if before is None and os.environ.get("STENTOR_DEBUG") != "1" else None
+    with saying("starting Spark …"), noise.starting() if noise is not None else nullcontext():
+        spark = session(master, app=f"stentor {app}", config=settings)
     address = spark.sparkContext.uiWebUrl
     if address and sys.stderr.isatty():
         complain(f"Spark is running; its page is {address}")
@@ -51,6 +53,8 @@ def spark_session(app: str, master: str | None, conf: list[str] | None) -> Itera
         with _sentences():
             yield spark
     finally:
+        if noise is not None:
+            noise.end()
         if before is None:  # otherwise it belongs to whoever runs this command in its own process
             spark.stop()
 
@@ -64,14 +68,17 @@ def _running() -> Any:
     return SparkSession.getActiveSession()
 
 
-def _say_starting() -> threading.Event:
-    """Tell a person who waits for Java what is going on."""
-    done = threading.Event()
+@contextmanager
+def saying(sentence: str) -> Iterator[None]:
+    """Tell a person who waits for longer than a second what is going on."""
+    timer = threading.Timer(SILENT_S, complain, (sentence,))
+    timer.daemon = True
     if sys.stderr.isatty():
-        timer = threading.Timer(1.0, lambda: None if done.is_set() else complain("starting Spark …"))
-        timer.daemon = True
         timer.start()
-    return done
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _settings(conf: list[str] | None) -> dict[str, str]:

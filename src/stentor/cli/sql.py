@@ -42,8 +42,10 @@ def sql(
     from stentor.spark.pipelines.sql import query as run
 
     with sparking.spark_session("sql", master, conf) as spark:
-        frame = run(spark, query, url=url, lake=lake, binary=binary)
-        rows = frame.limit(limit + 1).collect()
+        with sparking.saying("looking for the topics …"):
+            frame = run(spark, query, url=url, lake=lake, binary=binary)
+        with sparking.saying("running the query …"):
+            rows = frame.limit(limit + 1).collect()
         names = frame.columns
     cut = len(rows) > limit
     shown = rows[:limit]

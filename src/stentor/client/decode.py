@@ -4,7 +4,7 @@ Ordinary batches are decoded column by column. Quiet topics are made of one-mess
 the fixed costs of a batch are paid for every message; those are decoded in *runs*:
 
     a run of equal lengths      one `iter_unpack` over all of them, checksums by `map`: all in C
-    any other one-message batch one tight loop
+    any other one-message batch one tight loop; another for those with headers
     everything else             the general decoder, which also says exactly what is wrong
 
 For Arrow, small batches of any number of messages are decoded in runs by `wire.runs`.
@@ -26,13 +26,14 @@ from stentor.client.message import Block, Message
 from stentor.errors import CorruptData
 from stentor.wire import batch as wire_batch
 from stentor.wire import bodies
-from stentor.wire.header import CHECKED_FROM, ENCODING_ROWS, HEADER_BYTES, MAGIC, check_header
-from stentor.wire.rows import ROW
+from stentor.wire.header import CHECKED_FROM, ENCODING_ROWS, HAS_HEADERS, HEADER_BYTES, MAGIC, check_header
+from stentor.wire.rows import ROW, decode_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stentor.wire.header import BatchHeader
+    from stentor.wire.rows import Headers
 
 # One header and one packed row, only the fields that a one-message batch needs: magic, header
 # checksum, length, body checksum, count, offset, attributes, timestamp, length of key, value and headers.
@@ -84,11 +85,13 @@ def _trim(found: list[Message], floor: int, ceiling: int | None) -> list[Message
 
 
 def _decode_singles(chunk: bytes, position: int, topic: str, partition: int) -> tuple[list[Message], int]:
-    """Decode one-message batches without headers, as many as one block takes: (messages, position)."""
+    """Decode one-message batches, as many as one block takes: (messages, position)."""
     if len(chunk) - position < _SINGLE_BYTES:
         return [], position
     _, _, length, _, count, _, attributes, _, key, value, extra = _SINGLE.unpack_from(chunk, position)
     if count != 1 or attributes or extra != -1 or length != _SINGLE_BYTES + max(key, 0) + max(value, 0):
+        if count == 1 and attributes == HAS_HEADERS:
+            return _decode_loop_with_headers(chunk, position, topic, partition)
         return [], position
     alike = min(_RUN_MAX, (len(chunk) - position) // length)
     if key >= 0 and value >= 0 and alike >= _RUN_MIN and _continues(chunk, position, length):
@@ -180,6 +183,46 @@ def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tup
             message_of(
                 body[ROW.size : value_at] if key >= 0 else None,
                 body[value_at:] if value >= 0 else None,
+                offset,
+                block,
+            )
+        )
+        expected += 1
+        position += length
+    return found, position
+
+
+def _decode_loop_with_headers(chunk: bytes, position: int, topic: str, partition: int) -> tuple[list[Message], int]:
+    """The same for records of which some have headers, up to the first whose offset does not follow."""
+    found: list[Message] = []
+    times: list[int] = []
+    headers: list[Headers | None] = []
+    unpack, checksum, message_of = _SINGLE.unpack_from, crc32c, Message
+    block = Block(topic, partition, unpack(chunk, position)[5], times, headers, _topic_id(chunk, position))
+    expected, end = block.base_offset, len(chunk) - _SINGLE_BYTES
+    while position <= end and len(found) < _RUN_MAX:
+        magic, header_sum, length, body_sum, count, offset, flags, time, key, value, extra = unpack(chunk, position)
+        if count != 1 or flags & ~HAS_HEADERS or magic != MAGIC or offset != expected or min(key, value, extra) < -1:
+            break
+        body = chunk[position + HEADER_BYTES : position + length]
+        value_at = ROW.size + (max(0, key))
+        headers_at = value_at + (max(0, value))
+        if (
+            headers_at + (max(0, extra)) != len(body)
+            or checksum(body) != body_sum
+            or checksum(chunk[position + CHECKED_FROM : position + HEADER_BYTES]) != header_sum
+        ):
+            break  # the general decoder will say what is wrong
+        try:
+            packed = decode_headers(body[headers_at:]) if extra >= 0 else None
+        except CorruptData:
+            break
+        headers.append(packed)
+        times.append(time)
+        found.append(
+            message_of(
+                body[ROW.size : value_at] if key >= 0 else None,
+                body[value_at:headers_at] if value >= 0 else None,
                 offset,
                 block,
             )

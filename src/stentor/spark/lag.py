@@ -10,6 +10,7 @@ import msgspec
 from stentor.spark.offsets import Places, from_offset
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
 
@@ -22,9 +23,13 @@ class Lag(msgspec.Struct, frozen=True):
     avgOffsetsBehindLatest: float  # noqa: N815
 
 
-def lag(query: StreamingQuery) -> Lag:
-    """The lag of a query at its last progress; zeros before the first one."""
-    progress = query.lastProgress
+def lag(query: StreamingQuery | StreamingQueryProgress | QueryProgressEvent) -> Lag:
+    """The lag of a query at its last progress; zeros before the first one.
+
+    A StreamingQueryListener has no query at hand: give the event of its `onQueryProgress`.
+    """
+    known: Any = query
+    progress = known.lastProgress if hasattr(known, "lastProgress") else getattr(known, "progress", known)
     behind: dict[str, int] = {}
     for source in progress.sources if progress is not None else []:
         behind |= _behind(_places(source.endOffset), _places(source.latestOffset))

@@ -3,7 +3,7 @@
 Theory of operation. A streaming write goes in three steps per epoch (Spark's batch id):
 
 1. *Stage.* Every task attempt publishes its rows to `_spark.<application>.staged`, one batch per chunk, and reports
-   where they are. What an attempt that lost leaves there is never looked at, and retention deletes it.
+   where they are. What an attempt that lost leaves there is never looked at. Rows go when they were published.
 2. *Decide.* The driver writes the list of the winning attempts' chunks, the manifest, as one message to
    `_spark.<application>.commits`. The first manifest of an epoch is the decision: from here on the epoch's rows and
    their order are fixed, whatever a repetition of its tasks may yield.
@@ -25,6 +25,8 @@ once, up to GROUP_BYTES; more of them appear in pieces of that size. Different p
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -39,10 +41,16 @@ if TYPE_CHECKING:
 
     from stentor.client.sync_client import Client
 
+logger = logging.getLogger(__name__)
+
 CHUNK_BYTES: Final = 1 << 20
 GROUP_BYTES: Final = 8 << 20
 STAGED_PARTITIONS: Final = 4
-STAGED_KEPT_S: Final = 24 * 3600
+STAGED_KEPT_S: Final = 60
+STAGED_SEGMENT_BYTES: Final = 16 << 20
+"""Staged rows are kept until the next epoch is published, however long that takes: the stage is a topic that keeps what
+is not recorded, and each epoch marks those before it. Then whole segments go, so they are small."""
+MARK_EVERY_S: Final = 10.0
 _MANIFESTS_KEPT_BYTES: Final = 64 << 20
 _MANIFESTS_LOOKED_AT: Final = 64
 _MESSAGE_COLUMNS: Final = ["timestamp", "key", "value", "headers"]
@@ -70,6 +78,7 @@ class Manifest(msgspec.Struct, frozen=True):
     producer_id: int = 0  # under which it is published; 0: by an older version, which had no tokens
 
 
+_marked_at: dict[str, float] = {}  # by application, in this process
 _decoder = msgspec.msgpack.Decoder(Manifest)
 
 
@@ -88,7 +97,14 @@ class Stage:
 
     def __init__(self, client: Client, application: str, task: int) -> None:
         name = staged_topic(application)
-        made = client.create_topic(name, exist_ok=True, partitions=STAGED_PARTITIONS, retention_age_s=STAGED_KEPT_S)
+        made = client.create_topic(
+            name,
+            exist_ok=True,
+            partitions=STAGED_PARTITIONS,
+            retention_age_s=STAGED_KEPT_S,
+            keep_unrecorded=True,
+            segment_bytes=STAGED_SEGMENT_BYTES,
+        )
         self._client = client
         self._id = made.id
         self._partition = task % STAGED_PARTITIONS
@@ -156,12 +172,42 @@ class Ledger:
         if known is None or known[0].epoch < epoch:
             decision = self._decide(epoch, mine, end)
             if decision is not None:
-                self._publish(*decision)
+                self._finish(decision, None if known is None else known[0])
             return
-        if known[0].epoch == epoch:
-            self._publish(*known)  # what was decided is published, whatever comes now
+        if known[0].epoch == epoch and not self._is_done(epoch, end):
+            self._finish(known, None)  # what was decided is published, whatever comes now
         if mine and not self._drop_repeated:  # without rows nothing is lost
             self._check_repeated(epoch, _rows_of(mine), known[0])
+
+    def _finish(self, decided: tuple[Manifest, int], before: Manifest | None) -> None:
+        """Publish, and let go of staged rows that nobody will ask for again.
+
+        After an epoch of a query those are the rows of the epochs before it: Spark repeats the last one if it ends
+        before it has written down that it is done. A batch write has no next one that could do it, so it says itself
+        that it is done.
+        """
+        self._publish(*decided)
+        manifest = decided[0]
+        if not self._query:
+            done = msgspec.structs.replace(manifest, chunks=[])
+            self._client.publish(self._commits, msgspec.msgpack.encode(done))
+            self._mark({chunk.staged_partition: chunk.staged_offset + chunk.rows for chunk in manifest.chunks})
+        elif time.monotonic() >= _marked_at.get(self._application, -MARK_EVERY_S) + MARK_EVERY_S:
+            _marked_at[self._application] = time.monotonic()
+            stage, earlier = manifest.chunks[0].staged_id, [] if before is None else before.chunks
+            ends = {c.staged_partition: c.staged_offset + c.rows for c in earlier if c.staged_id == stage}
+            self._mark(ends | {chunk.staged_partition: chunk.staged_offset for chunk in reversed(manifest.chunks)})
+
+    def _is_done(self, epoch: int, end: int) -> bool:
+        """Whether a batch write says so; its staged rows may be gone."""
+        return any(not manifest.chunks for manifest, _ in self._manifests(end) if manifest.epoch == epoch)
+
+    def _mark(self, ends: dict[int, int]) -> None:
+        """By partition of the stage: what is below is of no use any more. Chunks of a manifest are in order."""
+        try:
+            self._client.mark_recorded(staged_topic(self._application), ends)
+        except StentorError as error:  # the next epoch marks these, too
+            logger.debug("Staged rows of %s stay for now: %s", self._application, error)
 
     # --- deciding -------------------------------------------------------------------------------
 
@@ -207,13 +253,16 @@ class Ledger:
     def _last_manifest(self) -> tuple[tuple[Manifest, int] | None, int]:
         """The first manifest of the newest epoch and its place; the offset after the last one."""
         end = self._client.offsets(self._commits)[0]
-        found = [
+        found = self._manifests(end)
+        newest = max((manifest.epoch for manifest, _ in found), default=None)
+        return next((known for known in found if known[0].epoch == newest), None), end
+
+    def _manifests(self, end: int) -> list[tuple[Manifest, int]]:
+        return [
             (_decoder.decode(message.value), message.offset)
             for message in self._client.read(self._commits, start=stentor.Last(_MANIFESTS_LOOKED_AT), end=end)
             if message.value is not None
         ]
-        newest = max((manifest.epoch for manifest, _ in found), default=None)
-        return next((known for known in found if known[0].epoch == newest), None), end
 
     # --- publishing -----------------------------------------------------------------------------
 
@@ -295,7 +344,7 @@ def _rows_of(chunks: list[Chunk]) -> int:
 def _expired(topic: str) -> OffsetOutOfRange:
     return OffsetOutOfRange(
         f"Rows staged in {topic} were deleted before they were published.",
-        hint=f"They are kept for {STAGED_KEPT_S // 3600} hours; delete the query's checkpoint and output, and"
+        hint="Somebody deleted the topic or altered its retention; delete the query's checkpoint and output, and"
         " start it again.",
         object=topic,
     )

@@ -119,23 +119,22 @@ def decode_headers(packed: bytes) -> Headers:
     (count,) = _COUNT.unpack_from(packed)
     if count > limits.MESSAGE_HEADERS_MAX:
         raise CorruptData(f"A message claims {count} headers; the limit is {limits.MESSAGE_HEADERS_MAX}.")
-    view = memoryview(packed)
-    position = _COUNT.size
+    end, position = len(packed), _COUNT.size
     headers: Headers = []
-    for _ in range(count):
-        if len(view) - position < _PAIR.size:
-            raise CorruptData("A packed row's headers are cut off.")
-        name_bytes, value_bytes = _PAIR.unpack_from(view, position)
-        name, position = _take(view, position + _PAIR.size, name_bytes)
-        value, position = _take(view, position, value_bytes)
-        headers.append((_text(name or b""), value))
-    if position != len(view):
-        raise CorruptData("A packed row's headers have bytes too many.")
-    return headers
-
-
-def _text(name: bytes) -> str:
     try:
-        return name.decode()
+        for _ in range(count):
+            if end - position < _PAIR.size:
+                raise CorruptData("A packed row's headers are cut off.")
+            name_bytes, value_bytes = _PAIR.unpack_from(packed, position)
+            name_at = position + _PAIR.size
+            value_at = name_at + name_bytes
+            position = value_at + value_bytes if value_bytes >= 0 else value_at
+            if position > end or value_bytes < -1:
+                raise CorruptData(f"A packed row's header names {name_bytes} and {value_bytes} bytes of {end}.")
+            value = packed[value_at:position] if value_bytes >= 0 else None
+            headers.append((packed[name_at:value_at].decode(), value))
     except UnicodeDecodeError as error:
         raise CorruptData("A header's key is not UTF-8.") from error
+    if position != end:
+        raise CorruptData("A packed row's headers have bytes too many.")
+    return headers

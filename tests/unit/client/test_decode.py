@@ -3,7 +3,9 @@
 import os
 import random
 
+import msgspec
 import pytest
+from crc32c import crc32c
 
 from stentor.client.decode import decode_messages, offset_batches
 from stentor.errors import CorruptData
@@ -17,7 +19,7 @@ def _delivery(generator, kind, batches):
         count = generator.choice([1, 1, 1, 3, 20]) if kind == "mixed" else 1
         keys = [_bytes(generator, kind, 8) for _ in range(count)]
         values = [_bytes(generator, kind, 20) for _ in range(count)]
-        headers = [[("a", b"x"), ("b", None)]] * count if kind == "mixed" and generator.random() < 0.1 else None
+        headers = _headers(generator, kind, count)
         encoded = batch.encode([1000 + index] * count, keys, values, headers)
         packed = batch.address(encoded, topic_id=1, partition=0, producer_id=3, generation=0, sequence=index)
         header.stamp(memoryview(packed), 0, base_offset=offset, epoch=1, appended_at_us=5)
@@ -28,6 +30,12 @@ def _delivery(generator, kind, batches):
         ]
         offset += count
     return b"".join(chunks), expected
+
+
+def _headers(generator, kind, count):
+    if kind not in ("mixed", "with headers") or generator.random() < {"mixed": 0.9, "with headers": 0.1}[kind]:
+        return None
+    return [[(f"h{i}", generator.choice([b"x", b"", None])) for i in range(generator.randrange(4))]] * count
 
 
 def _bytes(generator, kind, size):
@@ -44,7 +52,7 @@ def _decoded(chunk, floor=0, ceiling=None):
     ]
 
 
-@pytest.mark.parametrize("kind", ["alike", "different", "mixed"])
+@pytest.mark.parametrize("kind", ["alike", "different", "mixed", "with headers"])
 def test_every_message_comes_out_as_it_went_in(kind):
     generator = random.Random(kind)
     for _ in range(30):
@@ -52,7 +60,7 @@ def test_every_message_comes_out_as_it_went_in(kind):
         assert _decoded(chunk) == expected
 
 
-@pytest.mark.parametrize("kind", ["alike", "different", "mixed"])
+@pytest.mark.parametrize("kind", ["alike", "different", "mixed", "with headers"])
 def test_only_the_wanted_offsets_come_out(kind):
     generator = random.Random(kind)
     chunk, expected = _delivery(generator, kind, 300)
@@ -65,7 +73,7 @@ def test_only_the_wanted_offsets_come_out(kind):
         assert offsets == [row[0] for row in wanted]
 
 
-@pytest.mark.parametrize("kind", ["alike", "different", "mixed"])
+@pytest.mark.parametrize("kind", ["alike", "different", "mixed", "with headers"])
 def test_a_flipped_bit_anywhere_is_corrupt_data(kind):
     generator = random.Random(kind)
     chunk, _ = _delivery(generator, kind, 40)
@@ -90,3 +98,27 @@ def test_arrow_batches_come_with_the_offset_of_their_first_message():
     ((first, found),) = offset_batches(bytes(packed) + bytes(encoded.body), "orders", 4, 0, None)
     assert (first, found.num_rows) == (50, 100)
     assert found.column("key").to_pylist() == [b"k"] * 100
+
+
+def test_one_message_batches_with_headers_are_decoded_together():
+    chunk, expected = _delivery(random.Random(2), "with headers", 200)
+    assert len(list(decode_messages(chunk, "t", 0, 0, None))) <= 4
+    assert _decoded(chunk) == expected
+
+
+def test_headers_that_are_not_what_they_claim_to_be_are_corrupt_data_though_checksums_are_right():
+    """What comes before them is delivered."""
+    good = batch.encode([1000], [b"k"], [b"v"], [[("name", b"value")]])
+    at = len(good.body) - 4 - 8 - len(b"namevalue")  # the number of headers
+    for wrong, place in ((b"\xff\xff\xff\xff", at), (b"\x02", at), (b"\xff", at + 4), (b"\xff", len(good.body) - 9)):
+        body = bytes(good.body)[:place] + wrong + bytes(good.body)[place + len(wrong) :]
+        bad = msgspec.structs.replace(good, body=body, body_checksum=crc32c(body))
+        chunk = b""
+        for offset, encoded in enumerate([good] * 3 + [bad]):
+            packed = batch.address(encoded, topic_id=1, partition=0, producer_id=3, generation=0, sequence=offset)
+            header.stamp(memoryview(packed), 0, base_offset=offset, epoch=1, appended_at_us=5)
+            chunk += bytes(packed) + bytes(encoded.body)
+        found = decode_messages(chunk, "t", 0, 0, None)
+        assert [message.offset for message in next(found)] == [0, 1, 2]
+        with pytest.raises(CorruptData):
+            next(found)

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import re
 import shutil
 import time
 import uuid
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -28,11 +27,14 @@ from urllib.parse import unquote
 import msgspec
 
 from stentor.errors import CorruptData, InvalidArgument, MissingPackage, NotReady
+from stentor.spark.pipelines.joining import SUFFIX, Join, Joined, left, round_of, sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from stentor.spark.pipelines.times import Times
 
 COLUMNS: Final = (
     "topic string, topic_id bigint, partition int, offset bigint, timestamp timestamp, key binary, value binary,"
@@ -44,7 +46,6 @@ KEPT_AFTER_COMPACTION_S: Final = 3600.0
 """Queries that began before may still read the files that were joined."""
 _LOCK: Final = "_lock"
 _PARTITIONED_BY: Final = ["topic", "date"]
-_COMMITTED: Final = re.compile(r"c(\d+)-")
 
 Ends = dict[str, dict[int, dict[int, int]]]
 """Topic, topic id, partition: the offset up to which it is recorded."""
@@ -82,27 +83,46 @@ class Lake:
         """The files that count, of all topics or of some."""
         raise NotImplementedError
 
-    def frame(self, spark: SparkSession, topics: Iterable[str] | None = None) -> DataFrame:
-        """Everything recorded, as it is now: a later round does not change this frame."""
+    def frame(
+        self, spark: SparkSession, topics: Iterable[str] | None = None, *, times: Times | None = None
+    ) -> DataFrame:
+        """Everything recorded, as it is now: a later round does not change this frame.
+
+        With `times` the days that can hold such messages; there may be others among them.
+        """
         self.check()
-        files = [str(path) for path in self.files(topics)]
-        empty = spark.createDataFrame([], COLUMNS)
-        if not files:
-            return empty
-        found = spark.read.schema(COLUMNS).option("basePath", str(self.path)).parquet(*files)
-        return found.select(*empty.columns)  # Spark puts the columns of the folders last
+        files = self.files(topics)
+        if times is not None:
+            files = [path for path in files if times.have(path.parent.name.removeprefix("date="))]
+        return self._read(spark, files)
+
+    def _read(self, spark: SparkSession, files: list[Path]) -> DataFrame:
+        """Files as one frame, with the columns of their folders."""
+        found = spark.createDataFrame([], COLUMNS)
+        columns = found.columns  # Spark puts those of the folders last
+        frames = []
+        for root in sorted({path.parents[2] for path in files}):
+            chosen = [str(path) for path in files if path.parents[2] == root]
+            frame = spark.read.schema(COLUMNS).option("basePath", str(root)).parquet(*chosen)
+            frames.append(frame.select(*columns))
+        return reduce(lambda one, other: one.unionByName(other), frames) if frames else found
 
     def ends(self, topic: str, topic_id: int, partitions: Iterable[int]) -> dict[int, int]:
         """Up to which offset partitions are recorded; what never was is left out."""
         raise NotImplementedError
 
     def snapshot(
-        self, spark: SparkSession, topic: str, topic_id: int, partitions: Iterable[int]
+        self,
+        spark: SparkSession,
+        topic: str,
+        topic_id: int,
+        partitions: Iterable[int],
+        times: Times | None = None,
     ) -> tuple[DataFrame, dict[int, int]]:
         """A topic's rows and ends that belong together, though somebody records meanwhile."""
         while True:
             before = self.ends(topic, topic_id, partitions)
-            frame = self.frame(spark, [topic])
+            frame = self.frame(spark, [topic], times=times)
             if self.ends(topic, topic_id, partitions) == before:
                 return frame, before
 
@@ -121,13 +141,7 @@ class Lake:
     def writing(self) -> Iterator[None]:
         """One writer at a time."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise NotReady(
-                    f"Another process writes to the lake {self.path}.", hint="Wait for it, or stop it."
-                ) from error
+        with alone(self.path / _LOCK, f"Another process writes to the lake {self.path}."):
             self.clean()
             yield
 
@@ -148,14 +162,15 @@ class Lake:
         found = [path for path in sorted(place.glob("topic=*/date=*/*.parquet")) if path.stat().st_size]
         return [(path, path.stat().st_size) for path in found]
 
-    def _placed(self, staged: Path, name: str) -> Path:
+    def _placed(self, staged: Path, name: str, root: Path | None = None) -> Path:
         """Move a staged file to its day's folder; it is on disk there, whatever happens."""
-        folder = self.path / staged.parent.parent.name / staged.parent.name
+        top = root or self.path
+        folder = top / staged.parent.parent.name / staged.parent.name
         folder.mkdir(parents=True, exist_ok=True)
-        _sync(staged)
+        sync(staged)
         placed = staged.replace(folder / name)
-        for changed in (folder, folder.parent, self.path):
-            _sync(changed)
+        for changed in (folder, folder.parent, top):
+            sync(changed)
         return placed
 
     def _commit(self, staged: list[tuple[Path, int]], ends: Ends) -> None:
@@ -167,12 +182,15 @@ class Lake:
 
 
 class _State(msgspec.Struct):
-    """What counts in a lake of plain files: those of rounds up to `round`, without those that were compacted."""
+    """What counts in a lake of plain files: those of rounds up to `round`, or joined ones instead."""
 
     version: int = 1
     round: int = 0
     ends: Ends = {}
-    compacted: dict[str, tuple[int, float]] = {}  # folder: since which round older files do not count, and when
+    joined: dict[str, list[Join]] = {}  # folder: its joins, the newest last
+    compacted: dict[str, tuple[int, float]] = {}
+    """Of older versions, which left small files beside joined ones: since which round older files do not count, and
+    since when."""
 
 
 class ParquetLake(Lake):
@@ -205,9 +223,19 @@ class ParquetLake(Lake):
     def _save(self, state: _State) -> None:
         replace_whole(self._state_path, msgspec.json.format(msgspec.json.encode(state)))
 
+    @property
+    def _joined(self) -> Joined:
+        return Joined(self.path)
+
     def files(self, topics: Iterable[str] | None = None) -> list[Path]:
         state = self._state()
-        return [path for path in self._all(topics) if self._counts(state, path)]
+        wanted = None if topics is None else {f"topic={name}" for name in topics}
+        found = [path for path in self._all(topics) if self._counts(state, path)]
+        for folder, joins in state.joined.items():
+            chosen = wanted is None or folder.partition("/")[0] in wanted
+            if chosen and not joins[-1].shown and (self.path / folder).is_dir():  # or somebody deleted the day
+                found += self._joined.files(folder, joins[-1].round)
+        return found
 
     def _all(self, topics: Iterable[str] | None) -> list[Path]:
         names = ["*"] if topics is None else sorted(set(topics))
@@ -216,6 +244,9 @@ class ParquetLake(Lake):
     @staticmethod
     def _counts(state: _State, path: Path) -> bool:
         number, oldest, _ = _ages(state, path)
+        joins = state.joined.get(f"{path.parent.parent.name}/{path.parent.name}", [])
+        if joins and not joins[-1].shown:
+            oldest = joins[-1].round + 1
         return oldest <= number <= state.round
 
     def ends(self, topic: str, topic_id: int, partitions: Iterable[int]) -> dict[int, int]:
@@ -224,6 +255,7 @@ class ParquetLake(Lake):
 
     def clean(self) -> None:
         super().clean()
+        self._joined.clean()
         state, now = self._state(), time.time()
         if not self._state_path.is_file():
             self._save(state)  # before the first files: without it they would be of nobody knows which round
@@ -231,6 +263,25 @@ class ParquetLake(Lake):
             number, oldest, since = _ages(state, path)
             if number > state.round or (number < oldest and now - since > KEPT_AFTER_COMPACTION_S):
                 path.unlink()
+        self._show_joined(state, now)
+
+    def _show_joined(self, state: _State, now: float) -> None:
+        """Let plain readers see joined files as soon as our own read the small ones no more."""
+        changed = False
+        for folder, joins in list(state.joined.items()):
+            deleted = not (self.path / folder).is_dir()
+            due = None if deleted else self._joined.due(joins, now, KEPT_AFTER_COMPACTION_S)
+            if due is not None:
+                self._joined.show(folder, due.round)
+                due.shown = now
+            remaining = [] if deleted else left(joins, due, now, KEPT_AFTER_COMPACTION_S)
+            changed |= due is not None or remaining != joins
+            state.joined[folder] = remaining
+            if not remaining:
+                del state.joined[folder]
+        if changed:
+            self._save(state)
+        self._joined.drop(state.joined)
 
     def _commit(self, staged: list[tuple[Path, int]], ends: Ends) -> None:
         state = self._state()
@@ -256,28 +307,28 @@ class ParquetLake(Lake):
                 continue
             before += len(files)
             after += self._rewrite(spark, folder, files, wanted)
+        self.clean()
         return before - after
 
     def _rewrite(self, spark: SparkSession, folder: str, files: list[Path], wanted: int) -> int:
         """All of a day in few files, in the order of their offsets."""
         order = ["topic_id", "partition", "offset"]
-        frame = spark.read.schema(COLUMNS).option("basePath", str(self.path)).parquet(*map(str, files))
+        frame = self._read(spark, files)
         staged = self._stage(frame.repartitionByRange(wanted, *order).sortWithinPartitions(*order))
         state = self._state()
         state.round += 1
-        state.compacted[folder] = (state.round, time.time())
         for index, (path, _) in enumerate(staged):
-            self._placed(path, f"c{state.round:09d}-{index:05d}.parquet")
+            self._placed(path, f"c{state.round:09d}-{index:05d}{SUFFIX}", self._joined.root)
+        state.joined.setdefault(folder, []).append(Join(state.round, time.time()))
         self._save(state)
-        self.clean()
         return len(staged)
 
 
 def _ages(state: _State, path: Path) -> tuple[int, int, float]:
     """The round that wrote a file, the oldest round that counts in its folder, and since when."""
-    match = _COMMITTED.match(path.name)
     oldest, since = state.compacted.get(f"{path.parent.parent.name}/{path.parent.name}", (0, 0.0))
-    return int(match[1]) if match else state.round + 1, oldest, since
+    number = round_of(path)
+    return state.round + 1 if number is None else number, oldest, since
 
 
 class DeltaLake(Lake):
@@ -389,6 +440,17 @@ class DeltaLake(Lake):
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
 
 
+@contextmanager
+def alone(path: Path, otherwise: str) -> Iterator[None]:
+    """Hold a lock file; NotReady with this sentence while another process does."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise NotReady(otherwise, hint="Wait for it, or stop it.") from error
+        yield
+
+
 def replace_whole(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file so that there is always the old one or the new one, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -397,15 +459,6 @@ def replace_whole(path: Path, data: bytes, *, private: bool = False) -> None:
         fresh.unlink(missing_ok=True)
         fresh.touch(mode=0o600)
     fresh.write_bytes(data)
-    _sync(fresh)
+    sync(fresh)
     fresh.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """A round counts only when its files, and the folders that name them, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)

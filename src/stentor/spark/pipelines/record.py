@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 ROUND_ROWS: Final = 5_000_000
 COMPACT_EVERY_ROUNDS: Final = 20
+_DAY_US: Final = 86_400_000_000
+_DAY: Final = (
+    f"date_from_unix_date(int((unix_micros(timestamp) - pmod(unix_micros(timestamp), {_DAY_US})) div {_DAY_US}))"
+)
+"""In UTC. Spark's `to_date` would take the session's time zone."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -158,7 +163,7 @@ class _Recorder:
             fail_on_data_loss=self._fail_on_data_loss,  # retention may also come between planning and reading
         )
         frame = frame.withColumnsRenamed({"topicId": "topic_id", "appendedAt": "appended_at"})
-        return frame.withColumn("date", f.to_date("timestamp"))
+        return frame.withColumn("date", f.expr(_DAY))
 
     def _mark(self, recorded: Places) -> None:
         """Tell the brokers, where a topic's retention waits for it."""

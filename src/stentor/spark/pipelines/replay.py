@@ -27,7 +27,8 @@ from stentor.client.identity import FormerIdentity
 from stentor.core.names import check_pattern, matches
 from stentor.errors import InvalidArgument
 from stentor.spark.pipelines import runs
-from stentor.spark.pipelines.lake import open_lake, replace_whole
+from stentor.spark.pipelines.lake import alone, open_lake, replace_whole
+from stentor.spark.pipelines.times import Times
 
 if TYPE_CHECKING:
     import threading
@@ -118,7 +119,8 @@ def select(
     recorded = open_lake(lake)
     recorded.check()
     topics = [name for name in recorded.topics() if _is_chosen(name, selection.topics)]
-    written = runs.write(_selected(recorded.frame(spark, topics), selection), place / "rows")
+    frame = recorded.frame(spark, topics, times=Times.between(selection.start, selection.end))
+    written = runs.write(_selected(frame, selection), place / "rows")
     times = f.unix_micros(f.coalesce("appended_at", "timestamp"))
     facts = written.agg(f.count("*"), f.min(times), f.max(times)).first()
     if facts is None or not facts[0]:
@@ -160,7 +162,11 @@ def publish(
 ) -> int:
     """Publish what was selected, or go on with it; how many rows were published by this call."""
     place = Path(work)
-    with stentor.connect(url, name="replay", timeout=60.0) as client:
+    _load(place / "plan.json", Plan)
+    with (
+        alone(place / "lock", f"Another process publishes the replay in {place}."),  # two would mix up its place
+        stentor.connect(url, name="replay", timeout=60.0) as client,
+    ):
         return _Replay(place, client, on_progress, stop).run()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stentor.errors import InvalidArgument
+from stentor.spark.pipelines.times import Times
 from stentor.spark.pipelines.views import topic_view
 from stentor.spark.session import activate
 
@@ -32,7 +33,8 @@ def latest(
     """One row per key: topic, partition, offset, timestamp, key, value, headers."""
     from pyspark.sql import functions as f
 
-    frame = topic_view(spark, topic, url=url, lake=lake).where("key is not null")
+    times = Times.between(None, until)
+    frame = topic_view(spark, topic, url=url, lake=lake, times=times).where("key is not null")
     if until is not None:
         frame = frame.where(f.col("timestamp") < f.lit(until))
     if until_offsets is not None:

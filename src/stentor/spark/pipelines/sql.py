@@ -18,6 +18,7 @@ from pyspark.errors import AnalysisException
 from stentor.errors import InvalidArgument, TopicNotFound
 from stentor.spark.connections import Connection
 from stentor.spark.pipelines.lake import open_lake
+from stentor.spark.pipelines.times import Times, asked_for
 from stentor.spark.pipelines.views import topic_view
 from stentor.spark.values import text_values
 
@@ -48,11 +49,17 @@ def query(
         place.check()
     names = {topic.name for topic in Connection(url).client().topics()} | (set() if place is None else place.topics())
     rewritten, topics, others = tables_quoted(text, names)
-    for name in topics:
-        frame = topic_view(spark, name, url=url, lake=place)
-        (frame if binary else text_values(frame)).createOrReplaceTempView(f"`{name}`")
-    try:
+
+    def planned(times: dict[str, Times]) -> DataFrame:
+        for name in topics:
+            frame = topic_view(spark, name, url=url, lake=place, times=times.get(f"topic={name}"))
+            (frame if binary else text_values(frame)).createOrReplaceTempView(f"`{name}`")
         return spark.sql(rewritten)
+
+    try:
+        frame = planned({})
+        times = {} if place is None else asked_for(frame)
+        return planned(times) if any(asked.is_bounded for asked in times.values()) else frame
     except AnalysisException as error:
         if error.getCondition() not in _NO_TABLE or not others:
             raise

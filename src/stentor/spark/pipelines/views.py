@@ -19,13 +19,23 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from stentor.spark.pipelines.times import Times
+
 COLUMNS: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
 
 
 def topic_view(
-    spark: SparkSession, topic: str, *, url: str | None = None, lake: str | Path | Lake | None = None
+    spark: SparkSession,
+    topic: str,
+    *,
+    url: str | None = None,
+    lake: str | Path | Lake | None = None,
+    times: Times | None = None,
 ) -> DataFrame:
-    """All messages of a topic: those in the lake, then those that only the brokers have."""
+    """All messages of a topic: those in the lake, then those that only the brokers have.
+
+    With `times` days of the lake that cannot hold such messages are left out; messages of other times may be there.
+    """
     place = lake if lake is None or isinstance(lake, Lake) else open_lake(lake)
     live = _live(Connection(url), topic)
     if live is None:
@@ -35,11 +45,11 @@ def topic_view(
                 hint="Look with `stentor topic list`.",
                 object=topic,
             )
-        return place.frame(spark, [topic]).select(*COLUMNS)
+        return place.frame(spark, [topic], times=times).select(*COLUMNS)
     start, end = live
     if place is None:
         return _broker_frame(spark, topic, start, end, url)
-    recorded, ends = place.snapshot(spark, topic, start.id, start.offsets)
+    recorded, ends = place.snapshot(spark, topic, start.id, start.offsets, times)
     start = _continued(topic, start, ends)
     history = recorded.where(f"topic_id = {start.id}").select(*COLUMNS)
     return history.unionByName(_broker_frame(spark, topic, start, end, url))
