@@ -119,6 +119,6 @@ def test_headers_that_are_not_what_they_claim_to_be_are_corrupt_data_though_chec
             header.stamp(memoryview(packed), 0, base_offset=offset, epoch=1, appended_at_us=5)
             chunk += bytes(packed) + bytes(encoded.body)
         found = decode_messages(chunk, "t", 0, 0, None)
-        assert [message.offset for message in next(found)] == [0, 1, 2]
+        assert [message.offset for message in next(found).messages] == [0, 1, 2]
         with pytest.raises(CorruptData):
             next(found)
