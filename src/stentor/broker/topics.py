@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_ATTEMPTS: Final = 5
+
 
 class Topics:
     """Changes of topics."""
@@ -48,6 +50,7 @@ class Topics:
     async def create(self, name: str, settings: TopicSettings) -> Topic:
         """Make a topic: logs of this broker first, so that a full disk leaves nothing behind, then the store."""
         broker = self._broker
+        await self._learn_of(name)
         topic = self._plan(name, settings)
         chains = self._place(topic)
         mine = {
@@ -182,6 +185,7 @@ class Topics:
         key = topic_key(name)
         swap = await broker.store.swap(expect={key: topic.revision}, put={key: encode(record)})
         if not swap.succeeded:
+            await broker.cluster.look_again()
             raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
         altered = Topic(record, swap.revision)
         broker.cluster.topic_changed(altered)
@@ -189,16 +193,29 @@ class Topics:
 
     async def delete(self, name: str) -> None:
         broker = self._broker
-        topic = broker.catalogue.get(name)
-        key, topic_id = topic_key(name), topic.record.id
-        swap = await broker.store.swap(expect={key: topic.revision}, put={deleted_key(topic_id): b""}, delete=(key,))
-        if not swap.succeeded:
-            raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+        topic = await self._delete_name(name)
+        topic_id = topic.record.id
         recorded = await broker.store.range(recorded_prefix(topic_id))
         rest = [chain_key(partition) for partition in topic.keys] + [entry.key for entry in recorded]
         await delete_all(broker.store, rest)
         await broker.cluster.topic_deleted(topic)
         logger.info("topic %s deleted", name)
+
+    async def _delete_name(self, name: str) -> Topic:
+        """Another broker may have changed the topic a moment ago: then look once more, and delete what it is now."""
+        broker, key = self._broker, topic_key(name)
+        for _ in range(_ATTEMPTS):
+            topic = broker.catalogue.get(name)
+            mark = {deleted_key(topic.record.id): b""}
+            if (await broker.store.swap(expect={key: topic.revision}, put=mark, delete=(key,))).succeeded:
+                return topic
+            await broker.cluster.look_again()
+        raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+
+    async def _learn_of(self, name: str) -> None:
+        """A topic that is known may have been deleted through another broker, which this one has not heard of yet."""
+        if name in self._broker.catalogue.topics and await self._broker.store.get(topic_key(name)) is None:
+            await self._broker.cluster.look_again()
 
 
 def _check_brokers(name: str, load: Load) -> None:

@@ -15,6 +15,14 @@ import pytest
 
 from stentor import Client
 from stentor.testing import LocalBroker, broker
+from stentor.testing.etcd import LocalEtcd
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[LocalEtcd]:
+    """A coordination store for brokers of a cluster."""
+    with LocalEtcd() as started:
+        yield started
 
 
 @pytest.fixture

@@ -347,3 +347,47 @@ def test_the_minimum_cannot_be_more_than_all(client):
     client.create_topic("t")
     with pytest.raises(InvalidArgument, match="cannot be the minimum"):
         client.alter_topic("t", min_replicas=2)
+
+
+# --- two brokers --------------------------------------------------------------------------------
+
+
+def stop_watching(inner):
+    """The coordination store tells this broker nothing from now on; it has to ask."""
+
+    def stop():
+        for task in inner.cluster._tasks:
+            if task.get_coro().__name__ == "_watch":
+                task.cancel()
+
+    inner.loop.call_soon_threadsafe(stop)
+
+
+@pytest.fixture
+def two(etcd, request, wait_until):
+    """Two brokers that know a topic; one of them will hear of no change."""
+    url = f"{etcd.url}/{abs(hash(request.node.nodeid))}"
+    with (
+        broker(coordination=url, broker_id="b0") as one,
+        broker(coordination=url, broker_id="b1") as deaf,
+        one.client() as client,
+        deaf.client() as other,
+    ):
+        client.create_topic("t", replicas=1)
+        wait_until(lambda: names(other) == ["t"], "both know it")
+        stop_watching(deaf.inner)
+        yield client, other
+
+
+def test_a_topic_that_was_deleted_through_another_broker_can_be_made_at_once(two):
+    client, other = two
+    client.delete_topic("t")
+    assert other.create_topic("t", replicas=1).name == "t"
+
+
+def test_a_topic_that_was_changed_through_another_broker_can_be_deleted_at_once(two):
+    client, other = two
+    client.alter_topic("t", retention_bytes=10**9)
+    other.delete_topic("t")
+    with pytest.raises(TopicNotFound):
+        client.describe_topic("t")

@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 OLD = BrokerRecord("old", 1, address="127.0.0.1:9", version="0.1")  # it says nothing of levels
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[LocalEtcd]:
-    with LocalEtcd() as started:
-        yield started
-
-
 class Store:
     """What is in one cluster's part of etcd."""
 
