@@ -32,7 +32,7 @@ import shutil
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,8 @@ CHUNK = 1000
 LATENCY_RATE = 50
 WARM_UP_S = 5.0
 FEED_RATE = 100_000
+SMALL_ROWS = 1_000_000
+"""Of the topic of one-message batches: enough that a job's fixed cost does not count."""
 TARGETS = {("read", "in memory"): 0.7, ("read", "tuples"): 3.0, ("write", "rows"): 3.0, ("replay", "feed"): 5.0}
 """What Stentor's own rate must be of these."""
 
@@ -74,6 +76,8 @@ class Row:
     rows_per_second: float
     rows: int
     repetitions: int
+    measured_at: str = ""  # of a work that was measured alone, later than the others
+    load: float | None = None  # of the machine, before it
 
 
 def publish(url: str, rows: int) -> None:
@@ -110,7 +114,7 @@ class Works:
 
     def read_small(self, columns: str) -> int:
         self._swallow(self._topic("stentor", small.ONES.topic, columns=columns))
-        return small.ROWS
+        return SMALL_ROWS
 
     def read_small_by_client(self, way: str) -> int:
         with stentor.connect(self._url) as client:
@@ -265,11 +269,25 @@ def show(rows: list[Row], delays: list[float], out: Console) -> bool:
     return met
 
 
+def write_beside(found: list[Row], facts: dict[str, Any]) -> None:
+    """Put the rows of one work into the report, in the place of those it has; each says when it was measured."""
+    path = RESULTS / "spark.json"
+    report = json.loads(path.read_text())
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    others = [row for row in report["rows"] if row["work"] not in {new.work for new in found}]
+    rows = [asdict(replace(row, measured_at=now, load=facts["load_before"])) for row in found]
+    report["rows"] = others + rows
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of the stream whose latency is measured")
+    parser.add_argument(
+        "--only", metavar="WORK", help="measure one work, such as 'read small batches', beside the rest"
+    )
     chosen = parser.parse_args()
     out = console()
     rows = chosen.rows // (CHUNK * PARTITIONS) * CHUNK * PARTITIONS
@@ -278,7 +296,7 @@ def main() -> int:
         url = start_broker(directory / "data", processes).address
         publish(url, rows)
         with stentor.connect(url) as client:
-            small.publish(client, small.ONES, small.ROWS, PARTITIONS)
+            small.publish(client, small.ONES, SMALL_ROWS, PARTITIONS)
         out.print(f"{rows:,} messages of {SIZE} bytes are published")
         spark = session("local[2]", app="bench", ui=False)
         for source in (InMemory, Tuples, RowWriter):
@@ -288,31 +306,39 @@ def main() -> int:
         everything, few = ",".join(DEFAULT), min(rows, 1_000_000)
         found = measured(
             [
-                ("read", "stentor", lambda: works.read("stentor", everything)),
-                ("read", "in memory", lambda: works.read_memory(everything)),
-                ("read", "tuples", lambda: works.read("stentor_tuples", everything)),
-                ("read", "parquet", lambda: works.read_parquet(everything)),
-                ("read values", "stentor", lambda: works.read("stentor", "value")),
-                ("read values", "in memory", lambda: works.read_memory("value")),
-                ("read values", "parquet", lambda: works.read_parquet("value")),
-                ("read small batches", "stentor", lambda: works.read_small(everything)),
-                ("read small batches", "client", lambda: works.read_small_by_client("Arrow")),
-                ("read small batches", "messages", lambda: works.read_small_by_client("messages")),
-                ("write", "stentor", lambda: works.write("stentor", rows)),
-                ("write", "staged", lambda: works.write_staged(rows)),
-                ("write", "rows", lambda: works.write("stentor_rows", few)),
-                ("write", "parquet", lambda: works.write_parquet(rows)),
-                ("replay", "(select)", works.select),
-                ("replay", "stentor", works.replay),
-                ("replay", "writer", works.replay_by_writer),
+                work
+                for work in (
+                    ("read", "stentor", lambda: works.read("stentor", everything)),
+                    ("read", "in memory", lambda: works.read_memory(everything)),
+                    ("read", "tuples", lambda: works.read("stentor_tuples", everything)),
+                    ("read", "parquet", lambda: works.read_parquet(everything)),
+                    ("read values", "stentor", lambda: works.read("stentor", "value")),
+                    ("read values", "in memory", lambda: works.read_memory("value")),
+                    ("read values", "parquet", lambda: works.read_parquet("value")),
+                    ("read small batches", "stentor", lambda: works.read_small(everything)),
+                    ("read small batches", "client", lambda: works.read_small_by_client("Arrow")),
+                    ("read small batches", "messages", lambda: works.read_small_by_client("messages")),
+                    ("write", "stentor", lambda: works.write("stentor", rows)),
+                    ("write", "staged", lambda: works.write_staged(rows)),
+                    ("write", "rows", lambda: works.write("stentor_rows", few)),
+                    ("write", "parquet", lambda: works.write_parquet(rows)),
+                    ("replay", "(select)", works.select),
+                    ("replay", "stentor", works.replay),
+                    ("replay", "writer", works.replay_by_writer),
+                )
+                if chosen.only in (None, work[0])
             ],
             chosen.repetitions,
             out,
         )
-        found += [whole_replay(found), Row("replay", "feed", FEED_RATE, rows, 0)]
-        delays = latencies(spark, url, directory, chosen.seconds) if chosen.seconds else []
+        if chosen.only is None:
+            found += [whole_replay(found), Row("replay", "feed", FEED_RATE, rows, 0)]
+        delays = latencies(spark, url, directory, chosen.seconds) if chosen.seconds and chosen.only is None else []
         spark.stop()
     met = show(found, delays, out)
+    if chosen.only is not None:
+        write_beside(found, facts)
+        return 0 if met else 1
     ordered = sorted(delays)
     latency = {"p50_ms": median(ordered), "p99_ms": ordered[int(len(ordered) * 0.99)]} if ordered else {}
     report = {
