@@ -18,18 +18,31 @@ pytestmark = pytest.mark.slow
 CLIENTS = 1_000
 BACK_S = 20.0  # on two idle cores it takes three seconds, most of them the crowd's own process
 PROBE_S = 0.02
+STAYS = 20  # looks in a row that find the same chain
 PROBE_LATENCY_S_MAX = 1.0
 
 
 def two_heads(cluster, client):
     """A topic for the crowd, and one for the probe whose head is another broker."""
     client.create_topic("storm", partitions=1, exist_ok=True)
+    wait_until_heads_stay(cluster, "storm")
     crowded = cluster.chain("storm")[0]
     for number in range(len(cluster.brokers)):
         client.create_topic(f"calm-{number}", partitions=1, exist_ok=True)
         if cluster.chain(f"calm-{number}")[0] != crowded:
             return crowded, f"calm-{number}"
     raise AssertionError("all heads are on one broker")
+
+
+def wait_until_heads_stay(cluster, topic):
+    """Heads move once more after brokers have come back; a crowd that was linked to both would lose nothing."""
+    seen = []
+
+    def stays():
+        seen.append(cluster.chain(topic))
+        return len(seen) > STAYS and all(chain == seen[-1] and len(chain) == 3 for chain in seen[-STAYS:])
+
+    cluster.wait_for(stays, 30, f"a head of {topic} that stays")
 
 
 @contextmanager
