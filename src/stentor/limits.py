@@ -80,6 +80,11 @@ PLAIN_MESSAGES_MAX: Final = 2_000_000
 """Messages in Arrow bodies that a process reads and writes without pyarrow before it loads it. They lose about 0.06 µs
 each: 0.1 s by then, which is between the 50 ms that loading takes and the 350 where there is pandas."""
 
+PLAIN_S: Final = 1.0
+PLAIN_MESSAGES_MIN: Final = 10_000
+"""A process that still handles messages after this time, and had so many of them, is no short script: it loads pyarrow
+then, whatever their number."""
+
 RUN_BYTES_MAX: Final = 2 * MIB
 """Small batches that a reader decodes into one Arrow batch. The fixed costs of a run vanish far below it, and who takes
 a batch from a shared subscription does not leave the others without work."""

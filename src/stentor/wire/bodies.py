@@ -2,8 +2,8 @@
 
 pyarrow is 170 MB on disk and takes 50 ms to load, or 350 where it finds pandas. In batches of 2,000 it writes a message
 0.03 to 0.07 µs faster and reads it 0.07 to 0.15 µs faster, the more so with keys; in batches of 50 the two are alike.
-So a process that handles few messages never loads it, and one that handles many loads it beside its work, after
-`PLAIN_MESSAGES_MAX` messages. Whoever asks for Arrow itself loads it at once.
+So a process that handles few messages, or is over soon, never loads it; one that handles many (`PLAIN_MESSAGES_MAX`) or
+goes on (`PLAIN_S`) loads it beside its work. Whoever asks for Arrow itself loads it at once.
 
 What needs pyarrow in any case (Arrow tables, compressed bodies) is MissingPackage where it is not installed.
 """
@@ -11,6 +11,7 @@ What needs pyarrow in any case (Arrow tables, compressed bodies) is MissingPacka
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _arrow: ModuleType | None = None  # wire.arrow_body, once it is loaded completely
 _coded = 0  # messages read and written without it; not exact where threads meet
+_since = 0.0  # when the first of them was
 _loading = False  # a thread has been started for it
 
 
@@ -75,10 +77,16 @@ def columns(body: memoryview, count: int) -> Columns:
 
 
 def _count(messages: int) -> None:
-    global _coded  # noqa: PLW0603 - of the process
+    global _coded, _since  # noqa: PLW0603 - of the process
+    _since = _since or time.monotonic()
     _coded += messages
-    if _coded > limits.PLAIN_MESSAGES_MAX and not _loading:
+    if not _loading and _coded > limits.PLAIN_MESSAGES_MIN and _pays():
         _load()
+
+
+def _pays() -> bool:
+    """Whether this process handles so many messages, or lives for so long, that pyarrow is worth its time."""
+    return _coded > limits.PLAIN_MESSAGES_MAX or time.monotonic() - _since > limits.PLAIN_S
 
 
 def _load() -> None:

@@ -58,7 +58,7 @@ def loaded():
             thread.join()
     return "pyarrow" in sys.modules
 
-limits.PLAIN_MESSAGES_MAX = 100_000
+limits.PLAIN_MESSAGES_MAX, limits.PLAIN_S = 100_000, 3600.0
 with stentor.connect(sys.argv[1]) as client:
     with client.producer("few") as producer:
         producer.send_many([b"x"] * 5000)
@@ -69,6 +69,25 @@ with stentor.connect(sys.argv[1]) as client:
     print(len(list(client.read("many"))), loaded(), bodies._arrow.__name__)
 """
     assert run(code, local.url) == ["5000", "False", "120000", "True", "stentor.wire.arrow_body"]
+
+
+def test_a_process_that_goes_on_loads_it_sooner(local):
+    code = """
+import sys, threading
+import stentor
+from stentor import limits
+from stentor.wire import bodies
+
+limits.PLAIN_S = 0.0
+with stentor.connect(sys.argv[1]) as client, client.producer("t", batch_messages=1000) as producer:
+    producer.send_many([b"x"] * limits.PLAIN_MESSAGES_MIN)
+    producer.flush()
+    print(bodies._loading)
+    producer.send_many([b"x"] * 1000)
+    producer.flush()
+    print(bodies._loading)
+"""
+    assert run(code, local.url) == ["False", "True"]
 
 
 def test_a_missing_package_is_an_import_error_and_a_wrong_call():
