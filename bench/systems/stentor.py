@@ -89,7 +89,7 @@ def connect(spec: Spec) -> Any:
     import stentor
     from stentor.wire import bodies
 
-    bodies.arrow()  # clients load it after two million messages: what is measured is the speed that lasts
+    bodies.arrow()  # clients load it after half a million messages: what is measured is the speed that lasts
     client = stentor.connect(spec.address, timeout=WAIT_S)
     settings = topic_settings(spec)
     client.create_topic(spec.topic, **settings)

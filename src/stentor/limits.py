@@ -76,9 +76,9 @@ BATCH_HEADERS_MAX: Final = 1_000_000
 ROWS_ENCODING_MESSAGES_MAX: Final = 16
 """Packed rows are decoded by a Python loop; above this Arrow is smaller and faster."""
 
-PLAIN_MESSAGES_MAX: Final = 2_000_000
-"""Messages in Arrow bodies that a process reads and writes without pyarrow before it loads it. They lose about 0.06 µs
-each: 0.1 s by then, which is between the 50 ms that loading takes and the 350 where there is pandas."""
+PLAIN_MESSAGES_MAX: Final = 500_000
+"""Messages in Arrow bodies that a process reads and writes without pyarrow before it loads it. They lose about 0.1 µs
+each: by then as much as loading takes."""
 
 PLAIN_S: Final = 1.0
 PLAIN_MESSAGES_MIN: Final = 10_000

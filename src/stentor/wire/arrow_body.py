@@ -39,7 +39,7 @@ SCHEMA: Final = pa.schema(
 _END_OF_STREAM_BYTES: Final = 8
 _I64: Final = struct.Struct("<q")
 
-_NO_PAIRS: Final = pa.array([], HEADER_TYPE.value_type)
+_NO_PAIRS: Final = pa.nulls(0, HEADER_TYPE.value_type)  # unlike `pa.array`, this does not load pandas
 
 
 def timestamps_array(timestamps: Sequence[int]) -> Any:
