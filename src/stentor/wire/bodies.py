@@ -2,7 +2,7 @@
 
 pyarrow is 170 MB on disk and takes 50 to 100 ms to load. In batches of 2,000 it writes a message 0.03 to 0.07 µs faster
 and reads it 0.07 to 0.15 µs faster, the more so with keys; in batches of 50 the two are alike. To write, it loads
-pandas where that is installed, which takes 300 ms more: plain Python goes on writing, unless the application has pandas.
+pandas where that is installed, which takes 300 ms more: plain Python goes on writing, unless pandas is there.
 So a process that handles few messages, or is over soon, never loads it; one that handles many (`PLAIN_MESSAGES_MAX`) or
 goes on (`PLAIN_S`) loads it beside its work. Whoever asks for Arrow itself loads it at once.
 
