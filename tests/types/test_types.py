@@ -51,7 +51,8 @@ def complaints(tmp_path_factory):
         )
         assert done.returncode in (0, 1), done.stdout + done.stderr
         found = re.findall(r"^(.+?):(\d+): error: (.*)$", done.stdout, re.MULTILINE)
-        return [(Path(file).name, int(line), text) for file, line, text in found]
+        # Examples may use packages that the tests do not need: what is missing here is no mistake of theirs.
+        return [(Path(file).name, int(line), text) for file, line, text in found if "[import-not-found]" not in text]
 
     return run
 

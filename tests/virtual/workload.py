@@ -83,11 +83,11 @@ class Workload:
             while not self.stopping:
                 for _ in range(rng.choice([1, 1, 1, 2, 8])):
                     value = f"{name}:{number}".encode()
-                    padding = bytes(2_000) if self._retains else b""
+                    headers = {"padding": bytes(2_000)} if self._retains else None  # so that segments fill up
                     number += 1
                     self.outstanding += 1
                     self.sent += 1
-                    await producer.send(value, on_delivery=self._told(value, ack), headers={"padding": padding})
+                    await producer.send(value, on_delivery=self._told(value, ack), headers=headers)
                 await asyncio.sleep(rng.choice([0.002, 0.02, 0.05, 0.2]))
 
     def _told(self, value: bytes, ack: str) -> Any:
