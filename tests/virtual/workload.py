@@ -7,7 +7,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from stentor.errors import PublishError, StentorError, UnknownOutcome
+from stentor.errors import OffsetOutOfRange, PublishError, StentorError, UnknownOutcome
 
 if TYPE_CHECKING:
     from tests.virtual.cluster import Cluster
@@ -68,7 +68,6 @@ class Workload:
         self.outstanding = 0
         self.sent = 0
         self.positions: dict[str, dict[int, int]] = {}
-        self.subscriptions: dict[str, Any] = {}
 
     async def produce(self, name: str, ack: str) -> None:
         """Bursts of small messages, and pauses."""
@@ -107,8 +106,14 @@ class Workload:
         positions: dict[int, int] = defaultdict(int)
         self.positions[name] = positions
         client = await self._client(name)
-        subscription = await client.subscribe(TOPIC, start="earliest")
-        self.subscriptions[name] = subscription
+        while True:
+            try:
+                await self._follow(name, await client.subscribe(TOPIC, start="earliest"), positions)
+            except OffsetOutOfRange:
+                self.history.require(self._retains, "a reader is refused what is there", name)
+                positions.clear()  # retention was faster: it begins again with what is left
+
+    async def _follow(self, name: str, subscription: Any, positions: dict[int, int]) -> None:
         async for message in subscription:
             due = positions[message.partition]
             fits = message.offset >= due if self._retains else message.offset == due
