@@ -1,17 +1,16 @@
-"""The product's own brokers and clients in virtual time: other seeds every day, and rules that are switched off."""
+"""The product's own brokers and clients in virtual time: some seeds, and rules that are switched off."""
 
 import os
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from tests.virtual.mutations import MUTATIONS, SEEDS
 
 ROOT = Path(__file__).resolve().parents[2]
-PER_DAY = 12
+SOME = 12
 MORE = 20  # seeds that are tried when the remembered one has gone stale
 
 
@@ -27,9 +26,9 @@ def virtual(*arguments):
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_todays_seeds_find_nothing():
-    first = 10_000 + datetime.now(UTC).date().toordinal() % 100_000 * PER_DAY
-    done = virtual("--from", first, "--seeds", PER_DAY)
+def test_some_seeds_find_nothing():
+    """Always the same: `make simulate-product` is for others."""
+    done = virtual("--from", 1, "--seeds", SOME)
     assert done.returncode == 0, done.stdout
 
 
