@@ -151,7 +151,9 @@ class Links:
                         kept = True
                         self._keep_dialling(broker, dialling)
                         return link
-            return await dialling
+            link = await dialling
+            kept = True
+            return link
         finally:
             if not kept:
                 await _abandon(dialling)
@@ -292,12 +294,11 @@ class Links:
 
 
 async def _abandon(dialling: asyncio.Task[Link]) -> None:
-    """Nobody wants its link any more."""
-    if not dialling.done():
-        dialling.cancel()
-        (outcome,) = await asyncio.gather(dialling, return_exceptions=True)
-        if isinstance(outcome, Link):
-            outcome.close()
+    """Nobody wants its link any more, nor why there is none; it may have come to an end meanwhile."""
+    dialling.cancel()
+    (outcome,) = await asyncio.gather(dialling, return_exceptions=True)
+    if isinstance(outcome, Link):
+        outcome.close()
 
 
 def _outcome(

@@ -1,6 +1,7 @@
 """How clients find brokers: one after the other, and not all clients at once."""
 
 import asyncio
+import gc
 import random
 import socket
 import threading
@@ -12,6 +13,7 @@ import uvloop
 
 import stentor
 from stentor import limits
+from stentor.client import links as links_module
 from stentor.client.link import Link
 from stentor.client.links import Links
 from stentor.errors import ConnectionFailed, DeadlineExceeded, NotReady, StentorError
@@ -368,3 +370,20 @@ def test_a_link_that_breaks_before_it_is_taken_up_is_made_anew():
         await until(lambda: links.existing("far") is not None)
 
     asyncio.run(asyncio.wait_for(story(), 15))
+
+
+def test_an_attempt_that_failed_while_it_was_given_up_is_told_to_nobody():
+    told = []
+
+    async def fail():
+        raise ConnectionFailed("Nobody is there.")
+
+    async def story():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        attempt = asyncio.ensure_future(fail())
+        await asyncio.wait([attempt])
+        await links_module._abandon(attempt)
+
+    asyncio.run(story())
+    gc.collect()
+    assert told == []
