@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import ExitStack
-
 import pytest
 
 from stentor.client.sync_client import Client
 from stentor.testing.cluster import LocalCluster
+from stentor.testing.ports import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -22,9 +20,7 @@ class TwoNetworks(LocalCluster):
 
     def _make(self, index):
         process = super()._make(index)
-        with ExitStack() as held:
-            sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-            internal, public = (each.getsockname()[1] for each in sockets)
+        internal, public = free_ports(2, "127.0.0.1")
         process._arguments += ["--listeners", f"internal=127.0.0.1:{internal},public=127.0.0.1:{public}"]
         process._arguments += ["--advertised-addresses", f"public=localhost:{public}"]
         self.public[process.name] = public

@@ -19,7 +19,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument
+from stentor.testing.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +142,7 @@ class LocalEtcd:
                 )
             ports = [tuple(pair) for pair in known["ports"]]
         else:
-            ports = [tuple(_free_ports(2, self._host)) for _ in range(count)]
+            ports = [tuple(free_ports(2, self._host)) for _ in range(count)]
         names = [f"etcd-{index}" for index in range(count)]
         return [_Member(name, self.data_directory / name, *pair) for name, pair in zip(names, ports, strict=True)]
 
@@ -343,11 +343,3 @@ class LocalEtcd:
         process = self._members[index].process
         if process is not None and process.poll() is None:
             process.send_signal(number)
-
-
-def _free_ports(count: int, host: str) -> list[int]:
-    sockets = [socket.create_server((host, 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument
 from stentor.http.balancer import render
+from stentor.testing.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,7 @@ class LocalHaproxy:
 
     def start(self, brokers: Sequence[Backend]) -> None:
         """Start it before these brokers; if it runs, it takes them on without letting go of a connection."""
-        self.port = self.port or _free_port(self.host)
+        self.port = self.port or free_ports(1, self.host)[0]
         self._file.write_text(render("haproxy", brokers, host=self.host, port=self.port), encoding="utf-8")
         command = [_program() or "haproxy", "-db", "-f", str(self._file)]
         if self.running:
@@ -106,9 +107,3 @@ class LocalHaproxy:
             process.send_signal(signal.SIGKILL)
             process.wait(_STOP_S)
         self._processes.clear()
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
