@@ -7,12 +7,16 @@ is none of the topic's. Rows travel as JSON (`client.table_values`).
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from stentor.client import table_values
+from stentor.client.history import AsyncHistory, History
+from stentor.client.producer import AsyncProducer, Producer
+from stentor.client.subscription import AsyncSubscription, Subscription
 from stentor.client.tables import to_pandas, to_polars
+from stentor.client.wrapped import AsyncEntered, Entered
 from stentor.errors import SchemaRefused
 from stentor.wire import messages
 
@@ -22,11 +26,8 @@ if TYPE_CHECKING:
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.core import ClientCore
-    from stentor.client.history import AsyncHistory, History
     from stentor.client.lanes import OnDelivery
     from stentor.client.options import ProducerOptions, ReadOptions, SubscribeOptions
-    from stentor.client.producer import AsyncProducer, Producer
-    from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client
 
 
@@ -120,12 +121,12 @@ class _Schemed:
 # --- sync ---------------------------------------------------------------------------------------
 
 
-class TableProducer(_Schemed):
+class TableProducer(_Schemed, Entered[Producer]):
     """A producer of rows. What does not fit the schema is refused at once, and nothing of it is sent."""
 
     def __init__(self, producer: Producer, schema: RowSchema) -> None:
         super().__init__(schema)
-        self._producer = producer
+        self._inner = producer
         producer._core.schema_id = schema.version  # noqa: SLF001 - two halves of one thing
 
     def send_batch(
@@ -141,37 +142,27 @@ class TableProducer(_Schemed):
         `key` names the column whose values are the messages' keys, and so choose their partitions.
         """
         rows = to_messages(data, self._schema, key)
-        self._producer.send_batch(rows, partition=partition, on_delivery=on_delivery)
+        self._inner.send_batch(rows, partition=partition, on_delivery=on_delivery)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
-        self._producer.flush(timeout)
+        self._inner.flush(timeout)
 
     def statistics(self) -> dict[str, Any]:
         """Counts since the producer was made."""
-        return self._producer.statistics()
-
-    def close(self) -> None:
-        """Flush and let go."""
-        self._producer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        self._producer.__exit__(kind, *error)
+        return self._inner.statistics()
 
 
-class TableHistory(_Schemed):
+class TableHistory(_Schemed, Entered[History]):
     """A bounded read of rows. Take it once."""
 
     def __init__(self, history: History, schema: RowSchema) -> None:
         super().__init__(schema)
-        self._history = history
+        self._inner = history
 
     def batches(self) -> Iterator[Any]:
         """As pyarrow.RecordBatch of the schema."""
-        for batch in self._history.batches():
+        for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
     def to_arrow(self) -> Any:
@@ -186,35 +177,22 @@ class TableHistory(_Schemed):
         """A polars.DataFrame."""
         return to_polars(self.to_arrow())
 
-    def close(self) -> None:
-        self._history.close()
 
-
-class TableSubscription(_Schemed):
+class TableSubscription(_Schemed, Entered[Subscription]):
     """Rows as they come. Use as a context manager."""
 
     def __init__(self, subscription: Subscription, schema: RowSchema) -> None:
         super().__init__(schema)
-        self._subscription = subscription
+        self._inner = subscription
 
     def batches(self) -> Iterator[Any]:
         """As pyarrow.RecordBatch of the schema."""
-        for batch in self._subscription.batches():
+        for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
     def statistics(self) -> dict[str, Any]:
         """Lag and position of each partition."""
-        return self._subscription.statistics()
-
-    def close(self) -> None:
-        """End it; threads that wait in it are released."""
-        self._subscription.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return self._inner.statistics()
 
 
 class TableTopic(_Schemed):
@@ -240,12 +218,12 @@ class TableTopic(_Schemed):
 # --- async --------------------------------------------------------------------------------------
 
 
-class AsyncTableProducer(_Schemed):
+class AsyncTableProducer(_Schemed, AsyncEntered[AsyncProducer]):
     """The same for `async` code."""
 
     def __init__(self, producer: AsyncProducer, schema: RowSchema) -> None:
         super().__init__(schema)
-        self._producer = producer
+        self._inner = producer
         producer._core.schema_id = schema.version  # noqa: SLF001 - two halves of one thing
 
     async def send_batch(
@@ -258,37 +236,27 @@ class AsyncTableProducer(_Schemed):
     ) -> None:
         """Hand a pyarrow Table, a pandas or a polars DataFrame over; see TableProducer.send_batch."""
         rows = to_messages(data, self._schema, key)
-        await self._producer.send_batch(rows, partition=partition, on_delivery=on_delivery)
+        await self._inner.send_batch(rows, partition=partition, on_delivery=on_delivery)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent is acknowledged."""
-        await self._producer.flush(timeout)
+        await self._inner.flush(timeout)
 
     def statistics(self) -> dict[str, Any]:
         """Counts since the producer was made."""
-        return self._producer.statistics()
-
-    async def close(self) -> None:
-        """Flush and let go."""
-        await self._producer.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._producer.__aexit__(*error)
+        return self._inner.statistics()
 
 
-class AsyncTableHistory(_Schemed):
+class AsyncTableHistory(_Schemed, AsyncEntered[AsyncHistory]):
     """The same for `async` code."""
 
     def __init__(self, history: AsyncHistory, schema: RowSchema) -> None:
         super().__init__(schema)
-        self._history = history
+        self._inner = history
 
     async def batches(self) -> AsyncIterator[Any]:
         """As pyarrow.RecordBatch of the schema."""
-        async for batch in self._history.batches():
+        async for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
     async def to_arrow(self) -> Any:
@@ -303,35 +271,22 @@ class AsyncTableHistory(_Schemed):
         """A polars.DataFrame."""
         return to_polars(await self.to_arrow())
 
-    async def close(self) -> None:
-        await self._history.close()
 
-
-class AsyncTableSubscription(_Schemed):
+class AsyncTableSubscription(_Schemed, AsyncEntered[AsyncSubscription]):
     """The same for `async` code."""
 
     def __init__(self, subscription: AsyncSubscription, schema: RowSchema) -> None:
         super().__init__(schema)
-        self._subscription = subscription
+        self._inner = subscription
 
     async def batches(self) -> AsyncIterator[Any]:
         """As pyarrow.RecordBatch of the schema."""
-        async for batch in self._subscription.batches():
+        async for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
     def statistics(self) -> dict[str, Any]:
         """Lag and position of each partition."""
-        return self._subscription.statistics()
-
-    async def close(self) -> None:
-        """End it; tasks that wait in it are released."""
-        await self._subscription.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        return self._inner.statistics()
 
 
 class AsyncTableTopic(_Schemed):

@@ -11,7 +11,7 @@ import re
 import threading
 from dataclasses import is_dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -20,6 +20,7 @@ from stentor.client.history import AsyncHistory, History
 from stentor.client.message import Message
 from stentor.client.producer import AsyncProducer, Producer
 from stentor.client.subscription import AsyncSubscription, Subscription
+from stentor.client.wrapped import AsyncEntered, Entered
 from stentor.errors import DecodeFailed, InvalidArgument
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ class _Passing(_Wrapped[T, Inner]):
 # --- producers ----------------------------------------------------------------------------------
 
 
-class TypedProducer(_Wrapped[T, Producer]):
+class TypedProducer(_Wrapped[T, Producer], Entered[Producer]):
     """A producer of values of one type. What does not fit is refused at once, and nothing of it is sent."""
 
     @property
@@ -285,19 +286,8 @@ class TypedProducer(_Wrapped[T, Producer]):
         """Counts since the producer was made."""
         return self._inner.statistics()
 
-    def close(self) -> None:
-        """Flush and let go."""
-        self._inner.close()
 
-    def __enter__(self) -> Self:
-        self._inner.__enter__()
-        return self
-
-    def __exit__(self, kind: object, *error: object) -> None:
-        self._inner.__exit__(kind, *error)
-
-
-class AsyncTypedProducer(_Wrapped[T, AsyncProducer]):
+class AsyncTypedProducer(_Wrapped[T, AsyncProducer], AsyncEntered[AsyncProducer]):
     """The same for `async` code."""
 
     @property
@@ -331,22 +321,11 @@ class AsyncTypedProducer(_Wrapped[T, AsyncProducer]):
         """Counts since the producer was made."""
         return self._inner.statistics()
 
-    async def close(self) -> None:
-        """Flush and let go."""
-        await self._inner.close()
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._inner.__aexit__(*error)
-
 
 # --- subscriptions ------------------------------------------------------------------------------
 
 
-class TypedSubscription(_Passing[T, Subscription]):
+class TypedSubscription(_Passing[T, Subscription], Entered[Subscription]):
     """A live subscription to values of one type."""
 
     def __iter__(self) -> Iterator[TypedMessage[T]]:
@@ -371,19 +350,8 @@ class TypedSubscription(_Passing[T, Subscription]):
         """Lag and position of each partition."""
         return self._inner.statistics()
 
-    def close(self) -> None:
-        """End it; threads that wait in it are released."""
-        self._inner.close()
 
-    def __enter__(self) -> Self:
-        self._inner.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._inner.__exit__(*error)
-
-
-class AsyncTypedSubscription(_Passing[T, AsyncSubscription]):
+class AsyncTypedSubscription(_Passing[T, AsyncSubscription], AsyncEntered[AsyncSubscription]):
     """The same for `async` code."""
 
     async def __aiter__(self) -> AsyncIterator[TypedMessage[T]]:
@@ -408,22 +376,11 @@ class AsyncTypedSubscription(_Passing[T, AsyncSubscription]):
         """Lag and position of each partition."""
         return self._inner.statistics()
 
-    async def close(self) -> None:
-        """End it; tasks that wait in it are released."""
-        await self._inner.close()
-
-    async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._inner.__aexit__(*error)
-
 
 # --- bounded reads ------------------------------------------------------------------------------
 
 
-class TypedHistory(_Passing[T, History]):
+class TypedHistory(_Passing[T, History], Entered[History]):
     """A bounded read of values of one type. Its tables are those of History: values as stored."""
 
     @property
@@ -458,18 +415,8 @@ class TypedHistory(_Passing[T, History]):
         """A polars.DataFrame."""
         return self._inner.to_polars()
 
-    def close(self) -> None:
-        self._inner.close()
 
-    def __enter__(self) -> Self:
-        self._inner.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._inner.__exit__(*error)
-
-
-class AsyncTypedHistory(_Passing[T, AsyncHistory]):
+class AsyncTypedHistory(_Passing[T, AsyncHistory], AsyncEntered[AsyncHistory]):
     """The same for `async` code."""
 
     @property
@@ -503,6 +450,3 @@ class AsyncTypedHistory(_Passing[T, AsyncHistory]):
     async def to_polars(self) -> Any:
         """A polars.DataFrame."""
         return await self._inner.to_polars()
-
-    async def close(self) -> None:
-        await self._inner.close()
