@@ -1,9 +1,9 @@
 """A replica that is a chain of one, ready for work."""
 
-from stentor.core.chain import Replica
 from stentor.core.dedupe import Dedupe
 from stentor.core.records import ChainRecord, Member
-from stentor.core.replica import Configure, EpochStored
+from stentor.core.replica import Replica
+from stentor.core.replica_events import Configure, EpochStored
 
 
 def alone(*, epoch=1, end=0, committed=None):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from stentor.client.position import Position
     from stentor.client.positions import Last
     from stentor.client.producer import AsyncProducer, Producer
-    from stentor.client.streams import Event
     from stentor.client.subscription import AsyncSubscription, Subscription
+    from stentor.client.subscription_core import Event
     from stentor.client.sync_client import Client, connect
     from stentor.client.table import AsyncTableTopic, TableTopic
     from stentor.client.topic import AsyncTopic, Topic
@@ -81,7 +81,7 @@ _EXPORTS = {
     "stentor.client.position": ("Position",),
     "stentor.client.positions": ("Last",),
     "stentor.client.producer": ("AsyncProducer", "Producer"),
-    "stentor.client.streams": ("Event",),
+    "stentor.client.subscription_core": ("Event",),
     "stentor.client.subscription": ("AsyncSubscription", "Subscription"),
     "stentor.client.sync_client": ("Client", "connect"),
     "stentor.client.table": ("AsyncTableTopic", "TableTopic"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor.broker import Broker
-from stentor.broker.guests import raise_descriptor_limit
+from stentor.broker.sessions.admission import raise_descriptor_limit
 from stentor.memory import give_back_freed_memory, keep_freed_memory
 
 if TYPE_CHECKING:

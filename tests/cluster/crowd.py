@@ -18,7 +18,7 @@ from typing import Any, Self
 import uvloop
 
 from stentor.client.async_client import AsyncClient, connect_async
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 
 TIMEOUT_S = 30.0
 _AT_ONCE = 50  # clients that connect beside each other when the crowd gathers: that is no storm yet
@@ -69,14 +69,14 @@ class Attempts:
 
     def watch(self) -> None:
         """Count what every link of this process does."""
-        dial = Link._dial
+        dial = BrokerLink._dial
 
-        async def counted(link: Link, host: str, port: int) -> None:
+        async def counted(link: BrokerLink, host: str, port: int) -> None:
             self.tried += 1
             await dial(link, host, port)
             self.made += 1
 
-        Link._dial = counted  # type: ignore[method-assign]
+        BrokerLink._dial = counted  # type: ignore[method-assign]
 
 
 async def gather(url: str, count: int) -> list[AsyncClient]:

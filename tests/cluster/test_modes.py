@@ -4,7 +4,7 @@ import pytest
 
 import stentor
 from stentor import selectors
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.client.links import Links
 from stentor.client.sync_client import Client
 from stentor.testing import LocalCluster
@@ -177,14 +177,14 @@ def test_producers_choose_their_partitions(cluster, client):
 def test_a_client_that_reaches_one_broker_reaches_all_topics(cluster, client, monkeypatch):
     client.create_topic("far", partitions=3)
     only = cluster.brokers["b1"].address
-    direct = Link.open.__func__
+    direct = BrokerLink.open.__func__
 
     async def blocked(cls, address, *rest):
         if address != only:
             raise stentor.ConnectionFailed(f"{address} is behind a wall.")
         return await direct(cls, address, *rest)
 
-    monkeypatch.setattr(Link, "open", classmethod(blocked))
+    monkeypatch.setattr(BrokerLink, "open", classmethod(blocked))
     with stentor.connect(only, timeout=20) as walled:
         for number in range(12):
             walled.publish("far", str(number), key=str(number))
@@ -196,7 +196,7 @@ def test_a_lasting_producer_is_recognised_through_other_brokers_and_after_the_he
     """It shows its token on every way that it takes, also when that way leads through another broker."""
     client.create_topic("lasting", partitions=3, placement="multi-primary")
     only = cluster.brokers["b1"].address
-    direct = Link.open.__func__
+    direct = BrokerLink.open.__func__
 
     async def blocked(cls, address, *rest):
         if address != only:
@@ -211,7 +211,7 @@ def test_a_lasting_producer_is_recognised_through_other_brokers_and_after_the_he
                 producer.send(str(number), partition=number % 3, timestamp=1_700_000_000_000_000)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Link, "open", classmethod(blocked))
+        patched.setattr(BrokerLink, "open", classmethod(blocked))
         with Client(only) as walled:
             send(walled, 0, 150)
             send(walled, 0, 150)

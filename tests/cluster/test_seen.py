@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.client.positions import Last
 from stentor.errors import DeadlineExceeded, NotReady
 from stentor.wire.messages import FindOffset, ListBrokers
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.slow
 def asked(monkeypatch):
     """Which brokers were asked for offsets, in order."""
     found: list[str] = []
-    request = Link.request
+    request = BrokerLink.request
 
     async def noted(link, message):
         if isinstance(message, FindOffset):
             found.append(link.broker.id)
         return await request(link, message)
 
-    monkeypatch.setattr(Link, "request", noted)
+    monkeypatch.setattr(BrokerLink, "request", noted)
     return found
 
 
@@ -66,7 +66,7 @@ def test_where_the_messages_end_is_a_question_for_the_head(three, topic, asked, 
 
 def test_a_head_that_is_new_is_waited_for(topic, asked, monkeypatch):
     client, _, partition = topic
-    request = Link.request
+    request = BrokerLink.request
 
     async def not_yet(link, message):
         answer = await request(link, message)
@@ -74,14 +74,14 @@ def test_a_head_that_is_new_is_waited_for(topic, asked, monkeypatch):
             raise NotReady("It leads since a moment ago.")
         return answer
 
-    monkeypatch.setattr(Link, "request", not_yet)
+    monkeypatch.setattr(BrokerLink, "request", not_yet)
     assert client.offsets("seen") == {0: 1}
     assert asked == partition.chain[:1] * 3
 
 
 def test_a_head_that_never_answers_is_not_waited_for_longer_than_a_moment(topic, asked, monkeypatch):
     client, _, partition = topic
-    request = Link.request
+    request = BrokerLink.request
 
     async def never(link, message):
         answer = await request(link, message)
@@ -89,6 +89,6 @@ def test_a_head_that_never_answers_is_not_waited_for_longer_than_a_moment(topic,
             raise NotReady("It does not hear its successor.")
         return answer
 
-    monkeypatch.setattr(Link, "request", never)
+    monkeypatch.setattr(BrokerLink, "request", never)
     assert client.offsets("seen") == {0: 1}
     assert asked[-1] == partition.chain[-1]

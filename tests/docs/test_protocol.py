@@ -13,9 +13,9 @@ import pytest
 from crc32c import crc32c
 
 from stentor import errors
-from stentor.broker import requests
-from stentor.broker.session import Session
-from stentor.core.peers import PartitionMessage
+from stentor.broker.sessions import requests
+from stentor.broker.sessions.session import Session
+from stentor.core.chain_messages import PartitionMessage
 from stentor.testing import broker
 from stentor.wire import arrow_body, arrow_message, batch, frames, header, messages, peer, rows, schemas
 

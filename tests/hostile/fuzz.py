@@ -35,9 +35,9 @@ from crc32c import crc32c
 from tests.alone import alone
 
 from stentor import limits
-from stentor.broker.lone import LonePublisher
-from stentor.broker.partition import Partition
-from stentor.broker.session import Session
+from stentor.broker.partitions.partition import Partition
+from stentor.broker.sessions.inline_sync import InlineSync
+from stentor.broker.sessions.session import Session
 from stentor.client.decode import decode_messages, offset_batches
 from stentor.errors import CorruptData, InvalidArgument, NotReady, PartitionNotFound, StentorError
 from stentor.storage.model import LogSlice, LogStatistics
@@ -515,7 +515,7 @@ class StubBroker:
         self.guests = StubGuests()
         self.receiving = ReceiveBudget()
         self.strangers = SparingLog(logging.getLogger("stentor.fuzz"), self.clock.monotonic)
-        self.lone = LonePublisher()
+        self.lone = InlineSync()
         self.log = MemoryLog()
         threads: Any = Threads()
         self.one = Partition(

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from stentor import Client
+from stentor.core.chain_messages import Complaint, Down, Link
 from stentor.core.membership import Heartbeat
-from stentor.core.peers import Complaint, Down, Link
 from stentor.core.records import ChainRecord, Member
 from stentor.errors import StentorError
 from stentor.security.proof import Claim, new_nonce, new_secret, prove
@@ -69,8 +69,7 @@ def cluster_id(cluster: LocalCluster) -> str:
 def secret_of(cluster: LocalCluster) -> bytes:
     """What only a broker knows: read from the data directory of one."""
     from stentor.security.cluster_secret import decode_kept
-    from stentor.storage.files import Kind as FileKind
-    from stentor.storage.files import unseal
+    from stentor.storage.files import FileKind, unseal
 
     file = cluster.brokers["b0"].directory / "secret"
     return decode_kept(unseal(FileKind.SECRET, file.read_bytes(), what="secret")).secret.current

@@ -62,10 +62,10 @@ data = encode_index(SparseIndex(), Identity(1, 0, 2), base=0, end=0, data_bytes=
 import tempfile
 from pathlib import Path
 from stentor.storage import damage
-from stentor.storage.files import Kind, seal
+from stentor.storage.files import FileKind, seal
 from stentor.storage.segment import DAMAGED_SUFFIX, segment_path
 directory = Path(tempfile.mkdtemp())
-segment_path(directory, 0, DAMAGED_SUFFIX).write_bytes(seal(Kind.DAMAGE, b"[]"))
+segment_path(directory, 0, DAMAGED_SUFFIX).write_bytes(seal(FileKind.DAMAGE, b"[]"))
 """,
         "assert damage.load_damage(directory, 0) == ()",
     ),

@@ -12,12 +12,12 @@ from tests.simulation.world import SECOND
 
 from stentor import limits
 from stentor.core import refusals
-from stentor.core import replica as r
-from stentor.core.chain import Replica
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Linked
 from stentor.core.cluster import ClusterMember
 from stentor.core.dedupe import Dedupe, Resend
-from stentor.core.peers import Linked
 from stentor.core.records import Member
+from stentor.core.replica import Replica
 
 TICK_US = int(limits.PEER_HEARTBEAT_S * SECOND)
 FLOOR_US = SECOND
@@ -322,7 +322,7 @@ class Broker(MemberSide):
 
     def retain(self, key, replica, log):
         """The head lets the beginning of its log go; some of what is committed, or all of it."""
-        if not (replica.place.is_head and replica.active and log.whole):
+        if not (replica.position.is_head and replica.active and log.whole):
             return
         committed = self.retirable(replica, log)
         count = committed if self.world.chance(0.2) else self.world.between(0, committed)
@@ -381,7 +381,7 @@ class Broker(MemberSide):
     def takes(self, replica):
         """C6: not where nobody who could have replaced it is heard, nor where its successor is not."""
         membership, now = self.cluster.membership, self.clock()
-        successor = None if replica.place.is_tail else replica.place.successor
+        successor = None if replica.position.is_tail else replica.position.successor
         heard = successor is None or membership.view(successor.broker, now) == "heard"
         return heard and membership.is_confirmed(now)
 
@@ -454,8 +454,8 @@ PERFORM = {
     r.Truncate: Broker.do_truncate,
     r.Send: Broker.do_send,
     r.Report: Broker.do_report,
-    r.Feed: Broker.do_feed,
-    r.Unfeed: Broker.do_unfeed,
+    r.StartFeed: Broker.do_feed,
+    r.StopFeed: Broker.do_unfeed,
     r.Answer: Broker.do_answer,
     r.Refuse: Broker.do_answer,
     r.Find: Broker.do_find,

@@ -7,7 +7,7 @@ from tests.simulation.world import SECOND
 
 from stentor import limits
 from stentor.core.acks import ALL, QUORUM
-from stentor.core.peers import Adopt
+from stentor.core.chain_messages import Adopt
 from stentor.errors import UnknownOutcome
 
 CONTROLLER = ("controller",)

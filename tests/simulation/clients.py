@@ -3,7 +3,7 @@
 from tests.simulation.checks import require
 
 from stentor.core.acks import ALL
-from stentor.core.replica import Answer
+from stentor.core.replica_events import Answer
 
 IN_FLIGHT = 4
 

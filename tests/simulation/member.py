@@ -3,10 +3,10 @@
 from tests.simulation.store import CONTROLLER
 
 from stentor.core import cluster as c
-from stentor.core import replica as r
-from stentor.core.controller import BrokerRecord, Held, Propose
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Adopt
+from stentor.core.controller import BrokerRecord, HeldRecord, Propose
 from stentor.core.membership import ControllerKey
-from stentor.core.peers import Adopt
 
 
 class MemberSide:
@@ -32,7 +32,7 @@ class MemberSide:
 
     def hear_partition(self, key, sender, message):
         if isinstance(message, Adopt):
-            held = Held(message.record, message.revision)
+            held = HeldRecord(message.record, message.revision)
             if not self.believes(key, held):
                 return
             self.know(key, held)
@@ -53,7 +53,7 @@ class MemberSide:
     def keeps(self, replica, record):
         if replica.me in record.members:
             return True
-        has_part = replica.place.position is not None or replica.place.joins
+        has_part = replica.position.index is not None or replica.position.joins
         return not has_part and all(member.broker != self.name for member in record.members)
 
     def looked_up(self, entries):
@@ -82,7 +82,7 @@ class MemberSide:
         held = self.confirmed.get(key)
         if held is None:
             return False
-        return held.revision >= replica.revision or held.record.before(replica.me) == replica.place.predecessor
+        return held.revision >= replica.revision or held.record.before(replica.me) == replica.position.predecessor
 
     def hear_offered(self, key, offered, run):
         self.take(key, offered, run)
@@ -234,9 +234,9 @@ class MemberSide:
             self.confirmed[key] = held
 
     def entry_chain(self, key, value, revision):
-        self.confirm(key[1], Held(value, revision))
-        self.cluster.heard_record(key[1], Held(value, revision))
-        self.know(key[1], Held(value, revision))
+        self.confirm(key[1], HeldRecord(value, revision))
+        self.cluster.heard_record(key[1], HeldRecord(value, revision))
+        self.know(key[1], HeldRecord(value, revision))
 
     def entry_alive(self, key, value, _):
         self.cluster.membership.liveness(key[1], alive=value)
@@ -244,7 +244,7 @@ class MemberSide:
     def loaded_store(self, entries):
         self.take_entries(entries)
         if self.up and self.cluster.controller is not None:
-            records = {k[1]: Held(*v) for k, v in entries.items() if k[0] == "chains"}
+            records = {k[1]: HeldRecord(*v) for k, v in entries.items() if k[0] == "chains"}
             self.do(self.cluster.loaded(self.brokers, self.topics, records, self.clock()))
 
 

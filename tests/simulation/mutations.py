@@ -19,16 +19,16 @@ from tests.simulation.runner import run_seed
 from tests.simulation.scenarios import SCENARIOS
 
 from stentor.core import controller, refusals, revival
-from stentor.core import replica as r
-from stentor.core.below import Below
-from stentor.core.chain import Replica
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Linked
+from stentor.core.chain_position import ChainPosition
 from stentor.core.complaints import Complaints
 from stentor.core.confirmations import Confirmations
 from stentor.core.controller import Controller
 from stentor.core.dedupe import Dedupe
+from stentor.core.downstream import Downstream
 from stentor.core.membership import Membership
-from stentor.core.peers import Linked
-from stentor.core.place import Place
+from stentor.core.replica import Replica
 
 _replace = msgspec.structs.replace
 
@@ -109,7 +109,7 @@ def _remember_epoch(self, now_us):
     """What an older epoch said of the members above still counts."""
     self.linked = False
     self._told_up = None
-    self.below.forget(now_us)
+    self.downstream.forget(now_us)
 
 
 # --- C6, C10, C14, C15: heads that are replaced, members that die -----------------------------------
@@ -149,7 +149,7 @@ def _all_retirable(self, replica, log):
     return log.synced
 
 
-_SERVES = property(lambda self: self.linked and self._adopting is None and self.place.position is not None)
+_SERVES = property(lambda self: self.linked and self._adopting is None and self.position.index is not None)
 
 # --- C7, C8, C12, C13: levels, minimum, who may lead ------------------------------------------------
 
@@ -289,7 +289,7 @@ def _patient_with_joiners(self, now_us, wanted, *, unheard, joins):
         self.joint = joint
 
 
-COMPLAINT = Below.complaint
+COMPLAINT = Downstream.complaint
 
 
 def _asks_nobody(self, now_us):
@@ -298,7 +298,7 @@ def _asks_nobody(self, now_us):
 
 
 def _knows_although_short(self):
-    return self._replica.place.is_head and self._replica.serves
+    return self._replica.position.is_head and self._replica.serves
 
 
 def _first_complaint(self, key, record):
@@ -312,7 +312,7 @@ HELD = (Complaints, "_held", _nothing)
 FIRST_BLAMED = (Controller, "_complaint", _first_complaint)
 EPOCHS = (Replica, "_current", _any_epoch)
 STORED = (Replica, "_configure", _configure_at_once)
-INCARNATIONS = (Place, "find", _find_any_incarnation)
+INCARNATIONS = (ChainPosition, "find", _find_any_incarnation)
 RECONCILED = (Replica, "_reconcile", _reconcile_by_length)
 CONTINUED = (Replica, "_offered", _offered_unchecked)
 HALTS = (Replica, "_loses_committed", _never)
@@ -345,7 +345,7 @@ mutation("continues", "C9: what is taken continues this log (masked by `reconcil
 mutation("halt", "C9: a log is never cut below its commit point (masked by `damaged`: both off)", HALTS, DAMAGED)
 mutation("death", "C10: a death is a new epoch", (Controller, "_shrunk", _dies_quietly))
 mutation("joint", "C11: in joint mode nothing is committed without the joiner", (Replica, "_own_durable", _no_joint))
-mutation("ready", "C11: a joiner is ready when it holds all that is committed", (Below, "joiner_is_ready", _READY))
+mutation("ready", "C11: a joiner is ready when it holds all that is committed", (Downstream, "joiner_is_ready", _READY))
 mutation("others-wait", "C12: with the last member gone, others wait", WAITS)
 mutation("damaged", "C13: a damaged copy does not keep its place", DAMAGED)
 mutation("cut-together", "C13: copies that were cut lead only when all are there", CUT)
@@ -372,9 +372,11 @@ mutation("own-disk", "C31: a head reports that its own disk hangs", OWN_DISK)
 mutation("unable", "C31: a member whose disk is full leaves", (Membership, "writers", _all_able))
 mutation("able", "C31: those that stay can write", (Controller, "_may_go_on", _enough_is_enough))
 mutation(
-    "link-cut", "C15, C31: a cut between two neighbours is noticed as silence", (Below, "complaint", _heard_by_all)
+    "link-cut", "C15, C31: a cut between two neighbours is noticed as silence", (Downstream, "complaint", _heard_by_all)
 )
-mutation("joint-stall", "C11: a joiner in joint mode gets little time", (Below, "complaint", _patient_with_joiners))
+mutation(
+    "joint-stall", "C11: a joiner in joint mode gets little time", (Downstream, "complaint", _patient_with_joiners)
+)
 mutation(
     "hearsay", "C28: a chain that does without this member is looked up, not believed", (Broker, "believes", _always)
 )

@@ -9,10 +9,10 @@ from tests.simulation.store import CONTROLLER
 from tests.simulation.world import SECOND, Rates
 
 from stentor.core.acks import ALL, HEAD
-from stentor.core.controller import Held
+from stentor.core.controller import HeldRecord
 from stentor.core.membership import ControllerKey
 from stentor.core.records import Member
-from stentor.core.replica import Answer
+from stentor.core.replica_events import Answer
 
 KEY = (1, 0)
 
@@ -249,7 +249,7 @@ def joiner_that_hangs(seed):
     cluster.world.at(SECOND // 2, joiner.start)
 
     def waits():
-        below = tail.replicas[KEY].below
+        below = tail.replicas[KEY].downstream
         return below.joint and not below.joiner_is_ready
 
     if not cluster.go(10 * SECOND, waits):
@@ -334,7 +334,7 @@ def liar():
         record = cluster.record(KEY)
         ghost = msgspec.structs.replace(record, epoch=record.epoch + 1, chain=(Member("ghost", 99, 1),))
         for broker in chain:
-            broker.hear("push", [(KEY, Held(ghost, 2**60))])
+            broker.hear("push", [(KEY, HeldRecord(ghost, 2**60))])
 
     cluster = trouble(29, lie, limit_us=SECOND)
     require(cluster.record(KEY).epoch == 1, "somebody believed it", cluster.record(KEY))

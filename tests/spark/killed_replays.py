@@ -27,7 +27,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stentor.spark.pipelines.replay import SPAN, Place, Plan
+from stentor.spark.pipelines.replay import SPAN, ReplayPlace, ReplayPlan
 from stentor.testing import LocalBroker
 
 SOURCE, TARGET = "feed", "again"
@@ -59,7 +59,7 @@ def prepare(place, *, rows, speed):
         table = pa.table({"timestamp": times, "key": values, "value": values, "headers": headers, "appended_at": times})
         pq.write_table(table, folder / "part-00000.parquet", row_group_size=20_000)
     last_us = FIRST_US + (count - 1) * step_us
-    plan = Plan(
+    plan = ReplayPlan(
         identity=f"replay/{random.getrandbits(128):032x}",
         rows=count * PARTITIONS,
         first_us=FIRST_US,
@@ -80,7 +80,7 @@ class Experiment:
         self._place = place
         self._random = random.Random(seed)
         self._say = say
-        self._rows = msgspec.json.decode((place / "plan.json").read_bytes(), type=Plan).rows
+        self._rows = msgspec.json.decode((place / "plan.json").read_bytes(), type=ReplayPlan).rows
         self._counted = Counter()
         self._processes = []
         self._last_place = 0
@@ -127,7 +127,7 @@ class Experiment:
     def _place_moved(self):
         """Whether the killed run left another place than the one before."""
         path = self._place / "place.json"
-        rows = msgspec.json.decode(path.read_bytes(), type=Place).rows if path.is_file() else 0
+        rows = msgspec.json.decode(path.read_bytes(), type=ReplayPlace).rows if path.is_file() else 0
         moved, self._last_place = rows != self._last_place, rows
         return moved
 

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stentor.cli.app import run
-from stentor.cli.sparking import told
+from stentor.cli.spark_session import told
 from stentor.errors import InvalidArgument
 from stentor.spark.pipelines import metrics
 from stentor.spark.pipelines.lake import open_lake

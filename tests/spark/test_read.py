@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.errors import EndUnknown, InvalidArgument
 from stentor.spark import columns
 from stentor.spark.offsets import OffsetRange
@@ -187,7 +187,7 @@ class TestPositions:
         assert planned(subscribe=orders, startingTimestamp="2099-01-01T00:00:00Z") == []
 
     def test_an_end_that_nobody_is_certain_of_is_refused_unless_stale_is_allowed(self, orders, monkeypatch):
-        request = Link.request
+        request = BrokerLink.request
 
         async def unsure(link, message):
             if not isinstance(message, FindOffset) or message.at == "earliest":
@@ -197,7 +197,7 @@ class TestPositions:
             answer = await request(link, message)
             return msgspec.structs.replace(answer, offset=4, committed=4, sure=False)
 
-        monkeypatch.setattr(Link, "request", unsure)
+        monkeypatch.setattr(BrokerLink, "request", unsure)
         with pytest.raises(EndUnknown, match=orders):
             planned(subscribe=orders, timeout="500ms")
         assert [(part.start, part.end) for part in planned(subscribe=orders, stale="allow")] == [(0, 4)] * 3

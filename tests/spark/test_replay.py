@@ -17,7 +17,7 @@ import pytest
 from stentor.errors import InvalidArgument
 from stentor.spark.pipelines import replay, runs
 from stentor.spark.pipelines.record import record
-from stentor.spark.pipelines.replay import Place, Plan, Selection, publish, select
+from stentor.spark.pipelines.replay import ReplayPlace, ReplayPlan, Selection, publish, select
 from stentor.testing import broker as another_broker
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -78,7 +78,7 @@ def work(selected, tmp_path):
     def make(into, speed=0.0, seconds=2.0):
         place = tmp_path / f"work-{next(_numbers)}"
         shutil.copytree(selected, place)
-        plan = msgspec.json.decode((place / "plan.json").read_bytes(), type=Plan)
+        plan = msgspec.json.decode((place / "plan.json").read_bytes(), type=ReplayPlan)
         span = msgspec.structs.replace(plan.span, seconds=seconds)
         identity = f"{plan.identity}/{place.name}"
         plan = msgspec.structs.replace(plan, into=into, speed=speed, identity=identity, span=span)
@@ -199,7 +199,7 @@ class TestTakenUpAgain:
         """Also one that was selected by an older version, whose producers showed no token."""
         monkeypatch.setattr(runs, "PART_ROWS", 100)
         place = work(topic, speed=speed)
-        plan = msgspec.json.decode((place / "plan.json").read_bytes(), type=Plan)
+        plan = msgspec.json.decode((place / "plan.json").read_bytes(), type=ReplayPlan)
         (place / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, lasting=lasting)))
 
         def fail(done):
@@ -220,7 +220,7 @@ class TestTakenUpAgain:
             wait_until(lambda: count(client, topic) > 1000, "some messages are published", 60)
             process.kill()
         there = count(client, topic)
-        known = msgspec.json.decode((place / "place.json").read_bytes(), type=Place)
+        known = msgspec.json.decode((place / "place.json").read_bytes(), type=ReplayPlace)
         assert 0 < known.rows <= there < MESSAGES
         assert publish(place) == MESSAGES - known.rows
         assert by_partition(client, topic) == by_partition(client, "feed.a")
@@ -228,7 +228,7 @@ class TestTakenUpAgain:
     def test_cuts_that_changed_are_noticed(self, topic, work):
         place, stop = work(topic, speed=1000), threading.Event()
         publish(place, stop=stop, on_progress=lambda done: stop.set() if done.rows else None)
-        plan = msgspec.json.decode((place / "plan.json").read_bytes(), type=Plan)
+        plan = msgspec.json.decode((place / "plan.json").read_bytes(), type=ReplayPlan)
         (place / "plan.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, speed=0)))
         with pytest.raises(InvalidArgument, match=r"was cut otherwise before"):
             publish(place)

@@ -14,7 +14,7 @@ import pytest
 
 from stentor.errors import NotReady
 from stentor.spark.pipelines import replay, runs
-from stentor.spark.pipelines.replay import Place, Plan, Span, publish
+from stentor.spark.pipelines.replay import ReplayPlace, ReplayPlan, Span, publish
 
 NOON_US = 1_763_208_000_000_000
 ROWS = 1200
@@ -46,7 +46,7 @@ def work(tmp_path):
                 }
             )
             pq.write_table(table, folder / "part-00000.parquet", row_group_size=100)
-        plan = Plan(
+        plan = ReplayPlan(
             identity=f"replay/{place}",
             rows=ROWS,
             first_us=NOON_US,
@@ -153,7 +153,7 @@ def test_what_an_older_version_began_goes_on_in_one_generation(client, topic, wo
     (place / "place.json").unlink(missing_ok=True)
     monkeypatch.setattr(replay, "SPAN", SPAN)
     publish(place)
-    assert msgspec.json.decode((place / "place.json").read_bytes(), type=Place) == Place(ROWS, 1)
+    assert msgspec.json.decode((place / "place.json").read_bytes(), type=ReplayPlace) == ReplayPlace(ROWS, 1)
     check_once(client, topic)
 
 
@@ -171,7 +171,7 @@ def test_the_place_is_written_down_before_a_long_wait(topic, work, monkeypatch):
     monkeypatch.setattr(replay, "time", Clock(random.Random(1), pause_s=0))
     with pytest.raises(Killed):
         publish(place, on_progress=_killer(900))
-    assert msgspec.json.decode((place / "place.json").read_bytes(), type=Place).rows >= 900 - 2 * 100 - 20
+    assert msgspec.json.decode((place / "place.json").read_bytes(), type=ReplayPlace).rows >= 900 - 2 * 100 - 20
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from stentor.broker.partition import Partition
-from stentor.broker.replicas import Replicas
-from stentor.broker.stream import Stream
+from stentor.broker.partitions.partition import Partition
+from stentor.broker.partitions.replicas import Replicas
+from stentor.broker.sessions.reader_stream import ReaderStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,10 +31,10 @@ def _never(*_: Any) -> None:
     """Forget it."""
 
 
-_push = Stream._push
+_push = ReaderStream._push
 
 
-def _push_without_looking(self: Stream, chunks: list[bytes], next_offset: int, size: int) -> None:
+def _push_without_looking(self: ReaderStream, chunks: list[bytes], next_offset: int, size: int) -> None:
     _push(self, chunks, next_offset, size)
     self.cursor.position += 1
 
@@ -44,7 +44,7 @@ MUTATIONS: dict[str, list[tuple[Any, str, Any]]] = {
     "acts on an epoch that is not on disk": [(Replicas, "_store_epochs", _pretend_to_store)],
     "forgets to let go": [(Replicas, "_retire", _never)],
     "serves what is not committed": [(Partition, "committed", property(lambda self: self.log.end))],
-    "skips a message": [(Stream, "_push", _push_without_looking)],
+    "skips a message": [(ReaderStream, "_push", _push_without_looking)],
 }
 SEEDS = {
     "answers before the sync": 2,

@@ -142,7 +142,7 @@ class Run:
             len(segments := partition.log._state.segments) < 2 or segments[1].base > starts[key[1]]
             for name in self.cluster.disks
             for key, partition in self.cluster.partitions(name).items()
-            if partition.replica.place.position is not None
+            if partition.replica.position.index is not None
         )
 
     def _starts(self) -> dict[int, int]:
@@ -151,7 +151,7 @@ class Run:
             key[1]: partition.log.start
             for name in self.cluster.disks
             for key, partition in self.cluster.partitions(name).items()
-            if partition.replica.place.position == 0
+            if partition.replica.position.index == 0
         }
 
     def _ends(self) -> dict[int, set[int]]:

@@ -89,11 +89,11 @@ class Process:
 
 def number_objects() -> None:
     """Sets of objects are walked by where these lie in memory: number them instead, from 0 in each run."""
-    from stentor.broker.feed import Feed
-    from stentor.broker.partition import Partition
-    from stentor.broker.session import Session
-    from stentor.broker.stream import Stream
-    from stentor.client.link import Link
+    from stentor.broker.partitions.chain_feed import ChainFeed
+    from stentor.broker.partitions.partition import Partition
+    from stentor.broker.sessions.reader_stream import ReaderStream
+    from stentor.broker.sessions.session import Session
+    from stentor.client.link import BrokerLink
     from stentor.transport.connection import Connection
 
     numbers = itertools.count()
@@ -104,5 +104,5 @@ def number_objects() -> None:
             found = thing._number = next(numbers)
         return int(found)
 
-    for kind in (Feed, Partition, Session, Stream, Link, Connection):
+    for kind in (ChainFeed, Partition, Session, ReaderStream, BrokerLink, Connection):
         kind.__hash__ = number  # type: ignore[method-assign, assignment]

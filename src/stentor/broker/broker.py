@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor._version import __version__
-from stentor.broker.catalogue import Catalogue, Topic, deleted_key
-from stentor.broker.cluster import Cluster
-from stentor.broker.guests import Guests
+from stentor.broker.catalogue import Catalogue, HeldTopic, deleted_key
+from stentor.broker.cluster.cluster import Cluster
+from stentor.broker.cluster.operators import Operators
+from stentor.broker.cluster.serving import check_serves, elsewhere
+from stentor.broker.cluster.storeless_start import StorelessStart, without_store
+from stentor.broker.cluster.topic_admin import TopicAdmin, delete_all, deleted_error
+from stentor.broker.cluster.trust import Trust
+from stentor.broker.disk_threads import DiskThreads
 from stentor.broker.health import HealthWatch
-from stentor.broker.listeners import Listeners
-from stentor.broker.lone import LonePublisher
-from stentor.broker.operators import Operators
 from stentor.broker.overview import Overview
-from stentor.broker.recorded import RecordedEnds
-from stentor.broker.replicas import Replicas
-from stentor.broker.requests import serve
-from stentor.broker.serving import check_serves, elsewhere
-from stentor.broker.session import Session
-from stentor.broker.syncer import DiskThreads
-from stentor.broker.topics import Topics, delete_all, deleted_error
-from stentor.broker.trust import Trust
-from stentor.broker.turn import Turn
-from stentor.broker.waiting import Waiting, without_store
+from stentor.broker.partitions.recorded import RecordedEnds
+from stentor.broker.partitions.replicas import Replicas
+from stentor.broker.sessions.admission import Admission
+from stentor.broker.sessions.inline_sync import InlineSync
+from stentor.broker.sessions.listeners import Listeners
+from stentor.broker.sessions.requests import serve
+from stentor.broker.sessions.session import Session
+from stentor.broker.write_coalescing import WriteCoalescing
 from stentor.coordination import EmbeddedStore
 from stentor.core import refusals
 from stentor.errors import (
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stentor.broker.config import BrokerConfig
-    from stentor.broker.partition import Partition
+    from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.ports import Clock, CoordinationStore, Health
     from stentor.wire.messages import TopicChanges, TopicSettings
@@ -101,8 +101,8 @@ class Broker:
         self.disk_threads = disk_threads
         self._open_cluster_store = open_store or open_cluster_store
         self.loop = asyncio.get_running_loop()
-        self.turn = Turn(self.loop)
-        self.guests = Guests(self)
+        self.turn = WriteCoalescing(self.loop)
+        self.guests = Admission(self)
         self.sessions = self.guests.sessions
         self.receiving = self.guests.receiving
         self.strangers = self.guests.strangers
@@ -117,11 +117,11 @@ class Broker:
         self.listeners = Listeners(config)
         self._overview = Overview(self)
         self._no_sessions = asyncio.Event()
-        self.lone = LonePublisher()
+        self.lone = InlineSync()
         self.catalogue = Catalogue()
         self.trust = Trust(self)
         self.cluster = Cluster(self)
-        self.topics = Topics(self)
+        self.topics = TopicAdmin(self)
         self.operators = Operators(self)
         self.recorded = RecordedEnds(self)
         self._health = HealthWatch(self)
@@ -151,7 +151,7 @@ class Broker:
         self.broker_id = await self._identity(path)
         self._swept_at = self.clock.monotonic()
         self._every(limits.SWEEP_S, self._sweep)
-        self.waiting = Waiting(self, path / CATALOGUE_FILE)
+        self.waiting = StorelessStart(self, path / CATALOGUE_FILE)
         if not self.replicas.single:
             self.trust.open(path / SECRET_FILE)
             await self.waiting.until_store_answers()
@@ -275,7 +275,7 @@ class Broker:
         """Why a broker that nobody hears takes nothing and serves nobody."""
         return without_store() if self.waiting.serves else refusals.cut_off()
 
-    async def wait_until_active(self, topic: Topic) -> None:
+    async def wait_until_active(self, topic: HeldTopic) -> None:
         """Give the chains of a new topic a moment, so that the first publish finds them at work."""
 
         def active() -> bool:
@@ -292,10 +292,10 @@ class Broker:
 
     # --- topics ---------------------------------------------------------------------------------
 
-    async def create_topic(self, name: str, settings: TopicSettings) -> Topic:
+    async def create_topic(self, name: str, settings: TopicSettings) -> HeldTopic:
         return await self.topics.create(name, settings)
 
-    async def alter_topic(self, name: str, changes: TopicChanges) -> Topic:
+    async def alter_topic(self, name: str, changes: TopicChanges) -> HeldTopic:
         return await self.topics.alter(name, changes)
 
     async def delete_topic(self, name: str) -> None:
@@ -303,7 +303,7 @@ class Broker:
         if self.replicas.single:
             await self._remove_deleted()
 
-    def apply_settings(self, topic: Topic) -> None:
+    def apply_settings(self, topic: HeldTopic) -> None:
         """A topic's settings changed."""
         settings = topic.record.settings
         for key in topic.keys:
@@ -543,7 +543,7 @@ class Broker:
 def _is_settled(partition: Partition) -> bool:
     """At work, or not going to be."""
     replica = partition.replica
-    return replica.active or bool(replica.failed) or (replica.record is not None and not replica.place.is_head)
+    return replica.active or bool(replica.failed) or (replica.record is not None and not replica.position.is_head)
 
 
 def open_cluster_store(config: BrokerConfig) -> CoordinationStore:

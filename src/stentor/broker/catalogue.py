@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stentor.core.controller import BrokerRecord, Held, TopicPlan
+from stentor.core.controller import BrokerRecord, HeldRecord, TopicPlan
 from stentor.core.membership import ControllerKey
 from stentor.core.placement import Tally
 from stentor.core.records import ChainRecord, Key
@@ -43,7 +43,7 @@ class RecordedEnd(msgspec.Struct, frozen=True):
     end: int
 
 
-class Topic(msgspec.Struct):
+class HeldTopic(msgspec.Struct):
     """A topic and the revision that changes must compare."""
 
     record: TopicRecord
@@ -117,8 +117,8 @@ def decode_broker(value: bytes) -> BrokerRecord:
 class News(msgspec.Struct):
     """What changed in the catalogue, for whoever must act on it."""
 
-    topics: dict[int, Topic | None] = {}
-    chains: dict[Key, Held | None] = {}
+    topics: dict[int, HeldTopic | None] = {}
+    chains: dict[Key, HeldRecord | None] = {}
     brokers: bool = False
     controller: tuple[ControllerKey | None, int] | None = None
     active: bool = False
@@ -130,10 +130,10 @@ class Catalogue:
     """Everything that is in the store, decoded."""
 
     def __init__(self) -> None:
-        self.topics: dict[str, Topic] = {}
-        self.by_id: dict[int, Topic] = {}
-        self.chains: dict[Key, Held] = {}
-        self.confirmed: dict[Key, Held] = {}  # the same, as far as the store itself has said so (C28)
+        self.topics: dict[str, HeldTopic] = {}
+        self.by_id: dict[int, HeldTopic] = {}
+        self.chains: dict[Key, HeldRecord] = {}
+        self.confirmed: dict[Key, HeldRecord] = {}  # the same, as far as the store itself has said so (C28)
         self.brokers: dict[str, BrokerRecord] = {}
         self.recorded: dict[Key, tuple[int, int]] = {}  # end and revision
         self.deleted: set[int] = set()
@@ -150,7 +150,7 @@ class Catalogue:
         """A key has this value now."""
         kind, _, rest = entry.key.partition("/")
         if kind == "topics":
-            self.put_topic(Topic(_topics.decode(entry.value), entry.revision), news)
+            self.put_topic(HeldTopic(_topics.decode(entry.value), entry.revision), news)
         elif kind == "chains":
             self._put_stored_chain(_key(rest), entry, news)
         elif kind == "brokers":
@@ -172,7 +172,7 @@ class Catalogue:
             self.active, self.active_revision = entry.value.decode(), entry.revision
             news.active = True
 
-    def put_topic(self, topic: Topic, news: News) -> None:
+    def put_topic(self, topic: HeldTopic, news: News) -> None:
         """A topic's record; only a newer one is news."""
         known = self.topics.get(topic.record.name)
         if known is not None and known.revision >= topic.revision:
@@ -184,7 +184,7 @@ class Catalogue:
         news.topics[topic.record.id] = topic
         self.changes += 1
 
-    def put_chain(self, key: Key, held: Held, news: News, *, confirmed: bool) -> None:
+    def put_chain(self, key: Key, held: HeldRecord, news: News, *, confirmed: bool) -> None:
         """A chain's record; only a newer one is news. `confirmed`: the store has it, no peer only says so (C28)."""
         if confirmed and (key not in self.confirmed or self.confirmed[key].revision < held.revision):
             self.confirmed[key] = held
@@ -199,9 +199,9 @@ class Catalogue:
         """What is known already is not decoded: whoever reads the whole store again knows nearly all of it."""
         known, confirmed = self.chains.get(key), self.confirmed.get(key)
         if known is None or confirmed is None or min(known.revision, confirmed.revision) < entry.revision:
-            self.put_chain(key, Held(_chains.decode(entry.value), entry.revision), news, confirmed=True)
+            self.put_chain(key, HeldRecord(_chains.decode(entry.value), entry.revision), news, confirmed=True)
 
-    def unconfirmed(self, key: Key) -> Held | None:
+    def unconfirmed(self, key: Key) -> HeldRecord | None:
         """A record that only a peer has told so far."""
         held, confirmed = self.chains.get(key), self.confirmed.get(key)
         return held if held is not None and (confirmed is None or confirmed.revision < held.revision) else None
@@ -241,14 +241,14 @@ class Catalogue:
         elif kind == CONTROLLER:
             news.controller = (None, 0)
 
-    def _delete_topic(self, topic: Topic, news: News) -> None:
+    def _delete_topic(self, topic: HeldTopic, news: News) -> None:
         if self._vanished(topic.record.id):
             news.vanished.append(topic.record.name)
             return
         self.drop_topic(topic)
         news.topics[topic.record.id] = None
 
-    def drop_topic(self, topic: Topic) -> None:
+    def drop_topic(self, topic: HeldTopic) -> None:
         """It was deleted."""
         if self.topics.pop(topic.record.name, None) is not None:
             self._partitions -= topic.record.settings.partitions
@@ -278,7 +278,7 @@ class Catalogue:
 
     # --- questions ------------------------------------------------------------------------------
 
-    def get(self, name: str) -> Topic:
+    def get(self, name: str) -> HeldTopic:
         """A topic by name."""
         topic = self.topics.get(name)
         if topic is None:
@@ -289,7 +289,7 @@ class Catalogue:
             )
         return topic
 
-    def route(self, topic: Topic) -> TopicRoute:
+    def route(self, topic: HeldTopic) -> TopicRoute:
         """Where a topic's partitions are."""
         held = [self.chains.get(key) for key in topic.keys]
         return TopicRoute(

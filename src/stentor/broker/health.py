@@ -19,7 +19,7 @@ from stentor.ports import Health, Problem
 
 if TYPE_CHECKING:
     from stentor.broker.broker import Broker
-    from stentor.broker.partition import Partition
+    from stentor.broker.partitions.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def chain_statistics(partition: Partition) -> dict[str, Any]:
     """How many members a chain has and should have."""
     record = partition.replica.record
     return {
-        "replicas": len(partition.replica.place.brokers),
+        "replicas": len(partition.replica.position.brokers),
         "replicas_wanted": 0 if record is None else record.factor,
     }
 
@@ -137,9 +137,9 @@ def chain_statistics(partition: Partition) -> dict[str, Any]:
 def _members(partition: Partition) -> int:
     """How many members the chain has; a copy that is outside of it cannot say, and is taken for well."""
     replica = partition.replica
-    if replica.record is None or replica.place.position is None:
+    if replica.record is None or replica.position.index is None:
         return partition.settings.replicas_wanted
-    return len(replica.place.brokers)
+    return len(replica.position.brokers)
 
 
 def _named(partitions: list[str]) -> str:

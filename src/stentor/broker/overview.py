@@ -9,7 +9,7 @@ import msgspec
 
 from stentor import limits
 from stentor._version import __version__
-from stentor.broker.lag import MostBehind
+from stentor.broker.partitions.lag import MostBehind
 
 if TYPE_CHECKING:
     from stentor.broker.broker import Broker

@@ -19,7 +19,7 @@ from stentor.limits import MESSAGE_VALUE_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stentor.cli.load import Plan
+    from stentor.cli.load import LoadPlan
     from stentor.cli.measurement import Result
     from stentor.client.options import AckLevel, Compression
     from stentor.wire.messages import Flush
@@ -67,7 +67,7 @@ def bench(
       stentor bench --rate 50000 --batch 100
       stentor bench --one-by-one --subscribers 0
     """
-    from stentor.cli.load import SIZE_MIN, Plan
+    from stentor.cli.load import SIZE_MIN, LoadPlan
 
     if size < SIZE_MIN:
         raise InvalidArgument(f"--size {size} is too small.", hint=f"The checks need {SIZE_MIN} bytes in each message.")
@@ -75,7 +75,7 @@ def bench(
         raise InvalidArgument(
             f"--size {size:,} is too large.", hint=f"A message's value has at most {MESSAGE_VALUE_BYTES_MAX:,} bytes."
         )
-    plan = Plan(
+    plan = LoadPlan(
         url=url, timeout=timeout, topic=f"bench.{os.urandom(4).hex()}", partitions=partitions, size=size, batch=batch,
         producers=producers, subscribers=subscribers, rate=rate, seconds=seconds,
         ack=cast("AckLevel", ack), compression=cast("Compression | None", compression),
@@ -90,7 +90,7 @@ def bench(
         raise typer.Exit(EXIT_ERROR)
 
 
-def _run(plan: Plan, *, flush: Flush, keep: bool) -> Result:
+def _run(plan: LoadPlan, *, flush: Flush, keep: bool) -> Result:
     """Make the topic, measure, clean up: also when it fails, or is told to end."""
     from stentor.cli.measurement import measure
 
@@ -122,7 +122,7 @@ def _ended_by_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _print_result(plan: Plan, result: Result) -> None:
+def _print_result(plan: LoadPlan, result: Result) -> None:
     print_facts(
         [
             ("published", _speed(result.published, result.published_per_second, plan.size)),
@@ -148,7 +148,7 @@ def _speed(messages: int, per_second: float, size: int) -> str:
     return f"{messages:,} messages, {per_second:,.0f} per second, {show_bytes(per_second * size)}/s"
 
 
-def _verdict(plan: Plan, result: Result) -> str:
+def _verdict(plan: LoadPlan, result: Result) -> str:
     if not plan.subscribers:
         return "nothing to verify without subscribers"
     if result.verified:

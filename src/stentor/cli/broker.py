@@ -143,7 +143,7 @@ async def _rotate(settings: BrokerConfig) -> None:
     import time
 
     from stentor.broker.broker import open_cluster_store
-    from stentor.broker.trust import rotate
+    from stentor.broker.cluster.trust import rotate
 
     store = open_cluster_store(settings)
     try:

@@ -50,7 +50,7 @@ REPORT_EVERY_S: Final = 0.1
 WATCH_EVERY_S: Final = 0.005
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the workers are told."""
 
     url: str | None
@@ -105,7 +105,7 @@ class Control:
         self._wire.send(("done", outcome))
 
 
-def work(role: str, number: int, plan: Plan, wire: Connection) -> None:
+def work(role: str, number: int, plan: LoadPlan, wire: Connection) -> None:
     """The main function of a worker process."""
     bodies.arrow()  # loaded now: what is measured is the speed that lasts
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -122,7 +122,7 @@ def work(role: str, number: int, plan: Plan, wire: Connection) -> None:
 # --- producing ----------------------------------------------------------------------------------
 
 
-def _produce(client: stentor.Client, number: int, plan: Plan, control: Control) -> Outcome:
+def _produce(client: stentor.Client, number: int, plan: LoadPlan, control: Control) -> Outcome:
     if plan.one_by_one:
         return _publish_one_by_one(client, number, plan, control)
     sent = 0
@@ -142,7 +142,7 @@ def _produce(client: stentor.Client, number: int, plan: Plan, control: Control) 
     return Outcome(messages=sent, seconds=seconds)
 
 
-def _publish_one_by_one(client: stentor.Client, number: int, plan: Plan, control: Control) -> Outcome:
+def _publish_one_by_one(client: stentor.Client, number: int, plan: LoadPlan, control: Control) -> Outcome:
     """One message at a time, each waiting for its acknowledgement: the latency of `publish`."""
     sent = 0
     partition = number % plan.partitions
@@ -160,24 +160,24 @@ def _publish_one_by_one(client: stentor.Client, number: int, plan: Plan, control
     return Outcome(messages=sent, seconds=time.monotonic() - begin, latencies_us=latencies.tobytes())
 
 
-def _schedule(plan: Plan, begin: float) -> Iterator[list[int]]:
+def _schedule(plan: LoadPlan, begin: float) -> Iterator[list[int]]:
     """When each message is due, in the order of sending, as many at a time as are due now."""
     return _steady(plan, begin) if plan.rate else _flat_out(plan, begin)
 
 
-def _step_max(plan: Plan) -> int:
+def _step_max(plan: LoadPlan) -> int:
     """How many messages a producer makes at a time."""
     return max(1, STEP_BYTES_MAX // plan.size)
 
 
-def _flat_out(plan: Plan, begin: float) -> Iterator[list[int]]:
+def _flat_out(plan: LoadPlan, begin: float) -> Iterator[list[int]]:
     step = 1 if plan.one_by_one else min(plan.batch, _step_max(plan))
     end = begin + plan.seconds
     while time.monotonic() < end:
         yield [time.monotonic_ns()] * step
 
 
-def _steady(plan: Plan, begin: float) -> Iterator[list[int]]:
+def _steady(plan: LoadPlan, begin: float) -> Iterator[list[int]]:
     rate = plan.rate / plan.producers
     total = max(1, int(plan.seconds * rate))
     begin_ns = int(begin * 1e9)
@@ -201,7 +201,7 @@ def _wait_until(moment: float) -> None:
 class Checker:
     """Checks the numbers of the messages of each producer."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self._size = plan.size
         self._mask = 0 if plan.rate or plan.one_by_one else SAMPLE_EVERY - 1
         self._next = [0] * plan.producers
@@ -246,7 +246,7 @@ class Checker:
         self.outcome.latencies_us = self.latencies.tobytes()
 
 
-def _consume(client: stentor.Client, _number: int, plan: Plan, control: Control) -> Outcome:
+def _consume(client: stentor.Client, _number: int, plan: LoadPlan, control: Control) -> Outcome:
     """Take messages at full speed in this thread, while another watches for the end."""
     checker = Checker(plan)
     with client.subscribe(plan.topic, start="earliest") as subscription:
@@ -260,7 +260,7 @@ def _consume(client: stentor.Client, _number: int, plan: Plan, control: Control)
     return checker.outcome
 
 
-def _watch(checker: Checker, subscription: stentor.Subscription, control: Control, plan: Plan) -> None:
+def _watch(checker: Checker, subscription: stentor.Subscription, control: Control, plan: LoadPlan) -> None:
     """End the subscription when everything came, or when nothing has come for too long."""
     totals: list[int] | None = None
     seen, heard_at = 0, time.monotonic()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from stentor.cli.load import Outcome, Plan, work
+from stentor.cli.load import LoadPlan, Outcome, work
 from stentor.errors import DeadlineExceeded, InternalError, StentorError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, kw_only=True):
     """What came out of one measurement."""
 
-    plan: Plan
+    plan: LoadPlan
     published: int
     published_per_second: float
     delivered: int
@@ -62,7 +62,7 @@ class Result(msgspec.Struct, kw_only=True):
 class Worker:
     """One process of the load."""
 
-    def __init__(self, role: str, number: int, plan: Plan) -> None:
+    def __init__(self, role: str, number: int, plan: LoadPlan) -> None:
         context = multiprocessing.get_context("spawn")
         self.role = role
         self.name = f"{role} {number}"
@@ -122,7 +122,7 @@ def _deaf_to_interrupts() -> Iterator[None]:
             signal.raise_signal(caught)
 
 
-def measure(plan: Plan) -> Result:
+def measure(plan: LoadPlan) -> Result:
     """Run the load and put the outcomes together."""
     with contextlib.ExitStack() as stack:
         stack.callback(_end_started)
@@ -150,7 +150,7 @@ def _end_started() -> None:
         process.join()
 
 
-def _start(stack: contextlib.ExitStack, role: str, number: int, plan: Plan) -> Worker:
+def _start(stack: contextlib.ExitStack, role: str, number: int, plan: LoadPlan) -> Worker:
     worker = Worker(role, number, plan)
     stack.callback(worker.stop)
     return worker
@@ -172,7 +172,7 @@ def _hear_until(workers: list[Worker], arrived: Any, limit: float, line: LiveLin
             line.show(workers)
 
 
-def _result(plan: Plan, producers: list[Outcome], subscribers: list[Outcome]) -> Result:
+def _result(plan: LoadPlan, producers: list[Outcome], subscribers: list[Outcome]) -> Result:
     published = sum(outcome.messages for outcome in producers)
     delivered = sum(outcome.messages for outcome in subscribers)
     lost, doubled, disordered = (
@@ -210,7 +210,7 @@ def percentiles(outcomes: list[Outcome]) -> Percentiles | None:
 class LiveLine:
     """One line on the terminal that says how it goes; nothing in a pipe."""
 
-    def __init__(self, plan: Plan, begin: float) -> None:
+    def __init__(self, plan: LoadPlan, begin: float) -> None:
         self._plan = plan
         self._begin = begin
         self._bar: Any = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stentor.cli import options, sparking
+from stentor.cli import options, spark_session
 from stentor.cli.output import print_json, print_table
 from stentor.cli.positions import parse_moment
 from stentor.cli.quantities import parse_bytes, parse_seconds, plural
@@ -21,8 +21,8 @@ def metrics(
     window: Annotated[str, typer.Option(metavar="DURATION", help="The length of a window.")] = "1m",
     late: Annotated[str, typer.Option(metavar="DURATION", help="How late a record may come.")] = "30s",
     once: Annotated[bool, typer.Option("--once", help="Up to now, instead of until Ctrl-C.")] = False,
-    master: sparking.Master = None,
-    conf: sparking.Conf = None,
+    master: spark_session.Master = None,
+    conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
     """Sum up what the brokers say about themselves, per topic and window, into the topic _metrics.windows.
@@ -34,7 +34,7 @@ def metrics(
     """
     from stentor.spark.pipelines.metrics import TARGET, run
 
-    with sparking.spark_session("metrics", master, conf) as spark:
+    with spark_session.spark_session("metrics", master, conf) as spark:
         window_s, late_s = parse_seconds(window, "--window"), parse_seconds(late, "--late")
         query = run(spark, checkpoint, url=url, window_s=window_s, late_s=late_s, once=once)
         try:
@@ -83,8 +83,8 @@ def snapshot(
         str | None, typer.Option("--lake", metavar="DIR", help="Take the history from this lake.", show_default=False)
     ] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="As it was at this time.")] = None,
-    master: sparking.Master = None,
-    conf: sparking.Conf = None,
+    master: spark_session.Master = None,
+    conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
     """The latest value of every key of a topic, now or at a time, of any size.
@@ -98,7 +98,7 @@ def snapshot(
 
     if (out is None) == (into is None):
         raise InvalidArgument("One of --out and --into is needed.", hint="--out DIR writes files, --into publishes.")
-    with sparking.spark_session("snapshot", master, conf) as spark:
+    with spark_session.spark_session("snapshot", master, conf) as spark:
         moment = None if until is None else parse_moment(until, "--until")
         frame = pipeline.latest(spark, topic, url=url, lake=lake, until=moment).cache()
         keys = frame.count()
@@ -111,16 +111,16 @@ def snapshot(
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def compact(
-    lake: sparking.LakeOption,
+    lake: spark_session.LakeOption,
     target: Annotated[str, typer.Option(metavar="SIZE", help="How large files should become.")] = "128MiB",
-    master: sparking.Master = None,
-    conf: sparking.Conf = None,
+    master: spark_session.Master = None,
+    conf: spark_session.Conf = None,
 ) -> None:
     """Join the small files of a lake."""
     from stentor.spark.pipelines.lake import open_lake
 
     place = open_lake(lake)
     place.check()
-    with sparking.spark_session("compact", master, conf) as spark, place.writing():
+    with spark_session.spark_session("compact", master, conf) as spark, place.writing():
         fewer = place.compact(spark, parse_bytes(target, "--target"))
     print(f"{plural(max(0, fewer), 'file')} fewer in {place.path}")

@@ -10,7 +10,7 @@ PATIENCE_S: Final = 0.5
 """What is done sooner needs no bar."""
 
 
-class Progress:
+class InputProgress:
     """How far a long input is."""
 
     def __init__(self, bytes_total: int | None) -> None:

@@ -11,9 +11,9 @@ import typer
 
 from stentor.cli import options
 from stentor.cli.failure import complain
-from stentor.cli.feed import Feed, Sending, open_feed
 from stentor.cli.output import print_json
-from stentor.cli.progress import Progress
+from stentor.cli.progress import InputProgress
+from stentor.cli.publish_input import PublishInput, Sending, open_feed
 from stentor.cli.quantities import plural, show_bytes, show_seconds
 from stentor.errors import InvalidArgument
 
@@ -116,7 +116,7 @@ def _publish_feed(
 ) -> None:
     """Publish lines or files in batches and say how many were acknowledged."""
     started = time.monotonic()
-    with open_feed(files, sending) as feed, Progress(feed.bytes_total) as progress:
+    with open_feed(files, sending) as feed, InputProgress(feed.bytes_total) as progress:
         _explain_terminal(feed)
         with client.producer(sending.topic, **settings) as producer:
             try:
@@ -131,12 +131,12 @@ def _publish_feed(
         _print_result(sending, feed, time.monotonic() - started)
 
 
-def _explain_terminal(feed: Feed) -> None:
+def _explain_terminal(feed: PublishInput) -> None:
     if feed.is_terminal:
         print("Each line is a message; Ctrl-D ends.", file=sys.stderr, flush=True)
 
 
-def _print_result(sending: Sending, feed: Feed, seconds: float) -> None:
+def _print_result(sending: Sending, feed: PublishInput, seconds: float) -> None:
     if sending.as_json:
         result = {"topic": sending.topic, "messages": feed.messages, "bytes": feed.bytes, "seconds": round(seconds, 3)}
         print_json(result)

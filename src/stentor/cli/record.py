@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stentor.cli import options, sparking
+from stentor.cli import options, spark_session
 from stentor.cli.failure import complain
 from stentor.cli.quantities import plural, show_bytes
 
@@ -21,7 +21,7 @@ app = options.make_app()
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def record(
     topics: options.Topics,
-    lake: sparking.LakeOption,
+    lake: spark_session.LakeOption,
     format: Annotated[
         str | None, typer.Option("--format", metavar="parquet|delta", help="Of a new lake; parquet without it.")
     ] = None,
@@ -33,8 +33,8 @@ def record(
     allow_data_loss: Annotated[
         bool, typer.Option("--allow-data-loss", help="Go on though messages were deleted before they were recorded.")
     ] = False,
-    master: sparking.Master = None,
-    conf: sparking.Conf = None,
+    master: spark_session.Master = None,
+    conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
     """Record topics into a lake of Parquet or Delta files.
@@ -53,10 +53,10 @@ def record(
 
     place = open_lake(lake, format)
     stop = threading.Event()
-    with sparking.spark_session("record", master, conf) as spark:
+    with spark_session.spark_session("record", master, conf) as spark:
         if follow:
             _stop_on_signals(stop)
-        with sparking.bar("recording", None) as bar:
+        with spark_session.bar("recording", None) as bar:
             recorded = run(
                 spark,
                 topics,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stentor.cli import options, sparking
+from stentor.cli import options, spark_session
 from stentor.cli.positions import parse_moment
 from stentor.cli.quantities import plural, show_seconds
 from stentor.errors import InvalidArgument
@@ -16,7 +16,7 @@ from stentor.errors import InvalidArgument
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from stentor.spark.pipelines.replay import Progress
+    from stentor.spark.pipelines.replay import ReplayProgress
 
 app = options.make_app()
 
@@ -33,7 +33,7 @@ PaceBy = Annotated[
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def replay(
-    lake: sparking.LakeOption,
+    lake: spark_session.LakeOption,
     topics: Annotated[
         list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Recorded topics; without any: all of the lake.")
     ] = None,
@@ -54,8 +54,8 @@ def replay(
         typer.Option(metavar="DIR", help="Keep the selection and the place here, so that it can be taken up again."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Take up the replay of --work.")] = False,
-    master: sparking.Master = None,
-    conf: sparking.Conf = None,
+    master: spark_session.Master = None,
+    conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
     """Publish recorded messages again, at their pace or faster.
@@ -86,15 +86,15 @@ def replay(
                 into=into,
                 pace_by=_pace_by(pace_by),
             )
-            with sparking.spark_session("replay", master, conf) as spark:
+            with spark_session.spark_session("replay", master, conf) as spark:
                 plan = pipeline.select(spark, lake, place, selection, speed=_speed(speed))
             print(f"selected {plural(plan.rows, 'message')} of {show_seconds((plan.last_us - plan.first_us) / 1e6)}")
-        with sparking.bar("replaying", None) as bar:
+        with spark_session.bar("replaying", None) as bar:
             published = pipeline.publish(place, url=url, on_progress=lambda progress: _show(bar, progress))
     print(f"published {plural(published, 'message')}")
 
 
-def _show(bar: Any, progress: Progress) -> None:
+def _show(bar: Any, progress: ReplayProgress) -> None:
     rate = f"{progress.rows / progress.seconds:,.0f}/s" if progress.seconds else ""
     late = f", {progress.behind_s:.1f} s late" if progress.behind_s > 0.5 else ""
     bar.update(bar.tasks[0].id, completed=progress.rows, total=progress.of_rows, rate=rate + late)

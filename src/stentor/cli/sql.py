@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stentor.cli import options, sparking
+from stentor.cli import options, spark_session
 from stentor.cli.output import print_table
 from stentor.cli.quantities import plural
 
@@ -24,8 +24,8 @@ def sql(
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Print at most so many rows.")] = 1000,
     binary: Annotated[bool, typer.Option("--binary", help="Keys and values as bytes instead of text.")] = False,
     json: options.Json = False,
-    master: sparking.Master = None,
-    conf: sparking.Conf = None,
+    master: spark_session.Master = None,
+    conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
     """Ask topics and their recorded history with SQL.
@@ -41,10 +41,10 @@ def sql(
     """
     from stentor.spark.pipelines.sql import query as run
 
-    with sparking.spark_session("sql", master, conf) as spark:
-        with sparking.saying("looking for the topics …"):
+    with spark_session.spark_session("sql", master, conf) as spark:
+        with spark_session.saying("looking for the topics …"):
             frame = run(spark, query, url=url, lake=lake, binary=binary)
-        with sparking.saying("running the query …"):
+        with spark_session.saying("running the query …"):
             rows = frame.limit(limit + 1).collect()
         names = frame.columns
     cut = len(rows) > limit

@@ -23,14 +23,14 @@ _END_S: Final = 60.0
 _LOG_BYTES: Final = 600
 
 
-class Started(NamedTuple):
+class StartedProcess(NamedTuple):
     """A cluster that has just been started."""
 
     state: dict[str, Any]
     process: subprocess.Popen[bytes]
 
 
-def start(data: Path, settings: dict[str, Any], *, detach: bool) -> Started:
+def start(data: Path, settings: dict[str, Any], *, detach: bool) -> StartedProcess:
     """Start a supervisor and wait until its cluster is ready. It lives as long as we do, or on its own."""
     if (data / STATE_FILE).exists():
         state = _read_state(data)
@@ -53,7 +53,7 @@ def start(data: Path, settings: dict[str, Any], *, detach: bool) -> Started:
             start_new_session=True,
         )
     try:
-        return Started(_await_ready(process, data), process)
+        return StartedProcess(_await_ready(process, data), process)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)

@@ -55,6 +55,6 @@ def _of_single(directory: Path) -> dict[int, str]:
 
 
 def _of_cluster(directory: Path) -> dict[int, str]:
-    from stentor.broker.waiting import load_remembered
+    from stentor.broker.cluster.storeless_start import load_remembered
 
     return {record.id: record.name for record, _ in load_remembered(directory / CATALOGUE_FILE).topics}

@@ -14,14 +14,14 @@ from stentor.client.convert import allows_stale, as_seconds, check_limit, check_
 from stentor.client.core import ClientCore, default_name, parse_url
 from stentor.client.help import explained, explained_function
 from stentor.client.history import AsyncHistory
-from stentor.client.lanes import ProducerCore, parse_ack
 from stentor.client.opening import Opening, OpeningRead
 from stentor.client.positions import check_position, find_request
 from stentor.client.producer import AsyncProducer, Producer
+from stentor.client.producer_core import ProducerCore, parse_ack
 from stentor.client.recorded import mark_recorded
 from stentor.client.recovery import best_copy
-from stentor.client.streams import SubscriptionCore
 from stentor.client.subscription import AsyncInbox, AsyncSubscription
+from stentor.client.subscription_core import SubscriptionCore
 from stentor.client.topic import AsyncPlainTopic, AsyncTopic
 from stentor.client.typed import Codec
 from stentor.core.names import check_topic_name

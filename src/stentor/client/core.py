@@ -45,7 +45,7 @@ from stentor.wire import messages
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from stentor.client.link import Link
+    from stentor.client.link import BrokerLink
     from stentor.client.selectors import Selector
 
     Timeout = float | Deadline | None  # of a call, or of the call that this is a step of
@@ -130,7 +130,7 @@ class ClientCore:
         self.read_from = read_from or tail_first
         self._chooses = read_from is not None
         self.loop = asyncio.get_running_loop()
-        self.link: Link | None = None  # home
+        self.link: BrokerLink | None = None  # home
         self.links = Links(name)
         self.links.on_linked = self._linked
         self.links.on_lost = self._lost
@@ -140,7 +140,7 @@ class ClientCore:
         self._thread_id = threading.get_ident()
         self.routes: dict[str, messages.TopicRoute] = {}
         self.seen = Seen()
-        self.link_listeners: set[Callable[[Link], None]] = set()
+        self.link_listeners: set[Callable[[BrokerLink], None]] = set()
         self.route_listeners: set[Callable[[], None]] = set()
         self.closers: set[Callable[[], Awaitable[None]]] = set()
         self._ready = asyncio.Event()
@@ -178,7 +178,7 @@ class ClientCore:
                 self._settles = isinstance(error, ConnectionFailed) or not self._fresh(self._homes())
             await asyncio.sleep(delay)
 
-    async def _adopt(self, link: Link, timeout: float | None = None) -> None:
+    async def _adopt(self, link: BrokerLink, timeout: float | None = None) -> None:
         settles = self._settles
         try:
             table = await self._ask_table(link, timeout or self.timeout, stale=settles)
@@ -201,7 +201,7 @@ class ClientCore:
         self.links.add(link)
         self._tell_routes()
 
-    async def _ask_table(self, link: Link, timeout: float, *, stale: bool) -> messages.RouteTable:
+    async def _ask_table(self, link: BrokerLink, timeout: float, *, stale: bool) -> messages.RouteTable:
         link.on_routes = self._routes_changed
         try:
             table: messages.RouteTable = await asyncio.wait_for(
@@ -216,11 +216,11 @@ class ClientCore:
         link.check()  # it may have broken while its answer was on the way
         return table
 
-    def _linked(self, link: Link) -> None:
+    def _linked(self, link: BrokerLink) -> None:
         for listener in list(self.link_listeners):
             listener(link)
 
-    def _lost(self, link: Link, error: StentorError) -> None:
+    def _lost(self, link: BrokerLink, error: StentorError) -> None:
         if self.closed:
             return
         if link is self.link:
@@ -233,7 +233,7 @@ class ClientCore:
             self._connecting = self.loop.create_task(self._reconnect(link))
         self._tell_routes()  # whoever used this link looks for another way
 
-    async def _reconnect(self, lost: Link) -> None:
+    async def _reconnect(self, lost: BrokerLink) -> None:
         """Back off exponentially with full jitter, so that a thousand clients do not come at once."""
         spread_s = self.links.spread_s(lost.broker.id if lost.broker is not None else "")
         while True:
@@ -250,7 +250,7 @@ class ClientCore:
                 nobody_else = not isinstance(error, NotReady) or not self._fresh(self._homes())
                 self._settles = self._cut_off_heard and nobody_else
 
-    async def _look_elsewhere(self, settled: Link) -> None:
+    async def _look_elsewhere(self, settled: BrokerLink) -> None:
         """A home that may only know what was is one until it knows what is, or another answers."""
         while True:
             wait_s = limits.LINK_AVOIDED_S
@@ -288,7 +288,7 @@ class ClientCore:
 
     # --- the way to a partition -----------------------------------------------------------------
 
-    def head_link(self, topic: str, topic_id: int, partition: int) -> Link | None:
+    def head_link(self, topic: str, topic_id: int, partition: int) -> BrokerLink | None:
         """The link to a partition's head; None while there is none."""
         route = self.routes.get(topic)
         if route is None or route.id != topic_id:
@@ -304,7 +304,7 @@ class ClientCore:
         avoid: frozenset[str] | set[str] = frozenset(),
         *,
         head_first: bool = False,
-    ) -> Link | None:
+    ) -> BrokerLink | None:
         """The link to a member to read from: whoever of the chain is linked already, and is not avoided.
 
         An application that chooses for itself gets whom it prefers, for the price of a connection. So does a
@@ -345,7 +345,7 @@ class ClientCore:
 
     # --- waiting --------------------------------------------------------------------------------
 
-    async def ready_link(self) -> Link:
+    async def ready_link(self) -> BrokerLink:
         """The link, waiting for it if need be; the caller sets the deadline."""
         self.check_loop()
         while True:
@@ -362,7 +362,7 @@ class ClientCore:
                 hint="Open one in each loop that uses it: with every asyncio.run() a new loop begins.",
             )
 
-    async def link_within(self, timeout: Timeout, operation: str) -> Link:
+    async def link_within(self, timeout: Timeout, operation: str) -> BrokerLink:
         """The link, within a call's deadline."""
         deadline = self.deadline(timeout)
         try:
@@ -407,7 +407,7 @@ class ClientCore:
         """Where a position is, by a member that knows at least of what this client has seen (C24)."""
         return await questions.find_offset(self, wish, topic, self.deadline(timeout))
 
-    async def ask_link(self, link: Link, request: Any) -> Any:
+    async def ask_link(self, link: BrokerLink, request: Any) -> Any:
         """One question over one link, in turn with all others of this client."""
         async with self._asking:
             return await link.request(request)

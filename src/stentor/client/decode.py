@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from crc32c import crc32c
 
-from stentor.client.handed import Run
+from stentor.client.handed import HandedRun
 from stentor.client.message import Block, Message
 from stentor.errors import CorruptData
 from stentor.wire import batch as wire_batch
@@ -59,7 +59,7 @@ def position_of(chunk: bytes, position: int, floor: int) -> int:
 
 def decode_messages(
     chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None, position: int = 0
-) -> Iterator[Run]:
+) -> Iterator[HandedRun]:
     """The messages of a delivery with floor <= offset < ceiling, in one run per batch or for several.
 
     CorruptData where a checksum fails.
@@ -71,7 +71,7 @@ def decode_messages(
             wanted = _trim(found, floor, ceiling)
             if wanted:
                 messages = iter(wanted)
-                yield Run(messages, wanted, messages)
+                yield HandedRun(messages, wanted, messages)
         elif position < end:
             header = check_header(chunk, position)
             yield _decode_one(chunk, position, header, topic, partition, floor, ceiling)
@@ -234,7 +234,7 @@ def _decode_loop_with_headers(chunk: bytes, position: int, topic: str, partition
 
 def _decode_one(
     chunk: bytes, position: int, header: BatchHeader, topic: str, partition: int, floor: int, ceiling: int | None
-) -> Run:
+) -> HandedRun:
     timestamps, keys, values, headers = wire_batch.columns(chunk, position, header)
     base, count = header.base_offset, header.count
     block = Block(topic, partition, base, timestamps, headers, header.topic_id)
@@ -245,7 +245,7 @@ def _decode_one(
     stop = count if ceiling is None else max(0, min(count, ceiling - base))
     if skip or stop != count:
         messages = islice(messages, skip, max(skip, stop))
-    return Run(messages, offsets, left)
+    return HandedRun(messages, offsets, left)
 
 
 def offset_batches(

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stentor.client.message import Message
-    from stentor.client.streams import Reader
+    from stentor.client.subscription_core import Reader
 
 
-class Run:
+class HandedRun:
     """Messages that are handed out one after the other, all of one partition."""
 
     __slots__ = ("_left", "_source", "messages")
@@ -45,7 +45,7 @@ class Handed:
 
     __slots__ = ("_floor", "_run", "reader")
 
-    def __init__(self, reader: Reader, floor: int, run: Run | None = None) -> None:
+    def __init__(self, reader: Reader, floor: int, run: HandedRun | None = None) -> None:
         self.reader = reader
         self._floor = floor  # nothing below it was asked for
         self._run = run

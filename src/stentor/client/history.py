@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from stentor.client.message import Message
-    from stentor.client.streams import SubscriptionCore
     from stentor.client.subscription import AsyncSubscription, Subscription
+    from stentor.client.subscription_core import SubscriptionCore
 
 
 class _Bounded:

@@ -18,7 +18,7 @@ from stentor.core.dedupe import lasting_id
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from stentor.client.lanes import ProducerCore
+    from stentor.client.producer_core import ProducerCore
 
 SECRET_VARIABLE: Final = "STENTOR_PRODUCER_SECRET"  # noqa: S105 - where it is, not what it is
 _GENERATION_MAX = 2**32 - 1  # what the header of a batch has room for

@@ -50,8 +50,8 @@ _OVERTAKEN = ("gap", "unknown_producer")
 """Refusals of a batch that came before an earlier one, which was not taken a moment ago; be it the very first."""
 
 if TYPE_CHECKING:
-    from stentor.client.lanes import ProducerCore
-    from stentor.client.link import Link
+    from stentor.client.link import BrokerLink
+    from stentor.client.producer_core import ProducerCore
     from stentor.wire.batch import Encoded
 
 
@@ -171,7 +171,7 @@ class Lane:
         self.stalled = False  # refused for now; a timer will send again
         self.refusal: StentorError | None = None  # why, if so
         self.lock = threading.Lock()
-        self.link: Link | None = None  # where the last batch went
+        self.link: BrokerLink | None = None  # where the last batch went
 
     # --- sealing: any thread --------------------------------------------------------------------
 
@@ -330,7 +330,7 @@ class Lane:
         while self.unsent and self._may_send(self.unsent[0]):
             self._send(link, self.unsent.popleft())
 
-    def _move(self, link: Link) -> None:
+    def _move(self, link: BrokerLink) -> None:
         """Another link leads to the head now: what is unanswered goes over it, in order."""
         self.link = link
         self.producer.introduce(link)
@@ -352,7 +352,7 @@ class Lane:
         on_wire = len(self.pending) - len(self.unsent)
         return on_wire < limits.PRODUCER_IN_FLIGHT_BATCHES_MAX and sent.generation == self.pending[0].generation
 
-    def _send(self, link: Link, sent: Sent) -> None:
+    def _send(self, link: BrokerLink, sent: Sent) -> None:
         if sent.done or sent.answer is not None:
             return
         sent.doubtful = sent.may_be_in_log

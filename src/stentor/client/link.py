@@ -42,7 +42,7 @@ class PublishSink(Protocol):
     def failed(self, error: StentorError) -> None: ...
 
 
-class Link:
+class BrokerLink:
     """One greeted connection."""
 
     def __init__(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
@@ -54,7 +54,7 @@ class Link:
         self.relayed = False  # it goes through another broker
         self.opened = False  # there was a socket
         self.gone = False  # there is none any more
-        self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
+        self.on_lost: Callable[[BrokerLink, StentorError], None] = lambda *_: None
         self.on_routes: Callable[[messages.RouteChange], None] = lambda _: None
         self._loop = loop
         self._welcome: asyncio.Future[messages.Welcome] = loop.create_future()
@@ -74,8 +74,8 @@ class Link:
 
     @classmethod
     async def open(
-        cls, address: str, name: str, timeout: float, target: str = "", made: list[Link] | None = None
-    ) -> Link:
+        cls, address: str, name: str, timeout: float, target: str = "", made: list[BrokerLink] | None = None
+    ) -> BrokerLink:
         """Connect and greet, within the time; through the broker there to another one, if a target is named."""
         loop = asyncio.get_running_loop()
         link = cls(address, loop)
@@ -364,13 +364,13 @@ def _unreachable(address: str, why: str) -> ConnectionFailed:
     )
 
 
-_HANDLERS: Final[dict[int, Callable[[Link, int, memoryview], None]]] = {
-    Kind.RESPONSE: Link._response,  # noqa: SLF001 - the table is part of the class
-    Kind.ERROR: Link._failure,  # noqa: SLF001
-    Kind.STREAM_STATE: Link._stream_state,  # noqa: SLF001
-    Kind.STREAM_ENDED: Link._stream_ended,  # noqa: SLF001
-    Kind.ROUTES: Link._routes,  # noqa: SLF001
-    Kind.WELCOME: Link._welcomed,  # noqa: SLF001
-    Kind.PING: Link._ping,  # noqa: SLF001
-    Kind.GOODBYE: Link._goodbye,  # noqa: SLF001
+_HANDLERS: Final[dict[int, Callable[[BrokerLink, int, memoryview], None]]] = {
+    Kind.RESPONSE: BrokerLink._response,  # noqa: SLF001 - the table is part of the class
+    Kind.ERROR: BrokerLink._failure,  # noqa: SLF001
+    Kind.STREAM_STATE: BrokerLink._stream_state,  # noqa: SLF001
+    Kind.STREAM_ENDED: BrokerLink._stream_ended,  # noqa: SLF001
+    Kind.ROUTES: BrokerLink._routes,  # noqa: SLF001
+    Kind.WELCOME: BrokerLink._welcomed,  # noqa: SLF001
+    Kind.PING: BrokerLink._ping,  # noqa: SLF001
+    Kind.GOODBYE: BrokerLink._goodbye,  # noqa: SLF001
 }

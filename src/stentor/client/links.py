@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.errors import ConnectionFailed, StentorError
 
 if TYPE_CHECKING:
@@ -33,23 +33,23 @@ class Links:
     def __init__(self, name: str) -> None:
         self._name = name
         self._loop = asyncio.get_running_loop()
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, BrokerLink] = {}
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self.brokers: dict[str, BrokerInfo] = {}
-        self.on_linked: Callable[[Link], None] = lambda _: None
-        self.on_lost: Callable[[Link, StentorError], None] = lambda *_: None
+        self.on_linked: Callable[[BrokerLink], None] = lambda _: None
+        self.on_lost: Callable[[BrokerLink, StentorError], None] = lambda *_: None
         self.on_unreachable: Callable[[], None] = lambda: None
         self._watch: asyncio.TimerHandle | None = None
         self._looked_at = 0.0
         self._closed = False
         self._lost_once: set[str] = set()  # brokers that were linked, and are not
         self._unreachable: set[str] = set()  # brokers whose last attempt failed
-        self._dialling: set[asyncio.Task[Link]] = set()  # to brokers that are spoken to through others meanwhile
-        self._made: list[Link] = []  # all that may still have a socket
+        self._dialling: set[asyncio.Task[BrokerLink]] = set()  # to brokers that are spoken to through others meanwhile
+        self._made: list[BrokerLink] = []  # all that may still have a socket
 
     # --- finding --------------------------------------------------------------------------------
 
-    def to(self, broker: str) -> Link | None:
+    def to(self, broker: str) -> BrokerLink | None:
         """The link to a broker; None while it is being made, which begins now if it has not."""
         link = self.existing(broker)
         if link is not None:
@@ -58,7 +58,7 @@ class Links:
             self._connecting[broker] = self._loop.create_task(self._connect(broker))
         return None
 
-    def existing(self, broker: str) -> Link | None:
+    def existing(self, broker: str) -> BrokerLink | None:
         """The link to a broker if there is one that works: nobody would make another in the place of a dead one."""
         link = self._links.get(broker)
         if link is not None and not link.alive:
@@ -66,7 +66,7 @@ class Links:
             return None
         return link
 
-    def has(self, link: Link) -> bool:
+    def has(self, link: BrokerLink) -> bool:
         """Whether it is one of these, which others may be using."""
         return any(known is link for known in self._links.values())
 
@@ -76,7 +76,7 @@ class Links:
         promising = broker not in self._unreachable and broker not in self._lost_once
         return promising and broker in self._connecting and info is not None and info.alive
 
-    def alive(self) -> list[Link]:
+    def alive(self) -> list[BrokerLink]:
         return [link for link in self._links.values() if link.alive]
 
     def disown(self, publishes: set[Any]) -> None:
@@ -135,7 +135,7 @@ class Links:
             self._unreachable.add(broker)
             self.on_unreachable()
 
-    async def _open(self, broker: str, attempt: int) -> Link:
+    async def _open(self, broker: str, attempt: int) -> BrokerLink:
         """Directly, and beside that, where it takes long, through a broker that is linked already. Where it fails at
         once, in turn: nobody can be there, and a thousand clients need not ask others about that at once.
         """
@@ -166,14 +166,14 @@ class Links:
         others = (link for name, link in self._links.items() if name != broker)
         return [link.address for link in others if link.alive and not link.relayed]
 
-    async def _make_relayed(self, broker: str) -> Link:
+    async def _make_relayed(self, broker: str) -> BrokerLink:
         return await self._make(random.choice(self._relays(broker)), limits.LINK_OPEN_S, broker)  # noqa: S311
 
-    def _keep_dialling(self, broker: str, dialling: asyncio.Task[Link]) -> None:
+    def _keep_dialling(self, broker: str, dialling: asyncio.Task[BrokerLink]) -> None:
         """A broker that is only slow is spoken to directly as soon as it answers: a relay is work for another one."""
         self._dialling.add(dialling)
 
-        def done(task: asyncio.Task[Link]) -> None:
+        def done(task: asyncio.Task[BrokerLink]) -> None:
             self._dialling.discard(task)
             if task.cancelled() or task.exception() is not None:
                 return
@@ -185,11 +185,11 @@ class Links:
 
         dialling.add_done_callback(done)
 
-    async def _make(self, address: str, timeout: float, target: str = "") -> Link:
+    async def _make(self, address: str, timeout: float, target: str = "") -> BrokerLink:
         self._made = [link for link in self._made if not link.gone]
-        return await Link.open(address, self._name, timeout, target, self._made)
+        return await BrokerLink.open(address, self._name, timeout, target, self._made)
 
-    def add(self, link: Link) -> None:
+    def add(self, link: BrokerLink) -> None:
         """A link that was made, here or for the home."""
         assert link.broker is not None
         known = self._links.get(link.broker.id)
@@ -206,7 +206,7 @@ class Links:
         if known is not None:
             known.give_way()
 
-    def _lost(self, link: Link, error: StentorError) -> None:
+    def _lost(self, link: BrokerLink, error: StentorError) -> None:
         if link.broker is not None and self._links.get(link.broker.id) is link:
             del self._links[link.broker.id]
             self._lost_once.add(link.broker.id)
@@ -224,7 +224,7 @@ class Links:
             link.look(impatient=several)
         self._watch = None if self._closed else self._loop.call_later(limits.LINK_WATCH_S, self._look)
 
-    async def race(self, addresses: list[str], timeout: float) -> Link:
+    async def race(self, addresses: list[str], timeout: float) -> BrokerLink:
         """The first of several brokers that answers, asked one after the other with a small head start each: a silent
         one holds up nobody for long, and a thousand clients that lost a broker do not knock at all others at once.
         """
@@ -244,9 +244,9 @@ class Links:
 
     async def _race(
         self, addresses: list[str], timeout: float, error: StentorError | None
-    ) -> tuple[Link | None, StentorError | None]:
-        waiting, running = list(addresses), set[asyncio.Task[Link]]()
-        winner: Link | None = None
+    ) -> tuple[BrokerLink | None, StentorError | None]:
+        waiting, running = list(addresses), set[asyncio.Task[BrokerLink]]()
+        winner: BrokerLink | None = None
         try:
             while winner is None and (waiting or running):
                 if waiting:
@@ -259,7 +259,7 @@ class Links:
             for task in running:
                 task.cancel()
             for outcome in await asyncio.gather(*running, return_exceptions=True):
-                if isinstance(outcome, Link):
+                if isinstance(outcome, BrokerLink):
                     outcome.close()
         return winner, error
 
@@ -293,17 +293,17 @@ class Links:
         return True
 
 
-async def _abandon(dialling: asyncio.Task[Link]) -> None:
+async def _abandon(dialling: asyncio.Task[BrokerLink]) -> None:
     """Nobody wants its link any more, nor why there is none; it may have come to an end meanwhile."""
     dialling.cancel()
     (outcome,) = await asyncio.gather(dialling, return_exceptions=True)
-    if isinstance(outcome, Link):
+    if isinstance(outcome, BrokerLink):
         outcome.close()
 
 
 def _outcome(
-    task: asyncio.Task[Link], winner: Link | None, error: StentorError | None
-) -> tuple[Link | None, StentorError | None]:
+    task: asyncio.Task[BrokerLink], winner: BrokerLink | None, error: StentorError | None
+) -> tuple[BrokerLink | None, StentorError | None]:
     """What a finished attempt adds to a race."""
     try:
         link = task.result()

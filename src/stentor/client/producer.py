@@ -25,8 +25,8 @@ from stentor.wire.batch import check_message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stentor.client.lanes import OnDelivery, ProducerCore
     from stentor.client.options import HeadersLike, TimestampLike
+    from stentor.client.producer_core import OnDelivery, ProducerCore
     from stentor.wire.batch import Encoded
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from stentor.errors import ConnectionFailed, CoordinationUnavailable, EndUnknown
 if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
-    from stentor.client.link import Link
+    from stentor.client.link import BrokerLink
     from stentor.errors import StentorError
     from stentor.wire import messages
 
@@ -51,7 +51,7 @@ async def ask_member(core: ClientCore, request: Any, topic: str, deadline: Deadl
         raise core.late(type(request).__name__, deadline.seconds, asking.why) from error
 
 
-async def ask_elsewhere(core: ClientCore, request: Any, home: Link, error: CoordinationUnavailable) -> Any:
+async def ask_elsewhere(core: ClientCore, request: Any, home: BrokerLink, error: CoordinationUnavailable) -> Any:
     """A broker that does not reach the coordination store has changed nothing; another one may reach it (C29)."""
     tried = {"" if home.broker is None else home.broker.id}
     for name, info in sorted(core.links.brokers.items()):
@@ -87,7 +87,7 @@ class _Asking:
         if self.why is not None:
             self._pause_s = min(2 * self._pause_s, limits.RECONNECT_DELAY_S_MAX)
 
-    async def refused(self, link: Link, error: NotReady) -> None:
+    async def refused(self, link: BrokerLink, error: NotReady) -> None:
         """A member cannot say; the head is given a moment, if it is the one to ask."""
         self.why = self._core.refusals[self._topic] = error
         if isinstance(error, EndUnknown):

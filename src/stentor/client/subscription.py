@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from stentor.client.message import Message
-    from stentor.client.streams import Delivery, Event, Reader, SubscriptionCore
+    from stentor.client.subscription_core import Delivery, Event, Reader, SubscriptionCore
 
     Rows = tuple[Reader, int, Any]  # of which partition, the offset of the first message, a pyarrow.RecordBatch
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.core import ClientCore
-    from stentor.client.lanes import OnDelivery
     from stentor.client.options import ProducerOptions, ReadOptions, SubscribeOptions
+    from stentor.client.producer_core import OnDelivery
     from stentor.client.sync_client import Client
 
 

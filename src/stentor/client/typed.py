@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from datetime import datetime
 
-    from stentor.client.lanes import OnDelivery
     from stentor.client.options import Format, HeadersLike, OnError, TimestampLike
-    from stentor.client.streams import Event
+    from stentor.client.producer_core import OnDelivery
+    from stentor.client.subscription_core import Event
     from stentor.wire.rows import Headers
 
 T = TypeVar("T")

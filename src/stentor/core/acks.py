@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 if TYPE_CHECKING:
-    from stentor.core.replica import Answer
+    from stentor.core.replica_events import Answer
 
 HEAD: Final = 1
 QUORUM: Final = 2

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stentor import limits
-from stentor.core.controller import BrokerRecord, Controller, Held, Propose, TopicPlan
+from stentor.core.controller import BrokerRecord, Controller, HeldRecord, Propose, TopicPlan
 from stentor.core.membership import ControllerKey, Heartbeat, Membership
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from stentor.core.peers import PartitionMessage, ReplicaReport
+    from stentor.core.chain_messages import PartitionMessage, ReplicaReport
     from stentor.core.records import Key
 
 _REPORT_US = int(limits.REPORT_S * 1_000_000)
@@ -43,7 +43,7 @@ class LoadAll(msgspec.Struct, frozen=True):
 class Push(msgspec.Struct, frozen=True):
     """Tell every broker about these records, which were swapped in."""
 
-    records: list[tuple[Key, Held]]
+    records: list[tuple[Key, HeldRecord]]
     complete: bool = False  # these are all there are
 
 
@@ -173,7 +173,7 @@ class ClusterMember:
         self,
         brokers: Mapping[str, BrokerRecord],
         topics: Mapping[int, TopicPlan],
-        records: Mapping[Key, Held],
+        records: Mapping[Key, HeldRecord],
         now_us: int,
     ) -> list[ClusterEffect]:
         if self.controller is None:
@@ -246,6 +246,6 @@ class ClusterMember:
             return [AskReports(sender)]
         return self.plan(now_us)
 
-    def heard_record(self, key: Key, held: Held | None) -> None:
+    def heard_record(self, key: Key, held: HeldRecord | None) -> None:
         if self.controller is not None:
             self.controller.heard_record(key, held)

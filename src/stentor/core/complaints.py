@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stentor import limits
-from stentor.core import replica as r
-from stentor.core.below import NEVER
-from stentor.core.peers import Complaint, Held
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Complaint, Held
+from stentor.core.downstream import NEVER
 
 if TYPE_CHECKING:
-    from stentor.core.chain import Replica
-    from stentor.core.replica import ReplicaEffect as Effect
+    from stentor.core.replica import Replica
+    from stentor.core.replica_events import ReplicaEffect as Effect
 
 _STALL_US = int(limits.REPLICA_STALL_S * 1_000_000)
 
@@ -34,27 +34,27 @@ class Complaints:
         self._told_held = NEVER
 
     def tick(self, tick: r.Tick, now_us: int) -> list[Effect]:
-        self._replica.below.excuse(tick.awake_since_us)
+        self._replica.downstream.excuse(tick.awake_since_us)
         return [*self._held(), *self.of_successor(tick, now_us), *self.of_own_disk(tick, now_us)]
 
     @property
     def has_told(self) -> bool:
         """Whether the predecessor knows what this member has."""
         replica = self._replica
-        place = replica.place
-        if place.predecessor is None or place.joins or (place.is_tail and not replica.below.joint):
+        position = replica.position
+        if position.predecessor is None or position.joins or (position.is_tail and not replica.downstream.joint):
             return True  # there is nobody to know it, or `Up` has said it
         return self._told_held == replica.durable
 
     def are_over(self, unheard: frozenset[str]) -> bool:
         """Whether ticks find nothing to look at: all is linked, on disk, and known to those above."""
         replica = self._replica
-        place, below, record = replica.place, replica.below, replica.record
-        if record is None or replica.failed or (place.position is None and not place.joins):
+        position, below, record = replica.position, replica.downstream, replica.record
+        if record is None or replica.failed or (position.index is None and not position.joins):
             return True  # until it is told to take part again
         if replica.wedged or replica.syncing or not replica.linked or replica.confirmations.under_way:
             return False
-        successor = place.successor
+        successor = position.successor
         if successor is None:
             return self.has_told
         fed = successor.broker not in unheard and below.has_all(replica.durable_here())
@@ -63,7 +63,7 @@ class Complaints:
     def _held(self) -> list[Effect]:
         """What this member has, for who would blame it for those after it."""
         replica = self._replica
-        predecessor = replica.place.predecessor
+        predecessor = replica.position.predecessor
         if predecessor is None or not replica.linked or self.has_told:
             return []
         self._told_held = replica.durable
@@ -72,15 +72,15 @@ class Complaints:
     def of_successor(self, tick: r.Tick, now_us: int) -> list[Effect]:
         """One that cannot be linked, is not heard, or stands still while there is something to do."""
         replica = self._replica
-        successor = replica.place.successor
+        successor = replica.position.successor
         if successor is None or not replica.linked:
             return []
         me = replica.me.broker
-        unheard, joins = successor.broker in tick.unheard, replica.place.is_tail
-        why = replica.below.complaint(now_us, replica.durable_here(), unheard=unheard, joins=joins)
+        unheard, joins = successor.broker in tick.unheard, replica.position.is_tail
+        why = replica.downstream.complaint(now_us, replica.durable_here(), unheard=unheard, joins=joins)
         if not why:
             return []
-        stalls = replica.below.fed is not None and not unheard
+        stalls = replica.downstream.fed is not None and not unheard
         return [r.Report(Complaint(replica.epoch, successor, f"{successor.broker} {why}", me, stalls))]
 
     def of_own_disk(self, tick: r.Tick, now_us: int) -> list[Effect]:

@@ -18,13 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stentor import limits
-from stentor.core import replica as r
-from stentor.core.peers import Confirm, Confirmed
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Confirm, Confirmed
 
 if TYPE_CHECKING:
-    from stentor.core.chain import Replica
-    from stentor.core.replica import Certainty
-    from stentor.core.replica import ReplicaEffect as Effect
+    from stentor.core.replica import Replica
+    from stentor.core.replica_events import Certainty
+    from stentor.core.replica_events import ReplicaEffect as Effect
 
 _AGAIN_US = int(limits.CONFIRM_AGAIN_S * 1_000_000)
 
@@ -60,7 +60,7 @@ class Confirmations:
         replica = self._replica
         self._nonce += 1
         self._end, self._sure = replica.committed, self._knows_all()
-        self._missing = {*replica.place.brokers, self._joint_with()} - {replica.me.broker, ""}
+        self._missing = {*replica.position.brokers, self._joint_with()} - {replica.me.broker, ""}
         return self._send(now_us) if self._missing else self._finish(now_us)
 
     def _send(self, now_us: int) -> list[Effect]:
@@ -72,12 +72,12 @@ class Confirmations:
         """The head, once it has renewed its commit point, or has nothing that could be more than that."""
         replica = self._replica
         record = replica.record
-        if record is None or not replica.place.is_head or not replica.serves:
+        if record is None or not replica.position.is_head or not replica.serves:
             return False
         return not record.is_short or replica.committed == replica.end
 
     def _joint_with(self) -> str:
-        below, successor = self._replica.below, self._replica.place.successor
+        below, successor = self._replica.downstream, self._replica.position.successor
         return successor.broker if below.joint and successor is not None else ""
 
     def answer(self, sender: str, confirm: Confirm) -> list[Effect]:
@@ -94,7 +94,7 @@ class Confirmations:
             return []
         self._missing.discard(sender)
         self._end = max(self._end, said.committed)
-        self._sure = self._sure or (said.sure and sender == self._replica.place.brokers[0])
+        self._sure = self._sure or (said.sure and sender == self._replica.position.brokers[0])
         effects: list[Effect] = []
         if said.joiner and said.joiner != self._replica.me.broker:
             self._missing.add(said.joiner)

@@ -26,8 +26,8 @@ import msgspec
 
 from stentor import limits
 from stentor.core.agenda import Agenda
+from stentor.core.chain_messages import Complaint, JoinerReady, PartitionMessage, ReplicaReport
 from stentor.core.held_off import HeldOff
-from stentor.core.peers import Complaint, JoinerReady, PartitionMessage, ReplicaReport
 from stentor.core.placement import Candidate, Load, Mode, Tally, better_head, next_member
 from stentor.core.records import ChainRecord, Key, Member
 from stentor.core.reports import ReportBook
@@ -78,7 +78,7 @@ class Propose(msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldRecord(msgspec.Struct, frozen=True):
     """A record as the store has it."""
 
     record: ChainRecord
@@ -93,7 +93,7 @@ class Controller:
         self.brokers: dict[str, BrokerRecord] = {}
         self.alive: dict[str, int] = {}  # broker -> incarnation
         self.topics: dict[int, TopicPlan] = {}
-        self.records: dict[Key, Held] = {}
+        self.records: dict[Key, HeldRecord] = {}
         self.active = ""  # active-passive: the one that serves (C26)
         self.may_remove = True  # False on the minority's side: it judges nobody
         self._reports = ReportBook()
@@ -120,7 +120,7 @@ class Controller:
     # --- what is heard --------------------------------------------------------------------------
 
     def load(
-        self, brokers: Mapping[str, BrokerRecord], topics: Mapping[int, TopicPlan], records: Mapping[Key, Held]
+        self, brokers: Mapping[str, BrokerRecord], topics: Mapping[int, TopicPlan], records: Mapping[Key, HeldRecord]
     ) -> None:
         """Everything anew from the store; nothing that was under way counts any more (C17)."""
         self.brokers, self.topics, self.records = dict(brokers), dict(topics), dict(records)
@@ -131,7 +131,7 @@ class Controller:
             self._tally.put(key, held.record)
         self._stale.update(records)
 
-    def heard_record(self, key: Key, held: Held | None) -> None:
+    def heard_record(self, key: Key, held: HeldRecord | None) -> None:
         """The store says this of a partition."""
         if held is None:
             self.records.pop(key, None)
@@ -269,7 +269,7 @@ class Controller:
             self._tally.put(change.key, change.record)
         return Propose(proposal, changes)
 
-    def proposed(self, propose: Propose, revision: int | None) -> list[tuple[Key, Held]]:
+    def proposed(self, propose: Propose, revision: int | None) -> list[tuple[Key, HeldRecord]]:
         """The swap came through at this revision; or not (None), and what is true must be read first."""
         done = []
         self._proposals.discard(propose.proposal)
@@ -281,7 +281,7 @@ class Controller:
                 self._stale.add(change.key)
             if revision is not None:
                 self.changes += 1
-                self.heard_record(change.key, Held(change.record, revision))
+                self.heard_record(change.key, HeldRecord(change.record, revision))
                 done.append((change.key, self.records[change.key]))
             elif change.key in self.records:
                 self._tally.put(change.key, self.records[change.key].record)

@@ -8,8 +8,8 @@ from stentor.core.acks import QUORUM
 from stentor.errors import NotHead, NotReady, UnknownOutcome
 
 if TYPE_CHECKING:
-    from stentor.core.chain import Replica
     from stentor.core.records import ChainRecord
+    from stentor.core.replica import Replica
     from stentor.errors import SequenceError, StentorError
 
 
@@ -18,8 +18,8 @@ def unready(replica: Replica, ack: int) -> StentorError | None:
     if replica.failed:
         return failed(replica.failed)
     record = replica.record
-    if record is None or not replica.place.is_head or replica.wedged:
-        return not_head(next(iter(replica.place.brokers), ""), replica.epoch, replica.revision)
+    if record is None or not replica.position.is_head or replica.wedged:
+        return not_head(next(iter(replica.position.brokers), ""), replica.epoch, replica.revision)
     if not replica.active:
         return not_active()
     if replica.too_short(record):

@@ -1,297 +1,599 @@
-"""What a replica is told (events) and what it wants done (effects); `core.chain` is the machine."""
+"""A partition's replica: the pure machine that assigns offsets, replicates, commits and answers.
+
+Rules kept here (docs/replication.md has them all): C2 to C9, C11, C13, C14, C18; each is named at its place.
+
+Theory of operation. `step(event, now_us)` returns effects, in the order in which they must be
+performed. A publish is admitted in two steps so that a full disk never costs an offset (K5):
+
+    Publish ──► Append(base offset, epoch, time) ──performed──► Appended ──► [Sync]
+                                            └─────refused by the disk──► nothing happened
+    Durable(end) ──► Down to the successor … at the tail Committed ──► Up … at the head Answer(ticket …)
+
+An epoch begins with its record (Configure). The replica wedges, stores the epoch, and then
+
+    head ── linked at once; feeds whoever asks ──►  next member ── Link, cut, Linked ──► … ──► tail
+                                                                    Up … Up ◄── as soon as it is linked
+
+Links are made from the head down, so nobody is fed from a log that may still be cut. The head takes work
+once the first Up of the epoch has come all the way from the tail. A single broker is a chain of one: its head
+is its tail, and is linked by itself.
+
+Invariants: committed <= end at every member; answers go out in offset order; a waiting answer's
+level is not reached.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from stentor.core.dedupe import SEARCHED, Resend
-from stentor.core.peers import PartitionMessage
-from stentor.core.records import ChainRecord
+from stentor.core import chain_messages as m
+from stentor.core import refusals
+from stentor.core import replica_events as r
+from stentor.core.acks import ALL, HEAD, QUORUM, Acks
+from stentor.core.chain_position import ChainPosition
+from stentor.core.complaints import Complaints
+from stentor.core.confirmations import Confirmations
+from stentor.core.downstream import NEVER, Downstream
+from stentor.core.records import ChainRecord, EpochTable, Member, common_part
+from stentor.errors import InternalError, SequenceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stentor.core.records import Batch
-    from stentor.errors import SequenceError, StentorError
-
-Certainty = Literal["sure", "if_newest", "unknown"]
-"""`if_newest`: certain if the coordination store has no newer record of the partition, of which nobody could say."""
-
-# --- events -------------------------------------------------------------------------------------
-
-
-class Publish(msgspec.Struct, frozen=True, gc=False):
-    """A client's batch, validated, wants an offset."""
-
-    ticket: int  # names the request in effects
-    ack: int  # wire.frames.Ack
-    count: int
-    producer_id: int
-    generation: int
-    sequence: int
-    checksum: int
-    known: Resend | None = None  # a search has found it in the log
-
-
-class Appended(msgspec.Struct, frozen=True, gc=False):
-    """The batch of the last Append effect is in the log file."""
-
-    publish: Publish
-    append: Append
-
-
-class Durable(msgspec.Struct, frozen=True, gc=False):
-    """The log is on disk up to (not including) this offset."""
-
-    end: int
-
-
-class Fail(msgspec.Struct, frozen=True, gc=False):
-    """The log takes no more writes (K3): what waits has an unknown outcome."""
-
-    reason: str
-
-
-class Configure(msgspec.Struct, frozen=True):
-    """A record that was swapped into the store; heard from the store, the controller or a neighbour."""
-
-    record: ChainRecord
-    revision: int
-
-
-class Doubted(msgspec.Struct, frozen=True, gc=False):
-    """A peer says that a newer chain does without this member. Until the store says whether that is so, it takes
-    nothing and serves nobody (C6, C28).
-    """
-
-    revision: int
-
-
-class Trusted(msgspec.Struct, frozen=True, gc=False):
-    """The store's record is the one that this member has adopted: what peers said otherwise is wrong (C28)."""
-
-
-class EpochStored(msgspec.Struct, frozen=True, gc=False):
-    """The epoch of a StoreEpoch effect is on disk."""
-
-    epoch: int
-
-
-class Received(msgspec.Struct, frozen=True):
-    """A message of another broker."""
-
-    sender: str
-    message: PartitionMessage
-
-
-class Offered(msgspec.Struct, frozen=True, gc=False):
-    """A run of batches from the predecessor; Take says to append it, then report Taken."""
-
-    sender: str
-    epoch: int
-    attempt: int
-    previous: int  # the epoch of the batch before the first one
-    base: int
-    durable: int  # the sender's `durable_k`
-    quorum: int  # up to here somebody waits for a majority
-
-
-class Taken(msgspec.Struct, frozen=True):
-    """The batches of the last Take are in the log file."""
-
-    batches: Sequence[Batch]
-
-
-class NotTaken(msgspec.Struct, frozen=True, gc=False):
-    """The disk had no room for the batches of the last Take; they must be asked for again."""
-
-
-class Cut(msgspec.Struct, frozen=True, gc=False):
-    """The log was cut back (or begun anew) as the last Truncate said, and that is on disk."""
-
-    end: int
-
-
-class PeerConnected(msgspec.Struct, frozen=True, gc=False):
-    """A connection with this broker was made (again): what was under way on the old one may be lost."""
-
-    broker: str
-
-
-class Tick(msgspec.Struct, frozen=True):
-    """Some time passed."""
-
-    unheard: frozenset[str] = frozenset()  # brokers that this one does not hear at the moment
-    awake_since_us: int = 0  # this broker has not stood still itself since then (C15)
-    sync_began_us: int | None = (
-        None  # when the disk began with the sync that is under way; None while it waits its turn
-    )
-
-
-class AskEnd(msgspec.Struct, frozen=True, gc=False):
-    """A reader wants to know where the committed messages end; End answers (C30)."""
-
-    ticket: int
-
-
-class Started(msgspec.Struct, frozen=True, gc=False):
-    """Retention moved the log's start here."""
-
-    start: int
-
-
-ReplicaEvent = (
-    Publish
-    | Appended
-    | Durable
-    | Fail
-    | Configure
-    | Doubted
-    | Trusted
-    | EpochStored
-    | Received
-    | Offered
-    | Taken
-    | NotTaken
-    | Cut
-    | PeerConnected
-    | Tick
-    | AskEnd
-    | Started
-)
-
-# --- effects ------------------------------------------------------------------------------------
-
-
-class Append(msgspec.Struct, frozen=True, gc=False):
-    """Write the batch at this offset, with these stamps, then report Appended."""
-
-    base_offset: int
-    epoch: int
-    appended_at_us: int
-
-
-class Sync(msgspec.Struct, frozen=True, gc=False):
-    """Bring the log to disk, then report Durable."""
-
-
-class Committed(msgspec.Struct, frozen=True, gc=False):
-    """Readers may see everything below this offset."""
-
-    end: int
-
-
-class Answer(msgspec.Struct, frozen=True, gc=False):
-    """The publish reached its ack level."""
-
-    ticket: int
-    base_offset: int
-    epoch: int
-    appended_at_us: int
-
-
-class Refuse(msgspec.Struct, frozen=True):
-    """The publish was not taken, or its outcome is unknown."""
-
-    ticket: int
-    error: StentorError
-
-
-class Find(msgspec.Struct, frozen=True):
-    """Look for this very batch in the log. If it is there, and the epoch is still the same, publish it again with
-    `known` set; else refuse it: its outcome is unknown (C32).
-    """
-
-    publish: Publish
-    error: SequenceError
-
-
-class StoreEpoch(msgspec.Struct, frozen=True, gc=False):
-    """Put the epoch on disk, then report EpochStored (C2)."""
-
-    epoch: int
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Tell another broker."""
-
-    to: str
-    message: PartitionMessage
-
-
-class Report(msgspec.Struct, frozen=True):
-    """Tell the controller, whoever that is; said again on ticks while it is true."""
-
-    message: PartitionMessage
-
-
-class Feed(msgspec.Struct, frozen=True, gc=False):
-    """Send the log from this offset on, and whatever is appended later, to the successor."""
-
-    to: str
-    epoch: int
-    attempt: int
-    base: int
-
-
-class Unfeed(msgspec.Struct, frozen=True, gc=False):
-    """Stop the feed."""
-
-
-class Take(msgspec.Struct, frozen=True, gc=False):
-    """Append what was offered, then report Taken."""
-
-
-class Truncate(msgspec.Struct, frozen=True, gc=False):
-    """Cut the log back to this end (or begin it anew there) on disk, derive state again, report Cut."""
-
-    end: int
-    reset: bool = False
-    snapshot: bytes | None = None
-
-
-class Halt(msgspec.Struct, frozen=True, gc=False):
-    """Something that must not happen did: this replica takes part in nothing more, loudly."""
-
-    reason: str
-
-
-class Retire(msgspec.Struct, frozen=True, gc=False):
-    """The head's log starts here; segments wholly below may go (C23)."""
-
-    start: int
-
-
-class End(msgspec.Struct, frozen=True, gc=False):
-    """Where the committed messages end, as far as the chain could say (C30)."""
-
-    ticket: int
-    end: int
-    certainty: Certainty
-
-
-ReplicaEffect = (
-    Append
-    | Sync
-    | Committed
-    | Answer
-    | Refuse
-    | Find
-    | StoreEpoch
-    | Send
-    | Report
-    | Feed
-    | Unfeed
-    | Take
-    | Truncate
-    | Halt
-    | Retire
-    | End
-)
-
-
-def find_or_refuse(publish: Publish, error: SequenceError) -> Find | Refuse:
-    """What becomes of a batch whose sequence does not fit: what may be in the log is looked for there (C32)."""
-    return Find(publish, error) if error.detail["reason"] in SEARCHED else Refuse(publish.ticket, error)
+    from collections.abc import Iterable
+
+    from stentor.core.dedupe import Dedupe, Resend
+    from stentor.core.replica_events import ReplicaEffect as Effect
+    from stentor.core.replica_events import ReplicaEvent as Event
+
+_ASK_AGAIN_US = 500_000
+_SHOWN = ("epoch", "linked", "active", "end", "durable", "committed", "failed")
+
+
+class Replica:
+    """One member of one partition's chain, or on its way to become one."""
+
+    def __init__(
+        self,
+        *,
+        me: Member,
+        epoch: int,
+        start: int,
+        end: int,
+        committed: int,
+        dedupe: Dedupe,
+        table: Iterable[tuple[int, int]] = (),
+        failed: str = "",
+        damaged: bool = False,
+    ) -> None:
+        self.me = me
+        self.epoch = epoch  # the highest adopted; on disk (C2)
+        self.position = ChainPosition()  # by the record of the adopted epoch
+        self.revision = 0
+        self.start = start
+        self.end = end
+        self.durable = end  # recovery has synced what it found (K3a)
+        self.committed = committed
+        self.dedupe = dedupe
+        self.failed = failed
+        self.halted = False  # failed because it would lose what is committed: for an operator (C9)
+        self.damaged = damaged
+        self.table = EpochTable(table)
+        self.linked = False  # reconciled with the predecessor in this epoch, or the head
+        self.doubted = False  # a peer says that a newer chain does without this member (C28)
+        self._adopting: r.Configure | None = None  # wedged: waits for its epoch to be on disk
+        self._attempt = 0
+        self._asked_at_us = 0
+        self._cutting: m.Linked | None = None
+        self._asked: r.Received | None = None  # a Link that could not be answered yet
+        self._above = NEVER  # the predecessor's durable_k, heard in this epoch (C5)
+        self._quorum_wanted = 0  # up to here somebody waits for a majority, as the predecessor says
+        self.downstream = Downstream()
+        self._told_up: m.Up | None = None
+        self._acks = Acks()
+        self.syncing = False
+        self.complaints = Complaints(self)
+        self.confirmations = Confirmations(self)
+
+    # --- who is where ---------------------------------------------------------------------------
+
+    @property
+    def record(self) -> ChainRecord | None:
+        """Of the adopted epoch; None before the first."""
+        return self.position.record
+
+    @property
+    def active(self) -> bool:
+        """Whether the whole chain below has adopted the epoch and is linked (C4)."""
+        return self.linked and self.record is not None and (self.position.is_tail or bool(self.downstream.durable))
+
+    @property
+    def serves(self) -> bool:
+        """Whether the commit point was renewed in this epoch: what was acknowledged before is below it (C24)."""
+        heard = (self.position.is_head or self._above >= 0) and (self.position.is_tail or bool(self.downstream.durable))
+        return self.linked and not self.wedged and self.position.index is not None and heard
+
+    @property
+    def wedged(self) -> bool:
+        """Whether there is, or seems to be, a newer epoch that is not adopted yet (C4, C28)."""
+        return self._adopting is not None or self.doubted
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def step(self, event: Event, now_us: int) -> list[Effect]:  # noqa: C901, PLR0911, PLR0912 - one line per event
+        """Take an event, return what must be done."""
+        match event:
+            case r.Publish():
+                return [self._publish(event, now_us)]
+            case r.Appended():
+                return self._appended(event)
+            case r.Durable():
+                return self._durable(event.end)
+            case r.Offered():
+                return self._offered(event, now_us)
+            case r.Taken():
+                return self._taken(event)
+            case r.NotTaken():
+                self.linked = False  # a later tick asks again; what was answered before counts no more
+                self._attempt += 1
+                return []
+            case r.Received():
+                return self._received(event, now_us)
+            case r.Configure():
+                return self._configure(event, now_us)
+            case r.Doubted():
+                return self._doubt(event.revision)
+            case r.Trusted():
+                self.doubted = False
+                return []
+            case r.EpochStored():
+                return self._epoch_stored(event.epoch, now_us)
+            case r.Cut():
+                return self._cut(event.end, now_us)
+            case r.PeerConnected():
+                return self._peer_connected(event.broker, now_us)
+            case r.Tick():
+                return self._tick(event, now_us)
+            case r.AskEnd(ticket):
+                return self.confirmations.ask(ticket, now_us)
+            case r.Started():
+                self.start = max(self.start, event.start)
+                return self._progress()
+            case r.Fail():
+                return self._fail(event.reason)
+        raise InternalError(f"Unknown event {event!r}.")
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    def _publish(self, event: r.Publish, now_us: int) -> Effect:
+        unready = refusals.unready(self, event.ack)
+        if unready is not None:
+            return r.Refuse(event.ticket, unready)
+        try:
+            batch = (event.producer_id, event.generation, event.sequence, event.checksum)
+            resend = event.known or self.dedupe.check(*batch)
+        except SequenceError as error:
+            return r.find_or_refuse(event, error)
+        if resend is not None:
+            return self._answer_resend(event, resend)
+        return r.Append(self.end, self.epoch, now_us)
+
+    def too_short(self, record: ChainRecord) -> bool:
+        """C8: whether there are too few members to commit anything."""
+        return record.is_short
+
+    def _answer_resend(self, event: r.Publish, resend: Resend) -> Effect:
+        """A resend is answered like the original: once it has reached its level (C18)."""
+        answer = r.Answer(event.ticket, resend.base_offset, self.epoch, resend.appended_at_us)
+        if event.ack == 0 or resend.end_offset <= self._reached(event.ack):
+            return answer
+        self._acks.insert(event.ack, resend.end_offset, answer)
+        return r.Sync()
+
+    def _appended(self, event: r.Appended) -> list[Effect]:
+        publish, append = event.publish, event.append
+        assert append.base_offset == self.end
+        self.end = append.base_offset + publish.count
+        self.table.note(append.epoch, append.base_offset)
+        self.dedupe.record(
+            publish.producer_id,
+            publish.generation,
+            publish.sequence,
+            publish.checksum,
+            append.base_offset,
+            self.end,
+            append.appended_at_us,
+        )
+        if publish.ack:
+            answer = r.Answer(publish.ticket, append.base_offset, append.epoch, append.appended_at_us)
+            self._acks.add(publish.ack, self.end, answer)
+        return self._sync()
+
+    def _sync(self) -> list[Effect]:
+        if self.syncing:
+            return []
+        self.syncing = True
+        return [r.Sync()]
+
+    # --- replication, downwards -----------------------------------------------------------------
+
+    def _offered(self, event: r.Offered, now_us: int) -> list[Effect]:
+        """C9: take only what continues this very log, from the predecessor of this very epoch."""
+        if not self._is_from_predecessor(event.sender, event.epoch):
+            return self._tell_replaced(event.sender, event.epoch)
+        self._above = max(self._above, event.durable)  # true whether these batches are taken or not, like Down's
+        self._quorum_wanted = max(self._quorum_wanted, event.quorum)
+        if not self.linked or event.attempt != self._attempt or event.base < self.end:
+            return []  # for an older link, or said twice
+        if event.base > self.end or not self.table.continues(self.end, event.previous):
+            return self._ask(now_us)
+        return [r.Take()]
+
+    def _taken(self, event: r.Taken) -> list[Effect]:
+        for batch in event.batches:
+            assert batch.base_offset == self.end
+            self.table.note(batch.epoch, batch.base_offset)
+            self.end = batch.end_offset
+            self.dedupe.record_batch(batch)
+        return self._progress() + self._sync()  # batches say how far those above are, as Down does
+
+    def _durable(self, end: int) -> list[Effect]:
+        self.syncing = False
+        if self.failed or self._cutting is not None:
+            return []
+        self.durable = max(self.durable, min(end, self.end))
+        return self._progress() + (self._sync() if self.end > self.durable else [])
+
+    def _progress(self) -> list[Effect]:
+        """Something is further: pass it down, commit at the tail, pass it up, answer."""
+        if not self.linked or self._adopting is not None or self.failed:
+            return []
+        effects: list[Effect] = []
+        durable = self.durable_here()
+        successor = self.position.successor
+        if successor is not None and self.downstream.fed is not None and (durable, self.start) != self.downstream.told:
+            self.downstream.told = (durable, self.start)
+            effects.append(r.Send(successor.broker, m.Down(self.epoch, durable, self.start)))
+        if (end := self._commit_point(durable)) > self.committed:
+            self.committed = end
+            effects.append(r.Committed(end))
+        if durable >= 0 and self.position.is_tail and self.record is not None and self.record.joining is not None:
+            self._consider_joint(effects)  # once all that was acknowledged in earlier epochs is known to be (C24)
+        self._pass_up(effects)
+        for ack in self._acks.levels():
+            effects.extend(self._acks.reached(ack, self._reached(ack)))
+        return effects
+
+    def durable_here(self) -> int:
+        """`durable_k`: this member and everyone above it have the log on disk up to here (C5)."""
+        return self.durable if self.position.is_head else min(self.durable, self._above)
+
+    def _commit_point(self, durable: int) -> int:
+        """What every member has on disk, as far as this one knows: from those above it and those below it (C5)."""
+        assert self.record is not None
+        if self.position.joins or self.too_short(self.record):
+            return self.committed
+        if self.position.is_tail:
+            return min(durable, self._own_durable())
+        below = self.downstream
+        return max(below.committed, min(durable, *below.durable)) if below.durable else self.committed
+
+    def _own_durable(self) -> int:
+        """What this member answers for; in joint mode the tail answers for the joiner too (C11)."""
+        return min(self.durable, self.downstream.joiner) if self.downstream.joint else self.durable
+
+    def _pass_up(self, effects: list[Effect]) -> None:
+        """How far this member and all below it are; at once, so that the head knows as early as can be."""
+        predecessor = self.position.predecessor
+        if predecessor is None or not (self.position.joins or self.position.is_tail or self.downstream.durable):
+            return
+        durable, told = [self._own_durable(), *self.downstream.durable], self._told_up
+        up = m.Up(self.epoch, durable, self.committed, self.downstream.waits_for_joiner)
+        if up.is_news(told, self.position.to_quorum, self._quorum_wanted):
+            self._told_up = up
+            effects.append(r.Send(predecessor.broker, up))
+
+    def quorum_wanted(self) -> int:
+        """Up to where somebody waits for a majority; said along with the batches."""
+        return self._acks.last_end(QUORUM) if self.position.is_head else self._quorum_wanted
+
+    # --- replication, upwards -------------------------------------------------------------------
+
+    def _received(self, event: r.Received, now_us: int) -> list[Effect]:
+        match event.message:
+            case m.Adopt():
+                return self._adopt(event.sender, event.message, now_us)
+            case m.Link():
+                return self._link(event, event.message, now_us)
+            case m.Linked():
+                return self._link_answered(event.sender, event.message, now_us)
+            case m.Down():
+                return self._down(event.sender, event.message)
+            case m.Up():
+                return self._up(event.sender, event.message, now_us)
+            case m.Held(epoch, end):
+                if self._current(epoch) and self._is_successor(event.sender):
+                    self.downstream.holds(end, now_us)
+            case m.Confirm():
+                return self.confirmations.answer(event.sender, event.message)
+            case m.Confirmed():
+                return self.confirmations.confirmed(event.sender, event.message, now_us)
+        return []
+
+    def _adopt(self, sender: str, adopt: m.Adopt, now_us: int) -> list[Effect]:
+        if adopt.revision == self.revision and self._is_from_predecessor(sender, adopt.record.epoch):
+            return self._ask(now_us)  # known already: it says that it feeds us no more
+        return self._configure(r.Configure(adopt.record, adopt.revision), now_us)
+
+    def _down(self, sender: str, down: m.Down) -> list[Effect]:
+        if not self._is_from_predecessor(sender, down.epoch):
+            return self._tell_replaced(sender, down.epoch)
+        self._above = max(self._above, down.durable)  # it is not said again: keep it while this log is being cut
+        effects = self._progress()
+        if down.start > self.start:
+            effects.append(r.Retire(down.start))
+        return effects
+
+    def _up(self, sender: str, up: m.Up, now_us: int) -> list[Effect]:
+        if not self._current(up.epoch) or not self._is_successor(sender) or self.downstream.fed is None:
+            return []
+        self.downstream.heard(up, now_us, at_tail=self.position.is_tail)
+        return self._progress()
+
+    def _reached(self, ack: int) -> int:
+        """Up to where publishes have reached an ack level (C7)."""
+        if ack == ALL:
+            return self.committed
+        assert self.record is not None
+        others = 0 if ack == HEAD else self.record.quorum - 1
+        if others > len(self.downstream.durable):
+            return NEVER  # the chain is shorter than a majority: wait until it is not
+        return min([self.durable, *self.downstream.durable[:others]])
+
+    # --- epochs ---------------------------------------------------------------------------------
+
+    def _current(self, epoch: int) -> bool:
+        """C2: only messages of the adopted epoch count."""
+        return epoch == self.epoch and self._adopting is None and self.record is not None and not self.failed
+
+    def is_in_epoch(self, epoch: int) -> bool:
+        """Whether this member has a place in this epoch, and has heard of no newer one (C30)."""
+        return self._current(epoch) and not self.doubted and (self.position.index is not None or self.position.joins)
+
+    def _is_successor(self, broker: str) -> bool:
+        return self.position.successor is not None and self.position.successor.broker == broker
+
+    def _is_from_predecessor(self, sender: str, epoch: int) -> bool:
+        above = self.position.predecessor
+        return self._current(epoch) and above is not None and above.broker == sender
+
+    def _tell_replaced(self, sender: str, epoch: int) -> list[Effect]:
+        """C6: who speaks of an older epoch may hear neither the controller nor the store; it hears it from here."""
+        if epoch >= self.epoch or self.record is None:
+            return []
+        return [r.Send(sender, m.Adopt(self.record, self.revision))]
+
+    def _configure(self, event: r.Configure, now_us: int) -> list[Effect]:
+        """A record: wedge, and adopt it once its epoch is on disk (C2, C4)."""
+        newest = self._adopting.revision if self._adopting is not None else self.revision
+        if event.revision <= newest or event.record.epoch < self.epoch:
+            return []
+        if self.record is not None and event.record.epoch == self.record.epoch and self._adopting is None:
+            return self._joining_changed(event, now_us)
+        self._adopting = event
+        return [r.StoreEpoch(event.record.epoch), *self.confirmations.give_up()]
+
+    def _doubt(self, revision: int) -> list[Effect]:
+        if revision <= self.revision or self.doubted:
+            return []
+        self.doubted = True
+        return [*self._depose(), *self.confirmations.give_up()]
+
+    def _epoch_stored(self, epoch: int, now_us: int) -> list[Effect]:
+        if self._adopting is None or self._adopting.record.epoch != epoch:
+            return []
+        event, self._adopting = self._adopting, None
+        self.revision, self.epoch, self.doubted = event.revision, event.record.epoch, False
+        self.position.find(event.record, self.me)
+        self._forget_epoch(now_us)
+        effects = self._unfeed()
+        if not self.position.is_head:
+            effects.extend(self._depose())
+        effects.extend(self._enter(now_us))
+        return effects
+
+    def _enter(self, now_us: int) -> list[Effect]:
+        """Begin the epoch, unless the log is being cut right now; then its end is the beginning."""
+        if self._cutting is not None or self.failed:
+            return []
+        return self._become_linked(now_us) if self.position.is_head else self._ask(now_us)
+
+    def _forget_epoch(self, now_us: int) -> None:
+        """C5: what was heard in an older epoch says nothing about this one."""
+        self.linked = False
+        self._above = NEVER
+        self._told_up = None
+        self.complaints.forget()
+        self.downstream.forget(now_us)
+
+    def _joining_changed(self, event: r.Configure, now_us: int) -> list[Effect]:
+        """The same chain with another joiner: the tail will hear from it (C11)."""
+        assert self.record is not None
+        before = self.record.joining
+        self.revision = event.revision
+        self.position.find(event.record, self.me)
+        if self.downstream.joint:
+            return []  # joint mode ends with the epoch, not before
+        if self.position.joins and self.position.index is None:
+            return self._ask(now_us)
+        if self.position.is_tail and before != event.record.joining:
+            self.downstream.joiner_changed()
+            self.downstream.since_us = now_us
+            return self._unfeed() + self._answer_asked(now_us)
+        return []
+
+    def _unfeed(self) -> list[Effect]:
+        if self.downstream.fed is None:
+            return []
+        self.downstream.fed = None
+        return [r.StopFeed()]
+
+    def _depose(self) -> list[Effect]:
+        """C6: no longer the head; whether what waited will be committed is for others to say."""
+        error = refusals.deposed()
+        return [r.Refuse(ticket, error) for ticket in self._acks.give_up()]
+
+    # --- links ----------------------------------------------------------------------------------
+
+    def _ask(self, now_us: int) -> list[Effect]:
+        """Ask the predecessor to be fed."""
+        predecessor = self.position.predecessor
+        if predecessor is None or self._cutting is not None or self.failed:
+            return []
+        self.linked = self.linked and self.position.is_head
+        self._attempt += 1
+        self._asked_at_us = now_us
+        link = m.Link(self.epoch, self._attempt, self.me, self.start, self.end, self.table.entries())
+        return [r.Send(predecessor.broker, link)]
+
+    def _link(self, event: r.Received, link: m.Link, now_us: int) -> list[Effect]:
+        """A successor asks. Answer once this log is reconciled itself, so that it is cut no more (C9)."""
+        if link.epoch < self.epoch:
+            return self._tell_replaced(event.sender, link.epoch)
+        if not self._current(link.epoch) or not self.linked or self.position.successor != link.member:
+            self._asked = event
+            return []
+        if self.downstream.fed is not None and link.attempt < self.downstream.fed:
+            return []  # it asked again since
+        self._asked = None
+        self.downstream.asked(link.end, now_us)
+        linked = self._reconcile(link)
+        effects: list[Effect] = [r.Send(event.sender, linked)]
+        if linked.reset or linked.cut != link.end:
+            return [*effects, *self._unfeed()]  # it cuts its log, and asks again
+        self.downstream.fed = link.attempt
+        self.downstream.told = (NEVER, NEVER)
+        effects.append(r.StartFeed(event.sender, self.epoch, link.attempt, linked.cut))
+        effects.extend(self._progress())
+        return effects
+
+    def _reconcile(self, link: m.Link) -> m.Linked:
+        """Where the successor's log must be cut: where it stops being ours (C9)."""
+        ours, theirs = (self.table.entries(), self.start, self.end), (link.table, link.start, link.end)
+        cut = common_part(*ours, *theirs)
+        # Where nothing that is left is known to be the same, it begins where this log begins.
+        return m.Linked(self.epoch, link.attempt, self.start if cut is None else cut, reset=cut is None)
+
+    def _link_answered(self, sender: str, linked: m.Linked, now_us: int) -> list[Effect]:
+        if not self._is_from_predecessor(sender, linked.epoch) or linked.attempt != self._attempt or self.linked:
+            return []
+        if self._cutting is not None:
+            return []  # said twice
+        if self._loses_committed(linked):
+            self.halted = True
+            reason = f"epoch {self.epoch} would cut the log at {linked.cut}, below {self.committed}, committed"
+            return [r.Halt(reason), *self._fail(reason)]
+        if linked.cut == self.end and not linked.reset:
+            return self._become_linked(now_us)
+        self._cutting = linked
+        return [r.Truncate(linked.cut, linked.reset, linked.snapshot)]
+
+    def _loses_committed(self, linked: m.Linked) -> bool:
+        """Only a joiner whose offsets retention has let go meanwhile may begin anew above its end."""
+        begins_above = linked.reset and self.position.joins and linked.cut >= self.end
+        return linked.cut < self.committed and not begins_above
+
+    def _cut(self, end: int, now_us: int) -> list[Effect]:
+        """The log ends here now, on disk."""
+        linked, self._cutting = self._cutting, None
+        assert linked is not None
+        self.end = self.durable = end
+        self.syncing = False  # one that was under way was waited for, and says nothing any more
+        if linked.reset:
+            self.start = end
+            self.table.clear()
+        else:
+            self.table.cut(end)
+        # Ask again: what was sent meanwhile was not taken. Or a newer epoch came.
+        return [] if self._adopting is not None else self._enter(now_us)
+
+    def _become_linked(self, now_us: int) -> list[Effect]:
+        self.linked = True
+        self.damaged = False  # below the head it has all that is committed; a head was judged when it was named (C13)
+        effects: list[Effect] = []
+        successor = self.position.successor
+        if successor is not None and self._asked is None and self.record is not None:
+            effects.append(r.Send(successor.broker, m.Adopt(self.record, self.revision)))
+        self._told_up = None
+        effects.extend(self._answer_asked(now_us))
+        effects.extend(self._progress())
+        return effects
+
+    def _answer_asked(self, now_us: int) -> list[Effect]:
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return []
+        assert isinstance(asked.message, m.Link)
+        return self._link(asked, asked.message, now_us)
+
+    def _peer_connected(self, broker: str, now_us: int) -> list[Effect]:
+        """What was on its way on the old connection may be lost: link again."""
+        effects: list[Effect] = []
+        successor, predecessor = self.position.successor, self.position.predecessor
+        if successor is not None and successor.broker == broker:
+            if self.downstream.fed is not None:
+                effects.extend(self._unfeed())
+                self.downstream.since_us = now_us
+            if self.linked and self.record is not None:
+                effects.append(r.Send(broker, m.Adopt(self.record, self.revision)))
+        if predecessor is not None and predecessor.broker == broker and self._adopting is None:
+            effects += self._ask(now_us)
+        return effects
+
+    # --- joint mode -----------------------------------------------------------------------------
+
+    def _consider_joint(self, effects: list[Effect]) -> None:
+        """C11: near the end, commit nothing without the joiner; with everything, propose it."""
+        self.downstream.consider_joint(self.end, self.durable)
+        if not self.downstream.told_ready and self.downstream.joiner_is_ready and self.position.successor is not None:
+            self.downstream.told_ready = True  # ticks say it again
+            effects.append(r.Report(m.JoinerReady(self.epoch, self.position.successor)))
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _tick(self, tick: r.Tick, now_us: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.failed or self.record is None or self._adopting is not None:
+            return effects
+        if not self.linked and self._cutting is None and now_us - self._asked_at_us >= _ASK_AGAIN_US:
+            effects.extend(self._ask(now_us))
+        joiner = self.record.joining if self.position.is_tail and self.linked else None
+        if joiner is not None and self.downstream.joiner_is_ready:
+            effects.append(r.Report(m.JoinerReady(self.epoch, joiner)))
+        effects.extend(self.complaints.tick(tick, now_us))
+        effects.extend(self.confirmations.tick(now_us))
+        return effects
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _fail(self, reason: str) -> list[Effect]:
+        self.failed = reason
+        self.damaged = True
+        error = refusals.unknown(reason)
+        refused = (r.Refuse(ticket, error) for ticket in self._acks.give_up())
+        return [*refused, *self._unfeed(), *self.confirmations.give_up()]
+
+    # --- what others see ------------------------------------------------------------------------
+
+    def report(self) -> m.ReplicaReport:
+        return m.ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed, self.halted)
+
+    def statistics(self) -> dict[str, int | str | bool]:
+        position = -1 if self.position.index is None else self.position.index
+        own = {name: getattr(self, name) for name in _SHOWN}
+        return {"position": position, **own, "joint": self.downstream.joint, "waiting": len(self._acks)}
+
+    def check_invariants(self) -> None:
+        """Called by tests and the simulator after every step."""
+        assert self.durable <= self.end
+        assert self.committed <= self.end
+        for ack, end in self._acks.first_ends().items():
+            assert end > self._reached(ack) or not self.linked or self._adopting is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from stentor.core.peers import ReplicaReport
+    from stentor.core.chain_messages import ReplicaReport
     from stentor.core.records import Key
 
 

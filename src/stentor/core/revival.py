@@ -21,7 +21,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stentor.core.peers import ReplicaReport
+    from stentor.core.chain_messages import ReplicaReport
     from stentor.core.records import ChainRecord, Key, Member
     from stentor.core.reports import ReportBook
 

@@ -14,11 +14,11 @@ from stentor import selectors
 if TYPE_CHECKING:
     from stentor.client.sync_client import Client
 
-_clients: Final[dict[tuple[int, Connection], Client]] = {}
+_clients: Final[dict[tuple[int, SparkConnection], Client]] = {}
 _lock: Final = threading.Lock()
 
 
-class Connection(msgspec.Struct, frozen=True):
+class SparkConnection(msgspec.Struct, frozen=True):
     """How the brokers are reached; travels to the executors."""
 
     url: str | None = None

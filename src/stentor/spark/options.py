@@ -17,7 +17,7 @@ from stentor.client.positions import Stale
 from stentor.core.names import check_pattern, check_topic_name
 from stentor.errors import InvalidArgument
 from stentor.spark import columns
-from stentor.spark.connections import Connection
+from stentor.spark.connections import SparkConnection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,10 +77,10 @@ Given = dict[str, dict[int, int]]
 """Offsets as a user names them: some partitions of some topics."""
 
 
-class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SparkReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a read is asked for."""
 
-    connection: Connection
+    connection: SparkConnection
     topics: list[str] = []  # names and patterns
     topic_regex: str | None = None
     topic_ids: dict[str, int] = {}  # what the offsets given are of
@@ -100,7 +100,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a write is asked for."""
 
-    connection: Connection
+    connection: SparkConnection
     topic: str | None = None
     exactly_once: bool = True
     application: str | None = None
@@ -152,7 +152,7 @@ def _of(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
 # --- reading ------------------------------------------------------------------------------------
 
 
-def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+def read_options(given: Mapping[str, str], *, streaming: bool) -> SparkReadOptions:
     """Options of a read; InvalidArgument says which is wrong, and how."""
     options = _Options(given, _READ, "read")
     topics, regex, assigned = _topics(options)
@@ -162,7 +162,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise InvalidArgument("A stream has no end.", hint="Leave endingOffsets and endingTimestamp out, or use read.")
     if end == "earliest" or (start == "latest" and not streaming):
         raise InvalidArgument("A batch read from latest, or to earliest, is empty.", hint="Name other offsets.")
-    return ReadOptions(
+    return SparkReadOptions(
         connection=_connection(options),
         topics=topics,
         topic_regex=regex,
@@ -193,11 +193,11 @@ def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
     return _columns(_Options(given, _READ, "read"))
 
 
-def topic_options(given: Mapping[str, str]) -> ReadOptions:
+def topic_options(given: Mapping[str, str]) -> SparkReadOptions:
     """Where the topics are, which they are, and what columns are wanted: what a schema depends on."""
     options = _Options(given, _READ, "read")
     topics, regex, assigned = _topics(options)
-    return ReadOptions(
+    return SparkReadOptions(
         connection=_connection(options),
         topics=topics,
         topic_regex=regex,
@@ -405,13 +405,13 @@ def _unknown(name: str, known: dict[str, str], what: str) -> InvalidArgument:
     return InvalidArgument(f"The stentor data source does not know the option {name}.", hint=hint)
 
 
-def _connection(options: _Options) -> Connection:
+def _connection(options: _Options) -> SparkConnection:
     timeout = options.seconds("timeout", 60.0)
     if timeout <= 0:
         raise InvalidArgument("timeout must be above zero.")
     # $STENTOR_URL is what the driver has: executors on other machines have environments of their own.
     url = options.text("url", "") or os.environ.get("STENTOR_URL") or None
-    return Connection(url, timeout, options.text("zone", ""))
+    return SparkConnection(url, timeout, options.text("zone", ""))
 
 
 def to_json(value: Any) -> str:

@@ -19,9 +19,9 @@ from stentor.errors import InvalidArgument, OffsetOutOfRange, StentorError, Topi
 from stentor.memory import keep_freed_memory
 from stentor.spark import offsets
 from stentor.spark.columns import Shaper
+from stentor.spark.errors import plainly
 from stentor.spark.offsets import OffsetRange, Places
-from stentor.spark.plainly import plainly
-from stentor.spark.topics import Topics
+from stentor.spark.topics import SparkTopics
 from stentor.spark.typed import RowShaper
 
 try:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from stentor.spark.options import ReadOptions
+    from stentor.spark.options import SparkReadOptions
     from stentor.wire.schemas import SchemaColumn
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def _settle() -> None:
 class _RangeReader:
     """Reads a range of one partition; in a task."""
 
-    def __init__(self, options: ReadOptions, schema: StructType, typed: list[SchemaColumn] | None = None) -> None:
+    def __init__(self, options: SparkReadOptions, schema: StructType, typed: list[SchemaColumn] | None = None) -> None:
         self._options = options
         self._schema = schema
         self._typed = typed  # the topic's own schema, if its rows are read
@@ -127,7 +127,7 @@ class TopicReader(_RangeReader, DataSourceReader):
     @plainly
     def partitions(self) -> Sequence[OffsetRange]:
         options = self._options
-        topics = Topics(options)
+        topics = SparkTopics(options)
         start = topics.resolved(options.start, "earliest", "starting")
         end = topics.resolved(options.end, "latest", "ending")
         ranges = offsets.ranges_between(start, {name: end[name] for name in end if name in start})
@@ -137,13 +137,13 @@ class TopicReader(_RangeReader, DataSourceReader):
 class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream: from the offsets of its checkpoint on."""
 
-    def __init__(self, options: ReadOptions, schema: StructType, typed: list[SchemaColumn] | None = None) -> None:
+    def __init__(self, options: SparkReadOptions, schema: StructType, typed: list[SchemaColumn] | None = None) -> None:
         super().__init__(options, schema, typed)
         if ReadMaxRows is None and options.rows_per_trigger_max:
             raise InvalidArgument(
                 "maxOffsetsPerTrigger needs PySpark 4.2 or newer.", hint="pip install 'pyspark>=4.2', or leave it out."
             )
-        self._topics = Topics(options)
+        self._topics = SparkTopics(options)
         self._last: Places | None = None  # the end that was told last
         self._final: Places | None = None  # Trigger.AvailableNow: where to stop
         self._waits_since: float | None = None  # for enough rows

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from stentor.spark import columns, typed
+from stentor.spark.errors import plainly
 from stentor.spark.options import (
     is_table,
     names_topics,
@@ -25,7 +26,6 @@ from stentor.spark.options import (
     topic_options,
     write_options,
 )
-from stentor.spark.plainly import plainly
 from stentor.spark.reader import TopicReader, TopicStreamReader
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from stentor.spark.options import ReadOptions
+    from stentor.spark.options import SparkReadOptions
     from stentor.wire.schemas import SchemaColumn
 
 
@@ -86,7 +86,7 @@ class StentorDataSource(DataSource):
     def _typed_schema(self, given: Mapping[str, str]) -> StructType:
         return typed.spark_schema(typed.find_columns(topic_options(given)))
 
-    def _checked(self, options: ReadOptions, schema: StructType) -> list[SchemaColumn] | None:
+    def _checked(self, options: SparkReadOptions, schema: StructType) -> list[SchemaColumn] | None:
         """The topic's own schema, where its columns are read; else the columns must be those of messages."""
         if options.columns != (columns.TYPED,):
             columns.check_schema(schema)

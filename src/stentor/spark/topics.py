@@ -12,15 +12,15 @@ from stentor.spark.offsets import Places, TopicPlace, places_of, recreated
 from stentor.spark.options import EARLIEST, LATEST
 
 if TYPE_CHECKING:
-    from stentor.spark.options import Given, ReadOptions
+    from stentor.spark.options import Given, SparkReadOptions
 
 logger = logging.getLogger(__name__)
 
 
-class Topics:
+class SparkTopics:
     """The topics that the options name."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: SparkReadOptions) -> None:
         self._options = options
 
     def at(self, position: Any, names: list[str] | None = None, *, gone_ok: bool = False) -> Places:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from stentor.spark.options import ReadOptions
+    from stentor.spark.options import SparkReadOptions
     from stentor.wire.schemas import SchemaColumn
 
 _LARGER: Final = {
@@ -32,7 +32,7 @@ _LARGER: Final = {
 }
 
 
-def find_columns(options: ReadOptions) -> list[SchemaColumn]:
+def find_columns(options: SparkReadOptions) -> list[SchemaColumn]:
     """The newest schema of the one topic that is read."""
     if len(options.topics) != 1 or options.topic_regex is not None or set("*>") & set(options.topics[0]):
         raise InvalidArgument(

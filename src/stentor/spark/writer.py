@@ -13,8 +13,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from stentor.errors import InternalError, InvalidArgument
+from stentor.spark.errors import plainly
 from stentor.spark.ledger import Chunk, Ledger, Stage
-from stentor.spark.plainly import plainly
 from stentor.spark.rows import Router, check_columns
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stentor.spark.options import WriteOptions
 
 
-class Done(WriterCommitMessage):
+class RowsWritten(WriterCommitMessage):
     """What a task reports to the driver."""
 
     def __init__(self, rows: int, application: str, query: str, chunks: list[Chunk]) -> None:
@@ -64,7 +64,7 @@ class _TaskWriter:
         self._options = options
 
     @plainly
-    def write(self, iterator: Iterator[Any]) -> Done:
+    def write(self, iterator: Iterator[Any]) -> RowsWritten:
         """Hand all batches over; where they are is in the report."""
         options = self._options
         client = options.connection.client()
@@ -84,7 +84,7 @@ class _TaskWriter:
             rows += batch.num_rows
             for topic, partition, part in router.parts(batch):
                 sink.add(topic, partition, part)
-        return Done(rows, application, query, sink.finish())
+        return RowsWritten(rows, application, query, sink.finish())
 
     def _commit(self, messages: list[Any], epoch: int) -> None:
         reports = [report for report in messages if report is not None]

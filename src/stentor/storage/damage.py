@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from stentor.errors import CorruptData, StorageError
-from stentor.storage.files import Kind, atomic_write, seal, unseal
+from stentor.storage.files import FileKind, atomic_write, seal, unseal
 from stentor.storage.model import DamagedRange, Identity
 from stentor.storage.segment import DAMAGED_SUFFIX, Segment, segment_path
 from stentor.storage.state import logger
@@ -30,7 +30,7 @@ def load_damage(directory: Path, base: int) -> tuple[DamagedRange, ...] | None:
     except FileNotFoundError:
         return ()
     try:
-        return _decoder.decode(unseal(Kind.DAMAGE, data, what=str(path)))
+        return _decoder.decode(unseal(FileKind.DAMAGE, data, what=str(path)))
     except (CorruptData, msgspec.MsgspecError):
         return None
 
@@ -41,7 +41,7 @@ def record_damage(segment: Segment, damaged: Sequence[DamagedRange], identity: I
     path = segment.path(DAMAGED_SUFFIX)
     try:
         if damaged:
-            atomic_write(path, seal(Kind.DAMAGE, msgspec.json.encode(segment.damaged)))
+            atomic_write(path, seal(FileKind.DAMAGE, msgspec.json.encode(segment.damaged)))
         else:
             path.unlink(missing_ok=True)
     except (StorageError, OSError) as error:

@@ -62,7 +62,7 @@ NO_DESCRIPTOR_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """The process, or the system, has no descriptor left; nothing is wrong with the disk."""
 
 
-class Kind(IntEnum):
+class FileKind(IntEnum):
     """What a sealed file is, so that one cannot be taken for another."""
 
     INDEX = 1
@@ -248,7 +248,7 @@ def atomic_write(path: Path, data: Buffer | Sequence[Buffer]) -> None:
         raise storage_error(error, operation="write", path=path) from error
 
 
-def seal(kind: Kind, payload: Buffer, *, version: int = SEAL_VERSION) -> bytes:
+def seal(kind: FileKind, payload: Buffer, *, version: int = SEAL_VERSION) -> bytes:
     """Put the checked frame drawn above around `payload`."""
     fields = struct.pack("<HHI", version, kind, len(payload))
     checksum = crc32c(payload, crc32c(fields))
@@ -270,7 +270,7 @@ def sealed_version(start: Buffer) -> int:
     return version
 
 
-def unseal(kind: Kind, data: Buffer, *, what: str, version_max: int = SEAL_VERSION) -> memoryview:
+def unseal(kind: FileKind, data: Buffer, *, what: str, version_max: int = SEAL_VERSION) -> memoryview:
     """Check the frame and return the payload, or say why it cannot be used."""
     end = sealed_length(data)
     if end > len(data):

@@ -38,7 +38,7 @@ from crc32c import crc32c
 
 from stentor.errors import CorruptData
 from stentor.limits import INDEX_INTERVAL_BYTES
-from stentor.storage.files import SEAL_BYTES, Kind, seal, sealed_length, unseal
+from stentor.storage.files import SEAL_BYTES, FileKind, seal, sealed_length, unseal
 from stentor.storage.model import Identity
 from stentor.wire.header import BatchHeader
 
@@ -172,13 +172,13 @@ def encode_index(
         entries=len(index.offsets),
         entries_checksum=crc32c(columns),
     )
-    return summary, seal(Kind.INDEX, msgspec.msgpack.encode(summary)) + columns
+    return summary, seal(FileKind.INDEX, msgspec.msgpack.encode(summary)) + columns
 
 
 def decode_summary(data: bytes, *, what: str) -> IndexSummary:
     """The summary at the beginning of an index file."""
     try:
-        return _decoder.decode(unseal(Kind.INDEX, data, what=what))
+        return _decoder.decode(unseal(FileKind.INDEX, data, what=what))
     except msgspec.MsgspecError as error:
         raise CorruptData(f"{what} cannot be decoded: {error}.", object=what) from error
 

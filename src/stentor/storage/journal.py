@@ -36,7 +36,7 @@ import msgspec
 from stentor import limits
 from stentor.errors import CorruptData, InternalError, StorageError
 from stentor.storage.changes import ChangesFile, read_changes
-from stentor.storage.files import Kind, atomic_write, seal, sealed_version, storage_error, unseal
+from stentor.storage.files import FileKind, atomic_write, seal, sealed_version, storage_error, unseal
 from stentor.storage.model import LogFloor
 
 logger = logging.getLogger(__name__)
@@ -260,7 +260,7 @@ class ReplicaJournal:
             content = JournalContent(self._incarnation, replicas, self._store_revision, self._generation)
         # Whatever becomes of this write, no change may follow the whole before it: that one may be gone.
         self._file.close()
-        sealed = seal(Kind.JOURNAL, msgspec.msgpack.encode(content), version=version)
+        sealed = seal(FileKind.JOURNAL, msgspec.msgpack.encode(content), version=version)
         try:
             atomic_write(self._path, sealed)
         except StorageError:
@@ -306,7 +306,7 @@ def _load(path: Path) -> JournalContent | None:
     data = _read(path)
     if data is None:
         return None
-    content = _decoder.decode(unseal(Kind.JOURNAL, data, what=str(path), version_max=_WITH_CHANGES))
+    content = _decoder.decode(unseal(FileKind.JOURNAL, data, what=str(path), version_max=_WITH_CHANGES))
     if sealed_version(data) == _WHOLE:
         return content
     if changes is None:

@@ -34,7 +34,7 @@ from stentor.storage.files import (
     SEAL_BYTES,
     TEMPORARY_SUFFIX,
     FileHandle,
-    Kind,
+    FileKind,
     read_at,
     storage_error,
     sync_directory,
@@ -79,7 +79,7 @@ def load_snapshot(directory: Path, base: int) -> bytes | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    payload = unseal(Kind.SNAPSHOT, data, what=str(path))
+    payload = unseal(FileKind.SNAPSHOT, data, what=str(path))
     if payload[:8] != base.to_bytes(8, "little"):
         raise CorruptData(f"{path} is the snapshot of another offset.", object=str(path))
     return bytes(payload[8:])

@@ -34,7 +34,7 @@ from pathlib import Path
 import msgspec
 
 from stentor.errors import Closed, LogFailed, StorageError
-from stentor.storage.files import Kind, atomic_write, seal, unseal
+from stentor.storage.files import FileKind, atomic_write, seal, unseal
 from stentor.storage.model import Identity, LogSettings
 from stentor.storage.segment import Segment
 
@@ -119,7 +119,7 @@ class LogState:
         self.failed = reason
         mark = FailureMark(self.synced_end, reason, time.time_ns() // 1000)
         try:
-            atomic_write(mark_path(self.directory), seal(Kind.FAILURE, msgspec.json.encode(mark)))
+            atomic_write(mark_path(self.directory), seal(FileKind.FAILURE, msgspec.json.encode(mark)))
         except StorageError as error:
             logger.warning("The failure of the log of %s could not be recorded: %s", self.identity, error)
         logger.error("The log of %s has failed: %s", self.identity, reason)
@@ -145,6 +145,6 @@ def read_mark(directory: Path) -> FailureMark | None:
     except FileNotFoundError:
         return None
     try:
-        return _decoder.decode(unseal(Kind.FAILURE, data, what=str(path)))
+        return _decoder.decode(unseal(FileKind.FAILURE, data, what=str(path)))
     except (StorageError, msgspec.MsgspecError):
         return FailureMark(-1, "a sync failed earlier; the record of it is damaged.", 0)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 
 from stentor.errors import InternalError, StorageError
-from stentor.storage.files import NO_DESCRIPTOR_ERRNOS, Kind, atomic_write, seal, storage_error, sync_directory
+from stentor.storage.files import NO_DESCRIPTOR_ERRNOS, FileKind, atomic_write, seal, storage_error, sync_directory
 from stentor.storage.index import encode_index
 from stentor.storage.model import Identity
 from stentor.storage.segment import INDEX_SUFFIX, SNAPSHOT_SUFFIX, Segment
@@ -133,4 +133,4 @@ def seal_segment(segment: Segment, identity: Identity) -> None:
 def write_snapshot(segment: Segment, snapshot: bytes) -> None:
     """Keep the derived state as of the segment's base; the base is part of what is sealed."""
     payload = segment.base.to_bytes(8, "little") + snapshot
-    atomic_write(segment.path(SNAPSHOT_SUFFIX), seal(Kind.SNAPSHOT, payload))
+    atomic_write(segment.path(SNAPSHOT_SUFFIX), seal(FileKind.SNAPSHOT, payload))

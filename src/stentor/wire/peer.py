@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 
+from stentor.core.chain_messages import Adopt, Down, Linked, PartitionMessage, ReplicaReport
 from stentor.core.membership import Heartbeat
-from stentor.core.peers import Adopt, Down, Linked, PartitionMessage, ReplicaReport
 from stentor.core.records import ChainRecord
 from stentor.errors import ProtocolError
 

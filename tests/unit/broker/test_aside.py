@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from stentor.core.controller import Held
+from stentor.core.controller import HeldRecord
 from stentor.testing import broker
 
 AGE_S = 3_600
@@ -60,7 +60,7 @@ def test_a_copy_stays_while_the_chain_is_short(local, monkeypatch):
     later(local, monkeypatch, AGE_S + 1)
     chains = local.inner.catalogue.chains
     held = chains[key(local)]
-    short = Held(msgspec.structs.replace(held.record, factor=2), held.revision)
+    short = HeldRecord(msgspec.structs.replace(held.record, factor=2), held.revision)
     monkeypatch.setitem(chains, key(local), short)
     local.inner.replicas.clear_aside()
     assert aside.exists()

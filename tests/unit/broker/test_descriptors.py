@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stentor import connect
-from stentor.broker.guests import descriptor_limit
+from stentor.broker.sessions.admission import descriptor_limit
 from stentor.errors import LimitExceeded
 
 FEW = 200

@@ -11,7 +11,7 @@ import pytest
 from stentor import limits
 from stentor.errors import CorruptData, DirectoryInUse, DirectoryUnusable, DiskFull, StentorError
 from stentor.storage import journal
-from stentor.storage.files import Kind, atomic_write, seal
+from stentor.storage.files import FileKind, atomic_write, seal
 from stentor.storage.state import FailureMark, mark_path
 from stentor.testing import LocalBroker, broker
 from stentor.wire import messages
@@ -424,7 +424,7 @@ def test_a_failed_log_that_also_lost_something_does_not_keep_the_others_from_sta
         local.stop()
         directory = tmp_path / "partitions" / f"{topic_id:016x}-0"
         mark = FailureMark(10, "A sync failed: EIO.", 1)
-        atomic_write(mark_path(directory), seal(Kind.FAILURE, msgspec.json.encode(mark)))
+        atomic_write(mark_path(directory), seal(FileKind.FAILURE, msgspec.json.encode(mark)))
         (log,) = directory.glob("*.log")
         flip(log, log.stat().st_size - 5)
         local.start()
@@ -438,7 +438,7 @@ def test_a_failed_log_that_also_lost_something_does_not_keep_the_others_from_sta
 
 def test_a_sync_that_waits_for_a_thread_is_not_one_that_the_disk_does_not_finish(monkeypatch, wait_until):
     """It would be taken to have begun with the one before, long ago, and the broker would report its own disk."""
-    from stentor.broker import lone
+    from stentor.broker.sessions import inline_sync as lone
 
     monkeypatch.setattr(lone, "RUN_MIN", 10**9)  # syncs in threads only
     with broker() as local, local.client() as client, client.producer("t") as producer:

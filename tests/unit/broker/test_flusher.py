@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from stentor import limits
-from stentor.broker.flusher import Flusher
+from stentor.broker.partitions.flusher import Flusher
 
 
 class Partition:

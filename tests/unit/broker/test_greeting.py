@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from stentor.broker.greeting import Arrival, Dialling, listener_of, relayed
+from stentor.broker.cluster.greeting import Arrival, Dialling, listener_of, relayed
 from stentor.errors import NotReady, PeerRefused, ProtocolError
 from stentor.wire import messages
 

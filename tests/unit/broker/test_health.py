@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from stentor import limits
-from stentor.broker import disk_health
+from stentor.broker.cluster import disk_health
 from stentor.cli.checkup import check_connection
 from stentor.cli.describe import describe
 from stentor.errors import DeadlineExceeded

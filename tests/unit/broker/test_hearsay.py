@@ -8,10 +8,10 @@ import pytest
 from tests.unit.core.test_members import A, B, C, adopt, replica
 
 from stentor.broker.catalogue import Catalogue, News, TopicRecord, chain_key, encode, topic_key
-from stentor.broker.hearsay import Hearsay
-from stentor.broker.restored import Restored
-from stentor.core import replica as r
-from stentor.core.controller import Held
+from stentor.broker.cluster.hearsay import Hearsay
+from stentor.broker.cluster.store_rollback import StoreRollback
+from stentor.core import replica_events as r
+from stentor.core.controller import HeldRecord
 from stentor.core.records import ChainRecord, Member
 from stentor.errors import CoordinationUnavailable
 from stentor.ports import Entry, Range
@@ -52,13 +52,13 @@ class Place:
         machine = replica(me, end=10)
         adopt(machine, epoch, chain=chain)
         self.copy = Copy(machine)
-        self.stored = Held(record(epoch, *chain), epoch)
+        self.stored = HeldRecord(record(epoch, *chain), epoch)
         self.store_answers = True
         self.catalogue = Catalogue()
         self.catalogue.put(Entry(topic_key("t"), encode(TopicRecord("t", TOPIC, TopicSettings(), 0)), 1), News())
         self.replicas = SimpleNamespace(partitions={KEY: self.copy})
         self.store = self
-        self.restored = Restored()
+        self.restored = StoreRollback()
         self.tasks = []
         self.reads = 0
         self.asked_three_times = asyncio.Event()
@@ -92,7 +92,7 @@ class Place:
 @in_a_loop
 async def test_a_record_that_keeps_this_copy_is_followed_at_once():
     place = Place()
-    said = {KEY: Held(record(4, B, A), 4)}
+    said = {KEY: HeldRecord(record(4, B, A), 4)}
     assert place.hearsay.believed(said) == said
     assert not place.tasks
 
@@ -100,7 +100,7 @@ async def test_a_record_that_keeps_this_copy_is_followed_at_once():
 @in_a_loop
 async def test_a_record_that_does_without_this_copy_stops_it_until_the_store_says_whether_it_is_so():
     place = Place()
-    assert not place.hearsay.believed({KEY: Held(record(4, GHOST), 2**60)})
+    assert not place.hearsay.believed({KEY: HeldRecord(record(4, GHOST), 2**60)})
     machine = place.copy.replica
     assert machine.doubted
     assert not machine.serves
@@ -108,25 +108,25 @@ async def test_a_record_that_does_without_this_copy_stops_it_until_the_store_say
     assert isinstance(refusal, r.Refuse)
     await place.settled()
     assert not machine.doubted, "the store has nothing of it"
-    assert machine.place.brokers == ("a", "b")
+    assert machine.position.brokers == ("a", "b")
 
 
 @in_a_loop
 async def test_a_copy_that_was_really_replaced_follows_the_store():
     place = Place()
-    place.stored = Held(record(4, B, C), 4)
+    place.stored = HeldRecord(record(4, B, C), 4)
     assert not place.hearsay.believed({KEY: place.stored})
     await place.settled()
     assert place.copy.replica.epoch == 4
-    assert place.copy.replica.place.position is None
+    assert place.copy.replica.position.index is None
 
 
 @in_a_loop
 async def test_without_the_store_a_doubted_copy_goes_on_waiting(monkeypatch):
-    monkeypatch.setattr("stentor.broker.hearsay._ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr("stentor.broker.cluster.hearsay._ASK_AGAIN_S", 0.001)
     place = Place()
     place.store_answers = False
-    place.hearsay.believed({KEY: Held(record(4, GHOST), 50)})
+    place.hearsay.believed({KEY: HeldRecord(record(4, GHOST), 50)})
     await place.asked_three_times.wait()
     assert place.copy.replica.doubted
     place.store_answers = True
@@ -138,7 +138,7 @@ async def test_without_the_store_a_doubted_copy_goes_on_waiting(monkeypatch):
 async def test_a_record_that_wants_another_copy_on_this_broker_is_looked_up():
     place = Place()
     other_log = Member("a", 77, 1)
-    assert not place.hearsay.believed({KEY: Held(record(4, B, joining=other_log), 4)})
+    assert not place.hearsay.believed({KEY: HeldRecord(record(4, B, joining=other_log), 4)})
     assert place.tasks
     await place.settled()
 
@@ -152,7 +152,7 @@ async def test_what_cannot_be_undone_waits_for_the_store():
     adopt(machine, 4, chain=(C, B))
     place.hearsay.when_confirmed(place.copy, lambda: done.append("later"))
     assert done == ["at once"], "a peer has named another one"
-    place.stored = Held(record(4, C, B), 4)
+    place.stored = HeldRecord(record(4, C, B), 4)
     await place.settled()
     assert done == ["at once", "later"]
 
@@ -173,7 +173,7 @@ async def test_a_rumour_that_the_store_does_not_know_is_dropped(invented):
     """Also by a broker that holds no copy, and would tell its clients wrong routes for ever."""
     place = Place()
     place.replicas.partitions.clear()
-    rumour = Held(record(9, GHOST), invented)
+    rumour = HeldRecord(record(9, GHOST), invented)
     assert place.hearsay.believed({KEY: rumour}) == {KEY: rumour}
     place.catalogue.put_chain(KEY, rumour, News(), confirmed=False)
     place.hearsay.check_rumours()

@@ -6,7 +6,7 @@ import pytest
 
 from stentor import Client
 from stentor.broker import load_config
-from stentor.broker.listeners import ListenerPlan, plan_listeners
+from stentor.broker.sessions.listeners import ListenerPlan, plan_listeners
 from stentor.errors import ConnectionFailed, InvalidArgument
 from stentor.testing import broker
 

@@ -126,9 +126,9 @@ def test_a_lasting_producer_shows_its_token_again_on_a_new_connection(local, cli
 def test_a_broker_that_knows_no_tokens_is_sent_none(local, monkeypatch, read):
     """A client may be newer than the brokers."""
     monkeypatch.setattr(frames, "FEATURES", ("rows", "arrow"))
-    monkeypatch.setattr("stentor.broker.session.LASTING", 1 << 64)
+    monkeypatch.setattr("stentor.broker.sessions.session.LASTING", 1 << 64)
     shown = []
-    monkeypatch.setattr("stentor.broker.session.Session._use", lambda _, request: shown.append(request))
+    monkeypatch.setattr("stentor.broker.sessions.session.Session._use", lambda _, request: shown.append(request))
     with local.client() as client:
         assert [receipt.offset for receipt in send_all(client, [b"a"], identity="orders")] == [0]
     assert shown == []

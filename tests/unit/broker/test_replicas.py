@@ -5,11 +5,11 @@ import threading
 import msgspec
 import pytest
 
-from stentor.broker import replicas as replicas_module
-from stentor.broker.catalogue import Topic
-from stentor.core import replica as r
-from stentor.core.controller import Held
-from stentor.core.peers import Linked
+from stentor.broker.catalogue import HeldTopic
+from stentor.broker.partitions import replicas as replicas_module
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Linked
+from stentor.core.controller import HeldRecord
 from stentor.errors import CorruptData, DiskFull, FormatTooNew, StorageError
 from stentor.storage import journal
 from stentor.storage.recovery import ForeignSegment
@@ -47,12 +47,12 @@ class Inside:
         self._steps += 1
         held = self.broker.catalogue.chains[self.key]
         record = msgspec.structs.replace(held.record, epoch=held.record.epoch + self._steps, **changes)
-        return Held(record, held.revision + self._steps)
+        return HeldRecord(record, held.revision + self._steps)
 
     def replicated(self):
         """The topic as if there were three replicas."""
         settings = msgspec.structs.replace(self.topic.record.settings, replicas=3)
-        return Topic(msgspec.structs.replace(self.topic.record, settings=settings), 1)
+        return HeldTopic(msgspec.structs.replace(self.topic.record, settings=settings), 1)
 
     def name_another_log(self):
         member = self.broker.catalogue.chains[self.key].record.chain[0]

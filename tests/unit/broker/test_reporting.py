@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stentor.broker.reporting import Reporting
-from stentor.core.peers import ReplicaReport
+from stentor.broker.cluster.reporting import Reporting
+from stentor.core.chain_messages import ReplicaReport
 from stentor.core.records import Member
 from stentor.wire import frames
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from stentor import limits
-from stentor.broker.senders import Senders, passed_on
-from stentor.core.controller import BrokerRecord, Held
+from stentor.broker.cluster.senders import Senders, passed_on
+from stentor.core.chain_messages import Complaint, JoinerReady, ReplicaReport
+from stentor.core.controller import BrokerRecord, HeldRecord
 from stentor.core.membership import Heartbeat
-from stentor.core.peers import Complaint, JoinerReady, ReplicaReport
 from stentor.core.records import ChainRecord, Member
 from stentor.errors import CoordinationUnavailable, ProtocolError
 from stentor.wire import peer
@@ -45,7 +45,7 @@ def broker():
     now = [100.0]
     return SimpleNamespace(
         catalogue=SimpleNamespace(
-            brokers={name: BrokerRecord(name, 5) for name in names}, chains={KEY: Held(CHAIN, 9)}
+            brokers={name: BrokerRecord(name, 5) for name in names}, chains={KEY: HeldRecord(CHAIN, 9)}
         ),
         trust=SimpleNamespace(all_prove=True),
         cluster=Cluster(),

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stentor.broker.catalogue import broker_key, decode_broker, encode
-from stentor.broker.trust import LEVEL_KEY, PEERS_PROVE, SECRET_KEY, rotate
+from stentor.broker.cluster.trust import LEVEL_KEY, PEERS_PROVE, SECRET_KEY, rotate
 from stentor.coordination.etcd import open_etcd
 from stentor.core.controller import BrokerRecord
 from stentor.core.membership import Heartbeat
@@ -233,7 +233,7 @@ def test_there_is_nothing_to_rotate_where_there_is_no_cluster(store):
 def test_the_file_is_what_a_broker_has_without_the_store(store, tmp_path):
     with started(store, tmp_path / "b0"):
         secrets = store.secret.valid
-    from stentor.broker.trust import Trust
+    from stentor.broker.cluster.trust import Trust
 
     trust = Trust(None)  # type: ignore[arg-type]
     trust.open(tmp_path / "b0" / SECRET_FILE)

@@ -6,7 +6,7 @@ import pytest
 
 from stentor import InvalidArgument
 from stentor.cli import formats
-from stentor.cli.feed import parse_entry
+from stentor.cli.publish_input import parse_entry
 
 
 def message(value=b"v", key=None, headers=()):

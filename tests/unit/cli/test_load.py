@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stentor.cli.load import STAMP, STEP_BYTES_MAX, Checker, Outcome, Plan, _flat_out, _steady
+from stentor.cli.load import STAMP, STEP_BYTES_MAX, Checker, LoadPlan, Outcome, _flat_out, _steady
 from stentor.cli.measurement import _deaf_to_interrupts, percentiles
 
 
@@ -18,7 +18,7 @@ def plan(**changes):
         "url": None, "topic": "bench.t", "partitions": 1, "size": STAMP.size, "batch": 10, "producers": 2,
         "subscribers": 1, "rate": 0, "seconds": 1, "ack": "all", "compression": None, "one_by_one": False, "timeout": 1,
     }  # fmt: skip
-    return Plan(**{**settings, **changes})
+    return LoadPlan(**{**settings, **changes})
 
 
 def check(numbers, totals=(0, 0)):

@@ -9,7 +9,7 @@ import pytest
 
 from stentor.cli import output, progress
 from stentor.cli.output import PIECE_BYTES, LiveOutput, table_lines
-from stentor.cli.progress import Progress
+from stentor.cli.progress import InputProgress
 
 WAIT_S = 15.0
 
@@ -113,7 +113,7 @@ def test_a_long_input_has_a_progress_bar_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(progress, "PATIENCE_S", 0)
-    with Progress(1000) as bar:
+    with InputProgress(1000) as bar:
         bar.show(1234, 500)
         bar._bar.refresh()
     assert "1,234 messages" in terminal.getvalue()
@@ -123,7 +123,7 @@ def test_a_pipe_gets_no_progress_bar(monkeypatch):
     stderr = io.StringIO()
     monkeypatch.setattr("sys.stderr", stderr)
     monkeypatch.setattr(progress, "PATIENCE_S", 0)
-    with Progress(1000) as bar:
+    with InputProgress(1000) as bar:
         bar.show(1234, 500)
     assert stderr.getvalue() == ""
 

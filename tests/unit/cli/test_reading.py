@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.errors import EndUnknown
 from stentor.testing import broker
 from stentor.wire.messages import FindOffset
@@ -193,7 +193,7 @@ def test_a_read_whose_broker_dies_ends_with_a_sentence(shell, tmp_path):
 @pytest.fixture
 def unsure(monkeypatch):
     """The broker is not certain where messages end, and knows of four."""
-    request = Link.request
+    request = BrokerLink.request
 
     async def answer(link, message):
         if not isinstance(message, FindOffset) or message.at == "earliest":
@@ -203,7 +203,7 @@ def unsure(monkeypatch):
         found = await request(link, message)
         return msgspec.structs.replace(found, offset=min(found.offset, 4), committed=4, sure=False)
 
-    monkeypatch.setattr(Link, "request", answer)
+    monkeypatch.setattr(BrokerLink, "request", answer)
 
 
 @pytest.mark.parametrize("command", ["read", "offsets"])

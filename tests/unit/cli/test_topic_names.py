@@ -1,10 +1,10 @@
 import msgspec
 
-from stentor.broker.catalogue import Catalogue, News, Topic, TopicRecord
-from stentor.broker.waiting import Remembered
+from stentor.broker.catalogue import Catalogue, HeldTopic, News, TopicRecord
+from stentor.broker.cluster.storeless_start import Remembered
 from stentor.cli.topic_names import named_by_topic, topic_names
 from stentor.storage.directory import CATALOGUE_FILE, CHANGES_FILE, COORDINATION_FILE
-from stentor.storage.files import Kind, seal
+from stentor.storage.files import FileKind, seal
 from stentor.storage.model import Finding
 from stentor.testing import broker
 from stentor.wire.messages import TopicSettings
@@ -21,9 +21,9 @@ def test_names_come_from_the_state_and_its_changes_and_deleted_topics_have_none(
 
 def test_names_of_a_cluster_come_from_what_it_remembers(tmp_path):
     catalogue = Catalogue()
-    catalogue.put_topic(Topic(TopicRecord("orders", 7, TopicSettings(), 0), 1), News())
+    catalogue.put_topic(HeldTopic(TopicRecord("orders", 7, TopicSettings(), 0), 1), News())
     remembered = msgspec.msgpack.encode(Remembered.of("c", catalogue))
-    (tmp_path / CATALOGUE_FILE).write_bytes(seal(Kind.CATALOGUE, remembered))
+    (tmp_path / CATALOGUE_FILE).write_bytes(seal(FileKind.CATALOGUE, remembered))
     assert topic_names(tmp_path) == {7: "orders"}
     found = [
         Finding("ok", "partitions/0000000000000007-3/0.log", "x"),

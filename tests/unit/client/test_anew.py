@@ -3,16 +3,16 @@
 import pytest
 
 import stentor
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 
 
 @pytest.fixture
 def unheard(monkeypatch):
     """A switch: publishes do not reach any broker."""
-    publish = Link.publish
+    publish = BrokerLink.publish
 
     def switch(*, on):
-        monkeypatch.setattr(Link, "publish", (lambda *_: None) if on else publish)
+        monkeypatch.setattr(BrokerLink, "publish", (lambda *_: None) if on else publish)
 
     return switch
 

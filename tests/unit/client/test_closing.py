@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import stentor
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.testing import broker
 
 LETS_ITS_CLIENT_GO = """
@@ -39,7 +39,7 @@ def test_a_call_that_waits_is_released_when_another_thread_closes_the_client(sha
             outcome.append(error)
 
     client = shared.client()
-    monkeypatch.setattr(Link, "request", never)
+    monkeypatch.setattr(BrokerLink, "request", never)
     waits = threading.Thread(target=ask, daemon=True)
     waits.start()
     assert asked.wait(10)

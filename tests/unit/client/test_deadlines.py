@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 import stentor
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.wire import messages
 
 LARGE = bytes(2_000_000)  # a batch of its own
@@ -45,7 +45,7 @@ def test_a_publish_ends_at_its_own_deadline_when_too_much_is_under_way(shared, m
         client.publish("full", "x")
         (publisher,) = client._publishers.values()
         publisher._core.buffer_bytes = 1
-        monkeypatch.setattr(Link, "publish", lambda *_: None)  # nobody answers
+        monkeypatch.setattr(BrokerLink, "publish", lambda *_: None)  # nobody answers
         began = time.monotonic()
         with pytest.raises(stentor.DeadlineExceeded, match=r"within 0\.2 s"):
             client.publish("full", LARGE, timeout=0.2)
@@ -59,7 +59,7 @@ def test_an_awaited_publish_does_so_too(shared, monkeypatch):
             await client.publish("full", "x")
             (publisher,) = client._publishers.values()
             publisher._core.buffer_bytes = 1
-            monkeypatch.setattr(Link, "publish", lambda *_: None)
+            monkeypatch.setattr(BrokerLink, "publish", lambda *_: None)
             began = time.monotonic()
             with pytest.raises(stentor.DeadlineExceeded, match=r"within 0\.2 s"):
                 await client.publish("full", LARGE, timeout=0.2)
@@ -74,7 +74,7 @@ def test_a_publish_to_a_topic_that_is_not_known_yet_has_one_deadline_for_all_it_
         await asyncio.get_running_loop().create_future()
 
     with shared.client(timeout=10) as client:
-        monkeypatch.setattr(Link, "request", never)
+        monkeypatch.setattr(BrokerLink, "request", never)
         began = time.monotonic()
         with pytest.raises(stentor.DeadlineExceeded):
             client.publish("not.known.yet", "x", timeout=0.2)
@@ -93,7 +93,7 @@ def test_a_deadline_in_the_past_has_passed(client):
 @pytest.fixture
 def slow_broker(monkeypatch):
     """A broker that takes most of a second for the routes, and answers nothing else."""
-    request = Link.request
+    request = BrokerLink.request
 
     async def slowly(link, message):
         if not isinstance(message, messages.WatchRoutes):
@@ -101,7 +101,7 @@ def slow_broker(monkeypatch):
         await asyncio.sleep(0.7)
         return await request(link, message)
 
-    return lambda: monkeypatch.setattr(Link, "request", slowly)
+    return lambda: monkeypatch.setattr(BrokerLink, "request", slowly)
 
 
 STEPS = {
@@ -128,13 +128,13 @@ def test_a_call_of_several_steps_has_one_deadline(shared, slow_broker, step):
 def test_a_call_may_take_as_long_as_it_says_even_if_the_client_allows_less(shared, monkeypatch):
     with shared.client(timeout=0.5) as client:
         client.publish("longer", "x")
-        request = Link.request
+        request = BrokerLink.request
 
         async def slowly(link, message):
             await asyncio.sleep(0.7)
             return await request(link, message)
 
-        monkeypatch.setattr(Link, "request", slowly)
+        monkeypatch.setattr(BrokerLink, "request", slowly)
         client.subscribe("longer", start="earliest", end="latest", timeout=10).close()
 
 
@@ -142,7 +142,7 @@ def test_a_message_is_told_of_within_its_time_although_it_waited_behind_another(
     """Its time begins when it is sent, not when the batch before it was given up."""
     with shared.client() as client:
         producer = client.producer("behind.another", timeout=2)
-        monkeypatch.setattr(Link, "publish", lambda *_: None)  # nobody answers
+        monkeypatch.setattr(BrokerLink, "publish", lambda *_: None)  # nobody answers
         told, heard = [], threading.Event()
         producer.send("first")
         wait_until(lambda: producer._core.single.pending, "the batch that nobody answers")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import stentor
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.errors import EndUnknown
 from stentor.wire.messages import FindOffset
 
@@ -18,7 +18,7 @@ KNOWN = 3  # of five messages that are committed: what an unsure broker knows
 @pytest.fixture
 def unsure(monkeypatch):
     """A switch: from then on the broker is not certain where messages end. It counts how often it was asked."""
-    request, asked = Link.request, []
+    request, asked = BrokerLink.request, []
     monkeypatch.setattr(stentor.limits, "NEW_HEAD_S", 0.2)
 
     async def answer(link, message):
@@ -31,7 +31,7 @@ def unsure(monkeypatch):
         return msgspec.structs.replace(found, offset=min(found.offset, KNOWN), committed=KNOWN, sure=False)
 
     def switch(*, on):
-        monkeypatch.setattr(Link, "request", answer if on else request)
+        monkeypatch.setattr(BrokerLink, "request", answer if on else request)
         return asked
 
     return switch

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from stentor.client.lane import Lane
-from stentor.client.lanes import _Flush
+from stentor.client.producer_core import _Flush
 from stentor.errors import NotReady, PublishError, SequenceError
 from stentor.wire import batch
 from stentor.wire.frames import Ack

@@ -14,7 +14,7 @@ import uvloop
 import stentor
 from stentor import limits
 from stentor.client import links as links_module
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.client.links import Links
 from stentor.errors import ConnectionFailed, DeadlineExceeded, NotReady, StentorError
 from stentor.testing import broker
@@ -46,13 +46,13 @@ def there(shared):
 def dialled(monkeypatch):
     """The ports that were tried, in order."""
     found = []
-    dial = Link._dial
+    dial = BrokerLink._dial
 
     async def counted(link, host, port):
         found.append(f"{host}:{port}")
         await dial(link, host, port)
 
-    monkeypatch.setattr(Link, "_dial", counted)
+    monkeypatch.setattr(BrokerLink, "_dial", counted)
     return found
 
 
@@ -173,7 +173,7 @@ def test_a_link_in_use_that_does_not_become_home_stays_in_use(shared, monkeypatc
             await client.publish("home", "before")
             core = client._core
             with monkeypatch.context() as patched:
-                patched.setattr(Link, "request", never)
+                patched.setattr(BrokerLink, "request", never)
                 with pytest.raises(DeadlineExceeded):
                     await core._adopt(core.link, 0.01)
             assert core.link.alive
@@ -189,7 +189,7 @@ def test_a_link_that_was_made_to_be_home_and_is_not_is_closed(shared, there, mon
         async with stentor.connect_async(shared.url) as client:
             core = client._core
             link = await core.links.race([there], 5.0)
-            monkeypatch.setattr(Link, "request", answer)
+            monkeypatch.setattr(BrokerLink, "request", answer)
             with pytest.raises(StentorError):
                 await core._adopt(link, 0.01)
             return link.alive
@@ -216,7 +216,7 @@ def test_a_dead_link_is_not_handed_out_and_another_is_made(shared):
 def test_an_address_that_is_none_is_one_where_nobody_is(address):
     """A broker may advertise it; whoever looks for a home goes on to the next one."""
     with pytest.raises(ConnectionFailed):
-        asyncio.run(Link.open(address, "client", 5.0))
+        asyncio.run(BrokerLink.open(address, "client", 5.0))
 
 
 # --- through another broker ---------------------------------------------------------------------
@@ -356,9 +356,9 @@ def test_a_link_that_breaks_in_the_moment_it_is_greeted_is_not_taken_for_one_tha
 
         asyncio.get_running_loop().call_soon(greet_and_break)
 
-    monkeypatch.setattr(Link, "_dial", dial)
+    monkeypatch.setattr(BrokerLink, "_dial", dial)
     with pytest.raises(ConnectionFailed):
-        asyncio.run(Link.open("nowhere:1", "test", 5.0))
+        asyncio.run(BrokerLink.open("nowhere:1", "test", 5.0))
 
 
 def test_a_link_that_breaks_before_it_is_taken_up_is_made_anew():

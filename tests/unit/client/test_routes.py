@@ -8,7 +8,7 @@ import uvloop
 import stentor
 from stentor import limits
 from stentor.client import routes
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.errors import NotReady
 from stentor.testing import broker
 from stentor.wire.messages import PartitionRoute, RouteTable, TopicRoute, TopicSettings, WatchRoutes
@@ -44,14 +44,14 @@ def test_a_table_that_may_be_old_adds_to_what_is_known_and_takes_nothing_away():
 def asked(monkeypatch):
     """Whether a table that may be old would have done, of each time one was asked for."""
     found = []
-    request = Link.request
+    request = BrokerLink.request
 
     async def noted(link, message):
         if isinstance(message, WatchRoutes):
             found.append(message.stale)
         return await request(link, message)
 
-    monkeypatch.setattr(Link, "request", noted)
+    monkeypatch.setattr(BrokerLink, "request", noted)
     return found
 
 
@@ -69,7 +69,7 @@ def test_after_an_ordinary_outage_a_client_wants_a_home_that_knows_what_is(asked
 def test_a_home_that_only_knows_what_was_hides_no_topic_until_it_knows_what_is(shared, monkeypatch):
     """It says that it is cut off, nobody else is there, so it will do; then it hears from its cluster."""
     cut_off = asyncio.Event()
-    request = Link.request
+    request = BrokerLink.request
 
     async def answer(link, message):
         if not isinstance(message, WatchRoutes) or not cut_off.is_set():
@@ -82,7 +82,7 @@ def test_a_home_that_only_knows_what_was_hides_no_topic_until_it_knows_what_is(s
         async with stentor.connect_async(shared.url) as client:
             await client.publish("newer.than.the.table", "before")
             core = client._core
-            monkeypatch.setattr(Link, "request", answer)
+            monkeypatch.setattr(BrokerLink, "request", answer)
             cut_off.set()
             core.link.give_way()
             await core.link_within(10, "find a home again")

@@ -10,7 +10,7 @@ import uvloop
 
 import stentor
 from stentor import limits
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.testing import broker
 
 
@@ -302,9 +302,11 @@ def test_a_connection_given_up_in_its_last_moment_does_not_hold_up_closing(share
     async def give_up_late():
         client = await stentor.connect_async(shared.url)
         attempts = []
-        connected = Link.connected
+        connected = BrokerLink.connected
         monkeypatch.setattr(
-            Link, "connected", lambda link, *rest: (connected(link, *rest), attempts[0].cancel(), attempts.append(link))
+            BrokerLink,
+            "connected",
+            lambda link, *rest: (connected(link, *rest), attempts[0].cancel(), attempts.append(link)),
         )
         attempts.append(asyncio.create_task(client._core.links._make(client._core.addresses[0], 5.0)))
         with pytest.raises(asyncio.CancelledError):

@@ -3,7 +3,7 @@
 import pytest
 
 from stentor import limits
-from stentor.client.link import Link
+from stentor.client.link import BrokerLink
 from stentor.wire.frames import Kind
 
 STEP_S = limits.LINK_WATCH_S
@@ -44,7 +44,7 @@ class Connection:
 
 @pytest.fixture
 def link():
-    watched = Link("there:1", Loop())
+    watched = BrokerLink("there:1", Loop())
     watched.connection = Connection()
     watched.alive = True
     return watched

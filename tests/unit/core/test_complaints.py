@@ -4,8 +4,8 @@ import pytest
 from tests.unit.core.test_members import A, B, C, adopt, link, offer, replica
 
 from stentor import limits
-from stentor.core import replica as r
-from stentor.core.peers import Complaint, Held, Link, Up
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Complaint, Held, Link, Up
 
 TICK_US = int(limits.PEER_HEARTBEAT_S * 1_000_000)
 
@@ -107,7 +107,7 @@ def test_a_joiner_gets_less_time_than_a_member_once_commits_wait_for_it():
     tail.step(r.Received("c", Link(3, 1, C, 0, 8, [(1, 0)])), 0)
     tail._above = 10
     tail.step(r.Received("c", Up(3, [9])), 0)
-    assert tail.below.joint
+    assert tail.downstream.joint
     assert blamed(ticks(tail, limits.JOINT_STALL_S + 0.2)) == {C}
 
 
@@ -118,9 +118,9 @@ def test_the_tail_waits_for_no_joiner_that_has_not_shown_that_it_can_write():
     tail.step(r.Received("c", Link(3, 1, C, 0, 8, [(1, 0)])), 0)
     tail._above = 10
     tail.step(r.Received("c", Up(3, [8])), 0)
-    assert not tail.below.joint
+    assert not tail.downstream.joint
     tail.step(r.Received("c", Up(3, [9])), 0)
-    assert tail.below.joint
+    assert tail.downstream.joint
 
 
 def test_a_member_with_nothing_to_do_needs_no_ticks():

@@ -3,8 +3,8 @@
 from tests.unit.core.test_members import A, B, C, adopt, link, replica
 
 from stentor import limits
-from stentor.core import replica as r
-from stentor.core.peers import Confirm, Confirmed, Down, Link, Up
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Confirm, Confirmed, Down, Link, Up
 from stentor.core.records import ChainRecord
 
 EPOCH = 3

@@ -5,8 +5,8 @@ from itertools import count
 import pytest
 
 from stentor import limits
-from stentor.core.controller import BrokerRecord, Controller, Held, TopicPlan
-from stentor.core.peers import Complaint, JoinerReady, ReplicaReport
+from stentor.core.chain_messages import Complaint, JoinerReady, ReplicaReport
+from stentor.core.controller import BrokerRecord, Controller, HeldRecord, TopicPlan
 from stentor.core.records import ChainRecord, Member
 
 KEY = (1, 0)
@@ -26,7 +26,7 @@ class Cluster:
         first = ChainRecord(5, tuple(member(name) for name in chain), factor=factor, min_replicas=minimum, **record)
         self.revision = 10
         self.brokers = {name: BrokerRecord(name, 1) for name in brokers}
-        self.controller.load(self.brokers, {1: TopicPlan(factor, minimum)}, {KEY: Held(first, self.revision)})
+        self.controller.load(self.brokers, {1: TopicPlan(factor, minimum)}, {KEY: HeldRecord(first, self.revision)})
         self.alive(brokers)
         for name in brokers:
             self.report(name, holds=name in chain)
@@ -329,7 +329,7 @@ def test_proposals_are_of_bounded_size():
     ids = count(1)
     controller = Controller(lambda: next(ids))
     record = ChainRecord(1, (member("a"), member("b")), factor=2)
-    records = {(1, index): Held(record, 1) for index in range(300)}
+    records = {(1, index): HeldRecord(record, 1) for index in range(300)}
     controller.load({name: BrokerRecord(name, 1) for name in "ab"}, {1: TopicPlan(2, 1)}, records)
     controller.heard_alive({"b": 1})
     sizes = [len(propose.changes) for propose in controller.plan(0)]
@@ -341,7 +341,7 @@ def test_heads_that_piled_up_are_spread_again():
     ids = count(1)
     controller = Controller(lambda: next(ids))
     record = ChainRecord(1, (member("a"), member("b"), member("c")), factor=3, min_replicas=2)
-    records = {(1, index): Held(record, 1) for index in range(6)}
+    records = {(1, index): HeldRecord(record, 1) for index in range(6)}
     controller.load({name: BrokerRecord(name, 1) for name in "abc"}, {1: TopicPlan(3, 2)}, records)
     controller.heard_alive(dict.fromkeys("abc", 1))
     for _ in range(10):
@@ -391,7 +391,7 @@ def test_after_a_restore_nothing_changes_before_all_brokers_have_reported():
     controller.awaited = True
     record = ChainRecord(5, (member("a"), member("b")), factor=2, min_replicas=1)
     brokers = {name: BrokerRecord(name, 1) for name in "abc"}
-    controller.load(brokers, {1: TopicPlan(2, 1)}, {KEY: Held(record, 10)})
+    controller.load(brokers, {1: TopicPlan(2, 1)}, {KEY: HeldRecord(record, 10)})
     controller.heard_alive({"a": 1, "c": 1})
     controller.heard_reports("a", 1, {KEY: ReplicaReport(member("a"), 5, 100, 0)})
     controller.heard_reports("c", 1, {})
@@ -423,7 +423,7 @@ def many_partitions(count):
     controller = Controller(lambda: next(ids))
     chain = tuple(member(name) for name in "abc")
     keys = [(1, number) for number in range(count)]
-    records = {key: Held(ChainRecord(5, chain, factor=3, min_replicas=2), 10) for key in keys}
+    records = {key: HeldRecord(ChainRecord(5, chain, factor=3, min_replicas=2), 10) for key in keys}
     controller.load({name: BrokerRecord(name, 1) for name in "abc"}, {1: TopicPlan(3, 2)}, records)
     controller.heard_alive(dict.fromkeys("bc", 1))
     controller.heard_disks(frozenset("bc"), frozenset())
@@ -456,7 +456,7 @@ def test_a_chain_is_looked_at_again_once_its_change_is_through():
     proposals = controller.plan(0)
     for key in keys:  # the watch is faster than the answer
         change = next(c for propose in proposals for c in propose.changes if c.key == key)
-        controller.heard_record(key, Held(change.record, 11))
+        controller.heard_record(key, HeldRecord(change.record, 11))
     while controller.has_more:
         assert not controller.plan(0), "it is under way"
     for propose in proposals:

@@ -3,11 +3,11 @@
 import pytest
 from tests.simulation.disk import Batch
 
-from stentor.core import replica as r
-from stentor.core.chain import Replica
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Up
 from stentor.core.dedupe import Dedupe
-from stentor.core.peers import Up
 from stentor.core.records import ChainRecord, Member
+from stentor.core.replica import Replica
 
 QUORUM, ALL = 2, 3
 EPOCH = 1
@@ -41,7 +41,7 @@ class Line:
                 self.step(int(to[1:]), r.Received(self.members[index].broker, message))
             case r.StoreEpoch(epoch):
                 self.step(index, r.EpochStored(epoch))
-            case r.Feed():
+            case r.StartFeed():
                 self.feeds[index] = effect
             case r.Answer():
                 self.answers.append(effect.base_offset)

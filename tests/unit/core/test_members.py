@@ -3,11 +3,11 @@
 import pytest
 from tests.simulation.disk import Batch
 
-from stentor.core import replica as r
-from stentor.core.chain import Replica
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Down, Link, Linked, Up
 from stentor.core.dedupe import Dedupe
-from stentor.core.peers import Down, Link, Linked, Up
 from stentor.core.records import ChainRecord, Member
+from stentor.core.replica import Replica
 
 A, B, C = Member("a", 1, 1), Member("b", 2, 1), Member("c", 3, 1)
 
@@ -91,9 +91,9 @@ def test_the_tail_waits_for_no_joiner_before_it_knows_what_was_committed_without
     link(tail, 3, cut=10)
     tail.step(r.Received("c", Link(3, 1, C, 0, 8, [(1, 0)])), 0)
     tail.step(r.Received("c", Up(3, [8])), 0)
-    assert not tail.below.joint
+    assert not tail.downstream.joint
     assert not tail.serves
     tail.step(r.Received("a", Down(3, 10, 0)), 0)
     tail.step(r.Received("c", Up(3, [9])), 0)
-    assert (tail.below.joint, tail.committed) == (True, 10)
+    assert (tail.downstream.joint, tail.committed) == (True, 10)
     assert tail.serves

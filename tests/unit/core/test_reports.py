@@ -2,10 +2,10 @@
 
 import pytest
 
+from stentor.core.chain_messages import ReplicaReport
 from stentor.core.cluster import AskReports, ClusterMember
 from stentor.core.controller import Controller
 from stentor.core.membership import ControllerKey
-from stentor.core.peers import ReplicaReport
 from stentor.core.records import Member
 from stentor.core.reports import ReportBook
 

@@ -7,7 +7,7 @@ from crc32c import crc32c
 
 from stentor.errors import CorruptData, FormatTooNew
 from stentor.limits import INDEX_INTERVAL_BYTES
-from stentor.storage.files import Kind, seal, unseal
+from stentor.storage.files import FileKind, seal, unseal
 from stentor.storage.index import NEVER_US, SparseIndex, decode_index, decode_summary, encode_index, summary_length
 from stentor.storage.model import Identity
 
@@ -89,14 +89,14 @@ def test_any_flipped_bit_or_missing_byte_is_noticed(filled):
 
 def test_one_kind_of_sealed_file_is_not_taken_for_another():
     with pytest.raises(CorruptData, match="something else"):
-        unseal(Kind.SNAPSHOT, seal(Kind.DAMAGE, b"payload"), what="file")
+        unseal(FileKind.SNAPSHOT, seal(FileKind.DAMAGE, b"payload"), what="file")
 
 
 def test_a_sealed_file_of_a_newer_version_is_refused_and_not_called_damaged():
-    data = bytearray(seal(Kind.SNAPSHOT, b"payload"))
+    data = bytearray(seal(FileKind.SNAPSHOT, b"payload"))
     data[4] = 2
     with pytest.raises(CorruptData):
-        unseal(Kind.SNAPSHOT, data, what="file")
+        unseal(FileKind.SNAPSHOT, data, what="file")
     data[12:16] = crc32c(bytes(data[16:]), crc32c(bytes(data[4:12]))).to_bytes(4, "little")
     with pytest.raises(FormatTooNew):
-        unseal(Kind.SNAPSHOT, data, what="file")
+        unseal(FileKind.SNAPSHOT, data, what="file")

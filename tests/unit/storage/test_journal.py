@@ -10,7 +10,7 @@ from stentor import limits
 from stentor.errors import CorruptData, FormatTooNew, InternalError, StorageError
 from stentor.storage import LogFloor, ReplicaJournal
 from stentor.storage.changes import ChangesFile
-from stentor.storage.files import Kind, seal, sealed_version
+from stentor.storage.files import FileKind, seal, sealed_version
 from stentor.storage.journal import ReplicaState, changes_path, load_journal
 
 
@@ -53,7 +53,7 @@ def test_how_far_the_store_was_seen_goes_back_only_by_word(tmp_path):
 
 def test_a_journal_from_before_revisions_were_noted_is_read(tmp_path):
     path = tmp_path / "replicas"
-    path.write_bytes(seal(Kind.JOURNAL, msgspec.msgpack.encode([3, [(1, 0, [2, 5, 100, 90])]])))
+    path.write_bytes(seal(FileKind.JOURNAL, msgspec.msgpack.encode([3, [(1, 0, [2, 5, 100, 90])]])))
     journal = ReplicaJournal.open(path)
     assert (journal.incarnation, journal.store_revision) == (4, 0)
     assert journal.get(1, 0) == ReplicaState(2, 5, 100, 90)
@@ -264,7 +264,7 @@ def test_changes_beside_a_whole_of_the_old_format_are_not_followed(tmp_path):
     """An older Stentor ran in between: it does not know the file of changes."""
     path = tmp_path / "replicas"
     stored(path)
-    path.write_bytes(seal(Kind.JOURNAL, msgspec.msgpack.encode([6, [(1, 0, [2, 7, 100, 90])], 5])))
+    path.write_bytes(seal(FileKind.JOURNAL, msgspec.msgpack.encode([6, [(1, 0, [2, 7, 100, 90])], 5])))
     journal = ReplicaJournal.open(path)
     assert (journal.incarnation, journal.get(1, 0)) == (7, ReplicaState(2, 7, 100, 90))
     assert ReplicaJournal.open(path).get(1, 0).epoch == 7
@@ -273,7 +273,7 @@ def test_changes_beside_a_whole_of_the_old_format_are_not_followed(tmp_path):
 def test_old_changes_are_gone_before_a_whole_is_written_that_counts_on_its_changes(tmp_path, monkeypatch):
     path = tmp_path / "replicas"
     stored(path)
-    path.write_bytes(seal(Kind.JOURNAL, msgspec.msgpack.encode([6, [(1, 0, [2, 7, 100, 90])], 5])))
+    path.write_bytes(seal(FileKind.JOURNAL, msgspec.msgpack.encode([6, [(1, 0, [2, 7, 100, 90])], 5])))
     sizes = []
     replace = ReplicaJournal._store_whole
 

@@ -82,7 +82,7 @@ class Backoff:
         return random.uniform(0, delay_s)  # noqa: S311 - jitter, not a secret
 
 
-class Stream:
+class GatewayStream:
     """The answer to a request that goes on for as long as it is read."""
 
     def __init__(self, gateway: Gateway, endpoint: int, response: aiohttp.ClientResponse) -> None:
@@ -187,7 +187,7 @@ class Gateway:
         return await self._post(endpoint, path, body, kind, deadline)
 
     @asynccontextmanager
-    async def stream(self, path: str, request: Mapping[str, Any]) -> AsyncIterator[Stream]:
+    async def stream(self, path: str, request: Mapping[str, Any]) -> AsyncIterator[GatewayStream]:
         """A request whose answer goes on; to the endpoint that answered last."""
         loop = asyncio.get_running_loop()
         endpoint, deadline = self._first, loop.time() + limits.COORDINATION_ATTEMPT_S
@@ -197,7 +197,7 @@ class Gateway:
             if response.status != 200:
                 raise _problem(response.status, await self._content(response, deadline))
             self._answered(endpoint)
-            yield Stream(self, endpoint, response)
+            yield GatewayStream(self, endpoint, response)
         except Broken as error:
             self._failed(endpoint, error)
             raise
@@ -377,9 +377,9 @@ def _answer(status: int, content: bytes, kind: type[Answer]) -> Answer:
 def _problem(status: int, content: bytes) -> Broken | Refusal:
     """What an error answer means for the request."""
     try:
-        problem = messages.decode(content, messages.Problem)
+        problem = messages.decode(content, messages.EtcdProblem)
     except ValueError:
-        problem = messages.Problem()
+        problem = messages.EtcdProblem()
     reason = problem.message or problem.error
     if not problem.code or not reason:
         return Broken(f"it answers HTTP {status}, but not as etcd's v3 gateway does", sent=True)

@@ -77,7 +77,7 @@ class TokenAnswer(msgspec.Struct, frozen=True):
     token: str
 
 
-class Event(msgspec.Struct, frozen=True):
+class EtcdEvent(msgspec.Struct, frozen=True):
     """A key was put or deleted."""
 
     kv: KeyValue
@@ -91,10 +91,10 @@ class WatchAnswer(msgspec.Struct, frozen=True):
     canceled: bool = False
     compact_revision: int = 0  # set if it was canceled because the history begins only here
     cancel_reason: str = ""
-    events: list[Event] = []
+    events: list[EtcdEvent] = []
 
 
-class Problem(msgspec.Struct, frozen=True):
+class EtcdProblem(msgspec.Struct, frozen=True):
     """Why a request failed; the code is gRPC's."""
 
     code: int = 0
@@ -107,7 +107,7 @@ class WatchLine(msgspec.Struct, frozen=True):
     """A line of a stream: a result or an error."""
 
     result: WatchAnswer | None = None
-    error: Problem | None = None
+    error: EtcdProblem | None = None
 
 
 Answer = TypeVar("Answer")
@@ -115,7 +115,7 @@ Answer = TypeVar("Answer")
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
 _decoders: Final[dict[type, msgspec.json.Decoder[Any]]] = {
     kind: msgspec.json.Decoder(kind, strict=False)
-    for kind in (RangeAnswer, TxnAnswer, Lease, KeepAliveAnswer, Acknowledged, TokenAnswer, WatchLine, Problem)
+    for kind in (RangeAnswer, TxnAnswer, Lease, KeepAliveAnswer, Acknowledged, TokenAnswer, WatchLine, EtcdProblem)
 }
 
 

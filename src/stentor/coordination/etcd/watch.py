@@ -32,7 +32,7 @@ from stentor.ports import Changed, Resync
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
-    from stentor.coordination.etcd.gateway import Gateway, Stream
+    from stentor.coordination.etcd.gateway import Gateway, GatewayStream
     from stentor.coordination.etcd.keys import Keys
     from stentor.ports import Range
 
@@ -109,7 +109,7 @@ async def _changes(gateway: Gateway, keys: Keys, prefix: str, revision: int) -> 
                     yield change
 
 
-async def _poll(gateway: Gateway, stream: Stream, key: bytes, revision: int) -> None:
+async def _poll(gateway: Gateway, stream: GatewayStream, key: bytes, revision: int) -> None:
     """Ask the stream's endpoint for something that only a member in touch with the others can answer."""
     request = messages.encode({"key": key, "count_only": True})
     deadline = asyncio.get_running_loop().time() + limits.COORDINATION_POLL_TIMEOUT_S

@@ -14,7 +14,7 @@ import msgspec
 
 from stentor.errors import OffsetOutOfRange
 from stentor.spark import offsets
-from stentor.spark.connections import Connection
+from stentor.spark.connections import SparkConnection
 from stentor.spark.offsets import Places, TopicPlace, places_of
 from stentor.spark.pipelines.lake import Lake, open_lake
 from stentor.spark.pipelines.views import COLUMNS, between
@@ -65,7 +65,7 @@ def record(
     With `once` everything that is committed now, however much is published meanwhile; otherwise until `stop` is set.
     """
     place = lake if isinstance(lake, Lake) else open_lake(lake, kind)
-    recorder = _Recorder(spark, topics, place, Connection(url), round_rows, fail_on_data_loss=fail_on_data_loss)
+    recorder = _Recorder(spark, topics, place, SparkConnection(url), round_rows, fail_on_data_loss=fail_on_data_loss)
     stopped = stop or threading.Event()
     recorded = 0
     with place.writing():
@@ -91,7 +91,7 @@ class _Recorder:
         spark: SparkSession,
         topics: list[str],
         lake: Lake,
-        connection: Connection,
+        connection: SparkConnection,
         round_rows: int,
         *,
         fail_on_data_loss: bool,

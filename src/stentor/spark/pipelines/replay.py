@@ -70,7 +70,7 @@ class Selection(msgspec.Struct, frozen=True):
     pace_by: str = "appended_at"  # or "timestamp": which times are the pace
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ReplayPlan(msgspec.Struct, frozen=True):
     """A selection that was made: written down beside its rows."""
 
     identity: str
@@ -84,14 +84,14 @@ class Plan(msgspec.Struct, frozen=True):
     span: Span | None = None  # None in plans of older versions, which changed generations by the clock
 
 
-class Place(msgspec.Struct):
+class ReplayPlace(msgspec.Struct):
     """How far a replay is: the rows before this are acknowledged."""
 
     rows: int = 0
     generation: int = 0
 
 
-class Progress(msgspec.Struct, frozen=True):
+class ReplayProgress(msgspec.Struct, frozen=True):
     """For whoever watches."""
 
     rows: int
@@ -105,7 +105,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 def select(
     spark: SparkSession, lake: str | Path, work: str | Path, selection: Selection, *, speed: float = 1.0
-) -> Plan:
+) -> ReplayPlan:
     """Let Spark select and order; the rows and the plan are in the work directory afterwards."""
     from pyspark.sql import functions as f
 
@@ -127,7 +127,9 @@ def select(
         raise InvalidArgument("Nothing was recorded that fits the selection.", hint="Look with `stentor sql`.")
     partitions = {row[0]: row[1] + 1 for row in written.groupBy("topic").agg(f.max("partition")).collect()}
     identity = f"replay/{secrets.token_hex(16)}"
-    plan = Plan(identity, facts[0], facts[1], facts[2], partitions, speed, selection.into, lasting=True, span=SPAN)
+    plan = ReplayPlan(
+        identity, facts[0], facts[1], facts[2], partitions, speed, selection.into, lasting=True, span=SPAN
+    )
     replace_whole(place / "plan.json", msgspec.json.encode(plan), private=True)
     return plan
 
@@ -157,12 +159,12 @@ def publish(
     work: str | Path,
     *,
     url: str | None = None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[ReplayProgress], None] = lambda _: None,
     stop: threading.Event | None = None,
 ) -> int:
     """Publish what was selected, or go on with it; how many rows were published by this call."""
     place = Path(work)
-    _load(place / "plan.json", Plan)
+    _load(place / "plan.json", ReplayPlan)
     with (
         alone(place / "lock", f"Another process publishes the replay in {place}."),  # two would mix up its place
         stentor.connect(url, name="replay", timeout=60.0) as client,
@@ -176,7 +178,7 @@ class _Generation:
     One of a plan without a span lasts to the end: an older version may have sent any number of rows in it.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ReplayPlan) -> None:
         self._span = plan.span
         self._speed = plan.speed
         self._begin_us: int | None = None
@@ -204,14 +206,14 @@ class _Generation:
 
 class _Replay:
     def __init__(
-        self, place: Path, client: Client, on_progress: Callable[[Progress], None], stop: threading.Event | None
+        self, place: Path, client: Client, on_progress: Callable[[ReplayProgress], None], stop: threading.Event | None
     ) -> None:
-        self._plan = _load(place / "plan.json", Plan)
+        self._plan = _load(place / "plan.json", ReplayPlan)
         self._path = place
         self._client = client
         self._tell = on_progress
         self._stop = stop
-        self._done = _load(place / "place.json", Place) if (place / "place.json").is_file() else Place()
+        self._done = _load(place / "place.json", ReplayPlace) if (place / "place.json").is_file() else ReplayPlace()
         self._targets: dict[str, tuple[Any, int]] = {}
         self._began = 0.0
         self._first_us = 0
@@ -219,7 +221,7 @@ class _Replay:
     def run(self) -> int:
         before = row = self._done.rows
         self._began = time.monotonic()
-        self._tell(Progress(row, self._plan.rows, 0.0, 0.0))
+        self._tell(ReplayProgress(row, self._plan.rows, 0.0, 0.0))
         generation = _Generation(self._plan)
         for part in self._parts(row):
             if self._stop is not None and self._stop.is_set():
@@ -231,9 +233,9 @@ class _Replay:
             self._send(part)
             generation.add(part)
             row += part.rows.num_rows
-            self._tell(Progress(row, self._plan.rows, time.monotonic() - self._began, late))
+            self._tell(ReplayProgress(row, self._plan.rows, time.monotonic() - self._began, late))
         self._checkpoint(row)
-        self._tell(Progress(row, self._plan.rows, time.monotonic() - self._began, 0.0))
+        self._tell(ReplayProgress(row, self._plan.rows, time.monotonic() - self._began, 0.0))
         return row - before
 
     def _parts(self, skip: int) -> Iterator[runs.Part]:
@@ -312,7 +314,7 @@ class _Replay:
         for producer, _ in self._targets.values():
             producer.close()
         self._targets.clear()
-        self._done = Place(row, self._done.generation + 1)
+        self._done = ReplayPlace(row, self._done.generation + 1)
         replace_whole(self._path / "place.json", msgspec.json.encode(self._done))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import AnalysisException
 
 from stentor.errors import InvalidArgument, TopicNotFound
-from stentor.spark.connections import Connection
+from stentor.spark.connections import SparkConnection
 from stentor.spark.pipelines.lake import open_lake
 from stentor.spark.pipelines.times import Times, asked_for
 from stentor.spark.pipelines.views import topic_view
@@ -47,7 +47,9 @@ def query(
     place = None if lake is None else open_lake(lake)
     if place is not None:
         place.check()
-    names = {topic.name for topic in Connection(url).client().topics()} | (set() if place is None else place.topics())
+    names = {topic.name for topic in SparkConnection(url).client().topics()} | (
+        set() if place is None else place.topics()
+    )
     rewritten, topics, others = tables_quoted(text, names)
 
     def planned(times: dict[str, Times]) -> DataFrame:

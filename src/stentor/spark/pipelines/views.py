@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from stentor.errors import OffsetOutOfRange, TopicNotFound
-from stentor.spark.connections import Connection
+from stentor.spark.connections import SparkConnection
 from stentor.spark.offsets import Places, TopicPlace, places_of, to_offset
 from stentor.spark.options import to_json
 from stentor.spark.pipelines.lake import Lake, open_lake
@@ -37,7 +37,7 @@ def topic_view(
     With `times` days of the lake that cannot hold such messages are left out; messages of other times may be there.
     """
     place = lake if lake is None or isinstance(lake, Lake) else open_lake(lake)
-    live = _live(Connection(url), topic)
+    live = _live(SparkConnection(url), topic)
     if live is None:
         if place is None or topic not in place.topics():
             raise TopicNotFound(
@@ -55,7 +55,7 @@ def topic_view(
     return history.unionByName(_broker_frame(spark, topic, start, end, url))
 
 
-def _live(connection: Connection, topic: str) -> tuple[TopicPlace, TopicPlace] | None:
+def _live(connection: SparkConnection, topic: str) -> tuple[TopicPlace, TopicPlace] | None:
     client = connection.client()
     try:
         start = places_of(client.find_offsets([topic], "earliest"))[topic]

@@ -1,0 +1,1 @@
+"""This broker among the others: the store, the peers, the controller and the topics."""

@@ -1,0 +1,132 @@
+"""Whether this broker's disk takes writes (C31): a small synced write, now and then, and the room that is left.
+
+A broker of a cluster says with every heartbeat whether it can write; a single broker, which nobody can replace, tells
+its operator, and probes rarely while all is well. The probe has a thread of its own, because a disk that hangs does not
+answer. How long an answer is outstanding is counted in ticks of the loop, not in time: a process that was paused must
+not blame its disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Final
+
+from stentor import limits
+from stentor.storage.directory import PROBE_FILE
+
+if TYPE_CHECKING:
+    import asyncio
+    from pathlib import Path
+
+    from stentor.broker.disk_threads import DiskThreads
+    from stentor.errors import StentorError
+
+logger = logging.getLogger(__name__)
+
+_FULL_TICKS: Final = int(2 * limits.DISK_PROBE_S / limits.PEER_HEARTBEAT_S) + 1
+_ROOM_AGAIN: Final = 1.25  # of the reserve: room that comes and goes must not make members come and go
+
+
+class DiskHealth:
+    """What is known of the disk under one data directory."""
+
+    def __init__(self, directory: Path, reserve_bytes: int, interval_s: float = limits.DISK_PROBE_S) -> None:
+        self.interval_s = interval_s  # between two probes of a disk that is well
+        self._path = directory / PROBE_FILE
+        self._reserve_bytes = reserve_bytes
+        self._probes = 0  # finished ones
+        self._seen_probes = 0
+        self._waiting_ticks = 0  # for how long the same probe has been under way
+        self._full = False
+        self._full_ticks = 0  # an append found no room, whatever the probe says
+        self._failure = ""
+        self._told = ""
+        self._thread: DiskThreads | None = None
+        self._next: asyncio.TimerHandle | None = None  # when the next probe is due; None while one is under way
+
+    def start(self, thread: DiskThreads) -> None:
+        """Probe from now on, in this one thread."""
+        self._thread = thread
+        self._begin()
+
+    def close(self) -> None:
+        """A thread that hangs in the disk is left behind."""
+        if self._next is not None:
+            self._next.cancel()
+        if self._thread is not None:
+            self._thread.leave()
+            self._thread = None
+
+    # --- in the loop ----------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Called with every heartbeat: whether writes are taken."""
+        finished = self._probes != self._seen_probes
+        self._waiting_ticks = 0 if finished else self._waiting_ticks + 1
+        self._seen_probes = self._probes
+        self._full_ticks = max(0, self._full_ticks - 1)
+        why = self.why_not()
+        if why != self._told:
+            logger.log(logging.ERROR if why else logging.INFO, "%s", why or "the disk takes writes again")
+            self._told = why
+        return not why
+
+    def found_full(self) -> None:
+        """An append was refused for lack of room."""
+        if not self._full_ticks and self._next is not None:
+            self._next.cancel()
+            self._begin()
+        self._full_ticks = _FULL_TICKS
+
+    def why_not(self) -> str:
+        """Why the disk takes no writes, in a sentence; empty while it does."""
+        if self._full or self._full_ticks:
+            return f"The disk of {self._path.parent} is full: less than {self._reserve_bytes} bytes are free."
+        if self._failure:
+            return f"The disk of {self._path.parent} takes no writes: {self._failure}."
+        if self._waiting_ticks > self._stall_ticks():
+            return f"The disk of {self._path.parent} has not finished a small write for {limits.REPLICA_STALL_S:g} s."
+        return ""
+
+    def pause_s(self) -> float:
+        """Until the next probe: one that finds something wrong is soon followed by another, to see when it is over."""
+        return limits.DISK_PROBE_S if self._full or self._full_ticks or self._failure else self.interval_s
+
+    def _stall_ticks(self) -> int:
+        """Counted from the end of a probe, so that the pause before the next one is no stall."""
+        pause_s = max(0.0, self.interval_s - limits.DISK_PROBE_S)
+        return int((limits.REPLICA_STALL_S + pause_s) / limits.PEER_HEARTBEAT_S)
+
+    def _begin(self) -> None:
+        if self._thread is not None:
+            self._next = None
+            self._thread.submit(self._probe, self._probed)
+
+    def _probed(self, _: object, error: StentorError | None) -> None:
+        if error is not None:
+            self._failure = error.message
+        self._probes += 1
+        if self._thread is not None:
+            self._next = self._thread.loop.call_later(self.pause_s(), self._begin)
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _probe(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            self._failure = str(error)
+        else:
+            self._failure = ""
+
+    def _write(self) -> None:
+        found = os.statvfs(self._path.parent)
+        free = found.f_bavail * found.f_frsize
+        self._full = free < self._reserve_bytes * (_ROOM_AGAIN if self._full else 1.0)
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(file, self._probes.to_bytes(8, "little"), 0)
+            os.fdatasync(file)
+        finally:
+            os.close(file)

@@ -1,0 +1,95 @@
+"""What this broker tells the controller about its replicas: everything once, and then what changed.
+
+Reports are numbered. The controller takes changes only if it has heard the report before them; if not, it asks, and is
+told everything. So a report may get lost, a controller may be new, and nobody counts on what was never heard. With
+thousands of partitions everything is megabytes, and reading it would hold up the controller's loop every time that one
+partition changes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from stentor.wire import frames, peer
+
+if TYPE_CHECKING:
+    from stentor.broker.broker import Broker
+    from stentor.broker.cluster.cluster import Cluster
+    from stentor.core.chain_messages import ReplicaReport
+    from stentor.core.records import Key
+
+_GATHER_S: Final = 0.01
+
+
+class Reporting:
+    """Reports to whoever is the controller."""
+
+    def __init__(self, broker: Broker, cluster: Cluster) -> None:
+        self._broker = broker
+        self._cluster = cluster
+        self._due = False
+        self._changed: set[Key] | None = set()  # partitions to report; None: look at all
+        self._told: dict[Key, ReplicaReport] = {}
+        self._told_to = ("", 0)  # which controller that is, as of which revision of its key
+        self._number = 0
+
+    def soon(self, key: Key | None = None) -> None:
+        """Tell the controller about one partition, or all that changed; what happens within a moment is one report."""
+        if key is None:
+            self._changed = None
+        elif self._changed is not None:
+            self._changed.add(key)
+        if not self._due:
+            self._due = True
+            self._broker.loop.call_later(_GATHER_S, self._now)
+
+    def everything(self) -> None:
+        """The controller has missed something."""
+        self._told_to = ("", 0)
+        self.soon()
+
+    def _now(self) -> None:
+        self._due = False
+        keys, self._changed = self._changed, set()
+        if self._cluster.closed:
+            return
+        me = self._broker.broker_id
+        to, pass_on = self._cluster.way_to_controller()
+        if not to:
+            return
+        told_to = (to, self._cluster.machine.membership.controller_revision)
+        knows = to == me or self._cluster.peers.knows(to, frames.REPORT_CHANGES)
+        partial = knows and not pass_on and told_to == self._told_to
+        self._told_to = ("", 0) if pass_on else told_to
+        self._number += 1
+        report = self._changes(keys) if partial else self._everything(pass_on=pass_on)
+        if to == me:
+            self._cluster.heard_reports(report)
+        else:
+            self._cluster.peers.send(to, report)
+
+    def _everything(self, *, pass_on: bool) -> peer.Reports:
+        partitions = self._broker.replicas.partitions
+        self._told = {key: partition.replica.report() for key, partition in partitions.items()}
+        rows = [(*key, report) for key, report in self._told.items()]
+        return peer.Reports(self._broker.broker_id, self._broker.incarnation, rows, pass_on, number=self._number)
+
+    def _changes(self, keys: set[Key] | None) -> peer.Reports:
+        partitions, told = self._broker.replicas.partitions, self._told
+        rows: list[tuple[int, int, ReplicaReport]] = []
+        for key in partitions if keys is None else keys:
+            partition = partitions.get(key)
+            if partition is not None and told.get(key) != (report := partition.replica.report()):
+                told[key] = report
+                rows.append((*key, report))
+        gone = [key for key in (told if keys is None else keys) if key in told and key not in partitions]
+        for key in gone:
+            del told[key]
+        return peer.Reports(
+            self._broker.broker_id,
+            self._broker.incarnation,
+            rows,
+            number=self._number,
+            partial=True,
+            gone=gone,
+        )

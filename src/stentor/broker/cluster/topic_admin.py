@@ -1,0 +1,251 @@
+"""Topics are made, changed and deleted here: by any broker, with one swap of the coordination store.
+
+A topic is made together with the chains of its partitions, so whoever sees it can use it. Changing chains
+afterwards is the controller's work alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from stentor import limits
+from stentor.broker.catalogue import HeldTopic, TopicRecord, chain_key, deleted_key, encode, recorded_prefix, topic_key
+from stentor.core.controller import HeldRecord
+from stentor.core.names import check_topic_name
+from stentor.core.placement import Candidate, Load, place
+from stentor.core.records import ChainRecord, Key, Member
+from stentor.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    NotReady,
+    StentorError,
+    TopicExists,
+    TopicNotFound,
+    UnknownSwap,
+)
+from stentor.ports import Swap
+from stentor.wire.messages import merge_settings
+
+if TYPE_CHECKING:
+    from stentor.broker.broker import Broker
+    from stentor.ports import CoordinationStore
+    from stentor.wire.messages import TopicChanges, TopicSettings
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 5
+
+
+class TopicAdmin:
+    """Changes of topics."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    async def create(self, name: str, settings: TopicSettings) -> HeldTopic:
+        """Make a topic: logs of this broker first, so that a full disk leaves nothing behind, then the store."""
+        broker = self._broker
+        await self._learn_of(name)
+        topic = self._plan(name, settings)
+        chains = self._place(topic)
+        mine = {
+            key: member.log_id
+            for key, record in chains.items()
+            for member in record.chain
+            if member.broker == broker.broker_id
+        }
+        broker.guests.check_descriptors(len(mine))
+        try:
+            await broker.replicas.create_many(topic, mine)
+            held = await self._add(topic, chains)
+        except UnknownSwap:
+            raise  # it may be made yet, and be used: the logs stay
+        except Exception:
+            await self._discard(list(mine))
+            raise
+        await broker.cluster.topic_made(topic, held)
+        logger.info("topic %s made with %d partitions", name, settings.partitions)
+        return topic
+
+    def _plan(self, name: str, settings: TopicSettings) -> HeldTopic:
+        check_topic_name(name)
+        catalogue = self._broker.catalogue
+        if name in catalogue.topics:
+            raise TopicExists(f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name)
+        partitions = catalogue.partitions()
+        if len(catalogue.topics) >= limits.TOPICS_MAX or partitions + settings.partitions > limits.PARTITIONS_MAX:
+            raise LimitExceeded(
+                f"There are {len(catalogue.topics)} topics with {partitions} partitions; the limits of a cluster are"
+                f" {limits.TOPICS_MAX} and {limits.PARTITIONS_MAX}.",
+                hint="Delete topics, or use keys inside one topic.",
+            )
+        brokers = len(catalogue.brokers)
+        replicas = settings.replicas or min(limits.REPLICAS, brokers)
+        if replicas > brokers:
+            raise InvalidArgument(
+                f"Topic {name} wants {replicas} replicas; the cluster has {brokers} brokers.",
+                hint="Ask for fewer replicas, or start more brokers first.",
+                object=name,
+            )
+        settings = msgspec.structs.replace(settings, replicas=replicas)
+        _check_minimum(name, settings)
+        record = TopicRecord(name, secrets.randbits(62) + 1, settings, self._broker.clock.now_us())
+        return HeldTopic(record, 0)
+
+    def _place(self, topic: HeldTopic) -> dict[Key, ChainRecord]:
+        """Chains for all partitions, from who is there now."""
+        broker, plan = self._broker, topic.plan
+        alive = broker.cluster.alive()
+        candidates = [
+            Candidate(record.id, record.zone)
+            for record in broker.catalogue.brokers.values()
+            if record.id in alive and not record.draining
+        ]
+        load = broker.catalogue.tally.load.copy()
+        chains = {}
+        for key in topic.keys:
+            names = place(key[1], plan.factor, candidates, load, mode=plan.mode, active=broker.cluster.active)
+            if len(names) < plan.min_replicas:
+                raise NotReady(
+                    f"Topic {topic.record.name} needs {plan.min_replicas} brokers; {len(names)} answer.",
+                    hint="Try again when more brokers are up.",
+                )
+            load.add(names)
+            members = tuple(Member(name, secrets.randbits(62) + 1, alive[name]) for name in names)
+            chains[key] = ChainRecord(
+                1, members, proposal=secrets.randbits(62), factor=plan.factor, min_replicas=plan.min_replicas
+            )
+        _check_brokers(topic.record.name, load)
+        return chains
+
+    async def _add(self, topic: HeldTopic, chains: dict[Key, ChainRecord]) -> dict[Key, HeldRecord]:
+        """Chains first where one swap cannot hold all; the topic's own key last: it makes them count."""
+        name = topic.record.name
+        records = list(chains.items())
+        size = limits.COORDINATION_SWAP_OPERATIONS_MAX - 1
+        parts = [records[start : start + size] for start in range(0, len(records), size)]
+        held: dict[Key, HeldRecord] = {}
+        for number, part in enumerate(parts):
+            put = {chain_key(key): encode(record) for key, record in part}
+            expect = dict.fromkeys(put, 0)
+            if number == len(parts) - 1:
+                put[topic_key(name)], expect[topic_key(name)] = encode(topic.record), 0
+            swap = await self._swap(expect, put)
+            if not swap.succeeded:
+                raise TopicExists(f"Topic {name} exists already.", object=name)
+            held.update((key, HeldRecord(record, swap.revision)) for key, record in part)
+            topic.revision = swap.revision
+        return held
+
+    async def _swap(self, expect: dict[str, int], put: dict[str, bytes]) -> Swap:
+        """C17: a swap whose answer is missing is looked up; what is not there may still be made."""
+        store = self._broker.store
+        try:
+            return await store.swap(expect=expect, put=put)
+        except UnknownSwap as unknown:
+            key, value = next(reversed(put.items()))
+            try:
+                found = await store.get(key)
+            except StentorError:
+                raise unknown from None
+            if found is None:
+                raise
+            return Swap(succeeded=found.value == value, revision=found.revision)
+
+    async def _discard(self, keys: list[Key]) -> None:
+        """The topic was not made after all, for lack of room perhaps: nothing of it stays."""
+        error = StentorError("The topic could not be made.")
+        for key in keys:  # first: it lets go of descriptors, which the removal may need
+            await self._broker.replicas.drop(key, error)
+        await asyncio.to_thread(self._broker.remove_directories, keys)
+
+    async def alter(self, name: str, changes: TopicChanges) -> HeldTopic:
+        broker = self._broker
+        topic = broker.catalogue.get(name)
+        settings = topic.record.settings
+        merged = merge_settings(settings, changes)
+        if merged.partitions != settings.partitions:
+            raise InvalidArgument(
+                f"Topic {name} has {settings.partitions} partitions, and that cannot be changed.",
+                hint="Keys would move between partitions and lose their order; make a new topic instead.",
+                object=name,
+            )
+        if merged.replicas > len(broker.catalogue.brokers):
+            raise InvalidArgument(
+                f"{merged.replicas} replicas need as many brokers; the cluster has {len(broker.catalogue.brokers)}.",
+                object=name,
+            )
+        _check_minimum(name, merged)
+        record = msgspec.structs.replace(topic.record, settings=merged)
+        key = topic_key(name)
+        swap = await broker.store.swap(expect={key: topic.revision}, put={key: encode(record)})
+        if not swap.succeeded:
+            await broker.cluster.look_again()
+            raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+        altered = HeldTopic(record, swap.revision)
+        broker.cluster.topic_changed(altered)
+        return altered
+
+    async def delete(self, name: str) -> None:
+        broker = self._broker
+        topic = await self._delete_name(name)
+        topic_id = topic.record.id
+        recorded = await broker.store.range(recorded_prefix(topic_id))
+        rest = [chain_key(partition) for partition in topic.keys] + [entry.key for entry in recorded]
+        await delete_all(broker.store, rest)
+        await broker.cluster.topic_deleted(topic)
+        logger.info("topic %s deleted", name)
+
+    async def _delete_name(self, name: str) -> HeldTopic:
+        """Another broker may have changed the topic a moment ago: then look once more, and delete what it is now."""
+        broker, key = self._broker, topic_key(name)
+        for _ in range(_ATTEMPTS):
+            topic = broker.catalogue.get(name)
+            mark = {deleted_key(topic.record.id): b""}
+            if (await broker.store.swap(expect={key: topic.revision}, put=mark, delete=(key,))).succeeded:
+                return topic
+            await broker.cluster.look_again()
+        raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+
+    async def _learn_of(self, name: str) -> None:
+        """A topic that is known may have been deleted through another broker, which this one has not heard of yet."""
+        if name in self._broker.catalogue.topics and await self._broker.store.get(topic_key(name)) is None:
+            await self._broker.cluster.look_again()
+
+
+def _check_brokers(name: str, load: Load) -> None:
+    """Whether every broker may hold what it would hold with this topic."""
+    broker, held = max(load.replicas.items(), key=lambda item: item[1], default=("", 0))
+    if held > limits.PARTITIONS_PER_BROKER_MAX:
+        raise LimitExceeded(
+            f"With topic {name} broker {broker} would hold {held} partitions; the limit is"
+            f" {limits.PARTITIONS_PER_BROKER_MAX}.",
+            hint="Delete topics, use keys inside one topic, or add brokers.",
+            object=name,
+        )
+
+
+def _check_minimum(name: str, settings: TopicSettings) -> None:
+    if settings.min_replicas and settings.min_replicas > settings.replicas:
+        raise InvalidArgument(
+            f"Topic {name} has {settings.replicas} replicas; {settings.min_replicas} of them cannot be the minimum.",
+            hint="Lower min_replicas, or ask for more replicas.",
+            object=name,
+        )
+
+
+async def delete_all(store: CoordinationStore, keys: list[str]) -> None:
+    """Delete keys, as many at a time as a swap may."""
+    size = limits.COORDINATION_SWAP_OPERATIONS_MAX
+    for start in range(0, len(keys), size):
+        await store.swap(expect={}, put={}, delete=tuple(keys[start : start + size]))
+
+
+def deleted_error(name: str) -> TopicNotFound:
+    """What readers of a deleted topic are told."""
+    return TopicNotFound(f"Topic {name} was deleted.", object=name)

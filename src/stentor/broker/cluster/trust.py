@@ -1,0 +1,237 @@
+"""The cluster's secret and feature level, as this broker knows them: from the store, else from its own file.
+
+The secret is made by compare-and-swap by whoever starts a cluster, or the first broker of a cluster that has none yet.
+It is kept in the store and, for a time without the store, in a file that only the broker's user may read.
+
+    store and file agree           the usual case
+    the store's has moved on       the secret was rotated while this broker was down: the store's counts
+    the store was restored (C27)   the store's counts; the file's is valid beside it until the next start, because
+                                   brokers that were not restarted yet have it
+    the store has none             it was restored from before there was one: the file's is put there
+
+The feature level says what all brokers of the cluster know (C27). From PEERS_PROVE on, a broker that does not prove
+who it is gets no hearing (S6). It is raised once every registered broker knows it, and never lowered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from stentor import limits
+from stentor.errors import CorruptData, InvalidArgument, NotReady, PeerRefused, StentorError
+from stentor.security import cluster_secret
+from stentor.security.cluster_secret import ClusterSecret, Kept, decode_kept, decode_secret, first_secret
+from stentor.storage.files import FileKind, atomic_write, seal, unseal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stentor.broker.broker import Broker
+    from stentor.ports import CoordinationStore
+
+logger = logging.getLogger(__name__)
+
+SECRET_KEY: Final = "identity/secret"  # noqa: S105 - where it is, not what it is
+LEVEL_KEY: Final = "identity/level"
+
+PEERS_PROVE: Final = 1
+"""The feature level from which on brokers must prove who they are."""
+
+LEVEL_KNOWN: Final = PEERS_PROVE
+"""The highest feature level that this version knows."""
+
+
+class Trust:
+    """What proves to this broker that another one belongs to the cluster."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.level = 0
+        self._broker = broker
+        self._file: Path | None = None
+        self._secret: ClusterSecret | None = None
+        self._restored: tuple[bytes, ...] = ()  # valid too, after the store was restored
+        self._taken: tuple[bytes | None, bytes | None] = (None, None)  # from the store, as it is there
+        self._raising = False
+        self._told: set[str] = set()
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """All that prove something, the newest first; none before the store or the file has told one."""
+        return () if self._secret is None else (*self._secret.valid, *self._restored)
+
+    @property
+    def all_prove(self) -> bool:
+        """Whether every broker must prove who it is."""
+        return self.level >= PEERS_PROVE
+
+    def must_prove(self, name: str) -> bool:
+        """Whether this one must: it says in the store that it can, or all must."""
+        record = self._broker.catalogue.brokers.get(name)
+        return self.all_prove or (record is not None and record.level >= PEERS_PROVE)
+
+    def accepts(self, name: str, proven_by: bytes) -> bool:
+        """Whether a connection that was proven by this secret (empty: by none) still counts."""
+        return proven_by in self.secrets or (not proven_by and not self.must_prove(name))
+
+    def tell_unproven(self, name: str) -> None:
+        """A broker of an older version is taken at its word; said once each."""
+        if name not in self._told:
+            self._told.add(name)
+            logger.warning(
+                "broker %s cannot prove who it is: it is taken at its word until all brokers are upgraded", name
+            )
+
+    # --- the start ------------------------------------------------------------------------------
+
+    def open(self, file: Path) -> None:
+        """What this broker knew last: all there is while the store is away."""
+        self._file = file
+        try:
+            kept = decode_kept(unseal(FileKind.SECRET, file.read_bytes(), what=str(file)))
+        except FileNotFoundError:
+            return
+        except (OSError, StentorError) as error:
+            logger.warning(
+                "the cluster's secret cannot be read from %s, the coordination store's will do: %s", file, error
+            )
+            return
+        self._secret, self.level = kept.secret, kept.level
+
+    def founding(self) -> dict[str, bytes]:
+        """What a new cluster begins with, beside its id."""
+        if self._broker.replicas.single:
+            return {}  # it takes no other brokers
+        secret = self._secret or first_secret()
+        return {SECRET_KEY: cluster_secret.encode(secret), LEVEL_KEY: str(LEVEL_KNOWN).encode()}
+
+    async def learn(self) -> None:
+        """From the store, which answers; or put there what it lacks."""
+        store = self._broker.store
+        if self._broker.replicas.single:
+            return
+        while (found := await store.get(SECRET_KEY)) is None:
+            await store.swap(
+                expect={SECRET_KEY: 0}, put={SECRET_KEY: cluster_secret.encode(self._secret or first_secret())}
+            )
+        level = await store.get(LEVEL_KEY)
+        secret = decode_secret(found.value)
+        if self._secret is not None and self._secret.current not in secret.valid:
+            restored = self._broker.cluster.restored.accepted
+            self._restored = self._secret.valid if restored else ()
+            logger.warning(
+                "the cluster's secret in the coordination store is not the one in %s: the store's counts%s",
+                self._file,
+                ", the file's too until the next start" if restored else "",
+            )
+        self._secret = secret
+        self.level = max(self.level, 0 if level is None else _number(level.value))
+        await asyncio.to_thread(self._keep)
+
+    def _keep(self) -> None:
+        """In a thread: the file is for a time without the store, so a disk that is full now stops nothing."""
+        if self._file is None or self._secret is None:
+            return
+        kept = cluster_secret.encode(Kept(self._secret, self.level))
+        try:
+            atomic_write(self._file, seal(FileKind.SECRET, kept))
+        except StentorError as error:
+            logger.warning("the cluster's secret could not be kept: %s", error)
+
+    # --- news -----------------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """The store has news of the cluster's secret, its level or its brokers."""
+        broker = self._broker
+        if broker.replicas.single:
+            return
+        identity = broker.catalogue.identity
+        found = identity.get("secret"), identity.get("level")
+        if found != self._taken:
+            self._taken = found
+            self._change(*found)
+        if not self.all_prove:
+            self._check_connections()  # a broker that was upgraded proves itself from now on
+        mine = broker.catalogue.brokers.get(broker.broker_id)
+        if mine is not None and mine.level < LEVEL_KNOWN and not broker.cluster.restored.noticed:
+            broker.cluster.spawn(broker.cluster.register())  # an older version changed the record, and left that out
+        if self._level_due() > _number(identity.get("level", b"")) and not self._raising:
+            self._raising = True
+            broker.cluster.spawn(self._raise_level())
+
+    def _change(self, value: bytes | None, level: bytes | None) -> None:
+        before = self._secret, self.level
+        try:
+            secret = self._secret if value is None else decode_secret(value)
+        except CorruptData as error:
+            logger.error("%s The one that was known counts on.", error)  # noqa: TRY400 - no traceback: it has the bytes
+            secret = self._secret
+        if secret != self._secret:
+            logger.info("the cluster's secret was rotated")
+            self._secret, self._restored = secret, ()
+        if level is not None and _number(level) > self.level:
+            self.level = _number(level)
+            logger.info("the cluster's feature level is %d", self.level)
+        if (self._secret, self.level) != before:
+            self._broker.cluster.spawn(asyncio.to_thread(self._keep))
+            self._check_connections()
+
+    def _check_connections(self) -> None:
+        """Who came in by what no longer counts comes in again."""
+        for session in list(self._broker.sessions):
+            if session.peer and not self.accepts(session.peer, session.proven_by):
+                session.refused(refused(f"Broker {session.peer} must prove again who it is."))
+        self._broker.cluster.peers.check(self.accepts)
+
+    def _level_due(self) -> int:
+        """What the store's level should be: what every registered broker knows, and never less than it was."""
+        brokers = self._broker.catalogue.brokers
+        all_know = bool(brokers) and all(record.level >= LEVEL_KNOWN for record in brokers.values())
+        return LEVEL_KNOWN if all_know else self.level
+
+    async def _raise_level(self) -> None:
+        """C27: whoever notices that it is due does it; the swap lets one of them."""
+        store = self._broker.store
+        try:
+            while not self._broker.cluster.restored.noticed:
+                try:
+                    found, due = await store.get(LEVEL_KEY), self._level_due()
+                    held = 0 if found is None else _number(found.value)
+                    if held >= due:
+                        self._change(None, str(held).encode())
+                        return
+                    expect = {LEVEL_KEY: 0 if found is None else found.revision}
+                    await store.swap(expect=expect, put={LEVEL_KEY: str(due).encode()})
+                except StentorError as error:
+                    logger.info("the cluster's feature level could not be raised yet: %s", error)
+                    await asyncio.sleep(limits.PEER_LOOK_S)
+        finally:
+            self._raising = False
+
+
+def refused(message: str) -> PeerRefused:
+    """Why a broker is not let in."""
+    return PeerRefused(
+        message,
+        hint="Only brokers of this cluster may speak as one: check its coordination store, its data directory and its"
+        " version.",
+    )
+
+
+def _number(value: bytes) -> int:
+    return int(value) if value.isdigit() else 0
+
+
+async def rotate(store: CoordinationStore, now_us: int) -> None:
+    """A new secret for the cluster of this store; the one in use stays valid until the next rotation."""
+    found = await store.get(SECRET_KEY)
+    if found is None:
+        raise InvalidArgument(
+            "This coordination store has no cluster whose brokers have a secret.",
+            hint="Check the address and the prefix; a broker of this version makes the secret when it starts.",
+        )
+    secret = decode_secret(found.value).rotated(now_us)
+    swap = await store.swap(expect={SECRET_KEY: found.revision}, put={SECRET_KEY: cluster_secret.encode(secret)})
+    if not swap.succeeded:
+        raise NotReady("Somebody else rotated the secret at the same moment.", hint="Nothing more is needed.")

@@ -1,0 +1,73 @@
+"""How far subscribers are behind, as the broker knows it: by the credit that they gave back.
+
+What was sent is not yet taken: it may wait in a socket, or in the client for an application that is slow. A client
+grants credit for what its application took, at least every CREDIT_TOLD_S, so what was pushed and not granted again is
+not taken. That is exact to a delivery, and to the second by which a client tells it late.
+"""
+
+from __future__ import annotations
+
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from stentor import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stentor.broker.sessions.reader_stream import ReaderStream
+
+
+class ReaderLag(msgspec.Struct, frozen=True):
+    """How far one reader is behind."""
+
+    messages: int  # committed, and not taken by the application
+    seconds: float  # since the first of them was appended
+
+
+ON_TIME: Final = ReaderLag(0, 0.0)
+
+
+def lag_of(streams: Iterable[ReaderStream]) -> ReaderLag:
+    """Of one client: all the messages, and the longest wait."""
+    found = [stream.lag() for stream in streams]
+    return ReaderLag(sum(lag.messages for lag in found), max((lag.seconds for lag in found), default=0.0))
+
+
+def lag_statistics(streams: Iterable[ReaderStream]) -> dict[str, Any]:
+    """Of one partition: its subscribers together."""
+    found = [stream.lag() for stream in streams]
+    return {
+        "lag_max": max((lag.messages for lag in found), default=0),
+        "lag_sum": sum(lag.messages for lag in found),
+        "lag_max_s": max((lag.seconds for lag in found), default=0.0),
+    }
+
+
+class MostBehind:
+    """The subscribers that are furthest behind, found a partition at a time."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[int, float, ReaderStream]] = []
+
+    def look_at(self, streams: Iterable[ReaderStream]) -> None:
+        lags = [(stream, stream.lag()) for stream in streams]
+        behind = [(lag.messages, lag.seconds, stream) for stream, lag in lags if lag.messages]
+        if behind:
+            self._found = nlargest(limits.LAGGING_TOLD_MAX, self._found + behind, key=lambda each: each[:2])
+
+    def statistics(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "client": stream.session.name,
+                "address": stream.session.connection.address,
+                "topic": stream.partition.topic,
+                "partition": stream.partition.index,
+                "taken": stream.cursor.taken,
+                "lag": messages,
+                "lag_s": round(seconds, 3),
+            }
+            for messages, seconds, stream in self._found
+        ]

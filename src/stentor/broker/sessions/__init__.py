@@ -1,0 +1,1 @@
+"""Connections that others made to this broker: clients, other brokers, relays."""
