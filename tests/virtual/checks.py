@@ -110,23 +110,26 @@ class Checker:
 
     def opened(self, partition: Partition) -> None:
         """C2: an epoch that was acted on is on disk, whatever happened since."""
-        copy = self.copies[partition.replica] = Copy(partition)
-        me, key = copy.me, copy.key
+        me, key = partition.replica.me, partition.key
+        readable = (key, me.broker, me.log_id) not in self.excused
+        copy = self.copies[partition.replica] = Copy(partition, self.world.current, readable=readable)
         self._by_directory[str(partition.log.directory)] = copy
         self.newest[key, me.broker, me.log_id] = copy
         log_id, epoch, floor = self._on_disk.get((me.broker, key), (0, 0, 0))
         if log_id == me.log_id:
             now = partition.replica.epoch, partition.replica.committed
             self.require(now[0] >= epoch, "an epoch was forgotten", copy.place, epoch, now)
-            if copy.readable and (key, me.broker, me.log_id) not in self.excused:
+            if copy.readable:
                 self.require(now[1] >= floor or partition.log.end < floor, "a floor was forgotten", copy.place, floor)
         self._on_disk[me.broker, key] = me.log_id, partition.replica.epoch, partition.replica.committed
         self.world.touched[partition.replica] = None
 
-    def file_synced(self, path: str) -> None:
+    def file_synced(self, path: str) -> int | None:
+        """A file of a log is safe: how many bytes of it are used, if the log is open."""
         copy = self._by_directory.get(path.rpartition("/")[0])
-        if copy is not None and not self.cluster.processes[copy.me.broker].dead:
-            copy.file_synced(path)
+        if copy is None or copy.process is not self.world.current:
+            return None
+        return copy.file_synced(path)
 
     def journal_stored(self, journal: ReplicaJournal) -> None:
         """Nothing in it goes back, while it is the same log."""
@@ -241,7 +244,7 @@ class Checker:
         replica, key = copy.partition.replica, copy.key
         publish = self._publishes.pop((replica, answer.ticket), None)
         self._taken.discard((replica, answer.ticket))
-        if publish is None or publish.producer_id == 0:
+        if publish is None or publish.producer_id == 0 or not copy.readable:
             return
         gone = answer.base_offset < copy.partition.log.start
         held = None if gone else copy.at(answer.base_offset)
@@ -349,14 +352,14 @@ class Checker:
                 replica.committed >= before, "a member shows less than was acknowledged", copy.place,
                 replica.committed, before,
             )  # fmt: skip
-        if replica.committed <= copy.compared or not copy.readable:
+        if replica.committed <= copy.compared:
             return
         self.committed[key] = max(self.committed[key], replica.committed)
         if not replica.failed:
             self.require(
                 log.end >= replica.committed, "a commit point beyond the log", copy.place, log.end, replica.committed
             )
-        for batch in copy.between(copy.compared, replica.committed):
+        for batch in copy.between(copy.compared, replica.committed) if copy.readable else ():
             self._compare(copy, batch)
         copy.compared = replica.committed
 

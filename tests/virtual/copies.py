@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from stentor import limits
-from stentor.errors import CorruptData
 from stentor.wire import header as batch_header
 
 if TYPE_CHECKING:
+    from tests.virtual.world import Process
+
     from stentor.broker.partitions.partition import Partition
     from stentor.core.dedupe import Dedupe
     from stentor.core.records import Key, Member
@@ -53,7 +54,7 @@ def of_header(header: Any) -> Batch:
 
 
 def read_log(log: PartitionLog) -> list[Batch]:
-    """Every batch that is on the disk; raises CorruptData if some of it cannot be read."""
+    """Every batch that is on the disk."""
     found, offset = [], log.start
     while offset < log.end:
         part = log.read(offset, log.end, READ_BYTES)
@@ -67,23 +68,17 @@ def read_log(log: PartitionLog) -> list[Batch]:
 class Copy:
     """One copy of a partition, since it was opened."""
 
-    def __init__(self, partition: Partition) -> None:
-        self.partition = partition
+    def __init__(self, partition: Partition, process: Process | None, *, readable: bool) -> None:
+        self.partition, self.process = partition, process
         self.key: Key = partition.key
         self.me: Member = partition.replica.me
+        self.place = f"{self.me.broker}, life {self.me.incarnation}, partition {self.key[1]}"
         self.safe = partition.log.synced_end  # what its disk was asked to sync; recovery has synced what it found (K3a)
         self.epoch = partition.replica.epoch  # the highest that it adopted
         self.noted = 0  # up to here it is noted who has it on disk
         self.compared = 0  # up to here its committed batches were compared with what others have
-        self.readable = True
-        try:
-            self.batches = read_log(partition.log)
-        except CorruptData:
-            self.batches, self.readable = [], False
-
-    @property
-    def place(self) -> str:
-        return f"{self.me.broker}, life {self.me.incarnation}, partition {self.key[1]}"
+        self.readable = readable  # else a fault took something of it, and what it holds is not known
+        self.batches = read_log(partition.log) if readable else []
 
     def at(self, offset: int) -> Batch | None:
         index = bisect_left(self.batches, offset, key=_BASE)
@@ -102,12 +97,13 @@ class Copy:
             self.batches.clear()
             self.safe, self.readable = end, True
 
-    def file_synced(self, path: str) -> None:
-        """One of its files is safe, with all that is in it."""
+    def file_synced(self, path: str) -> int | None:
+        """One of its files is safe, with all that is in it: so many bytes."""
         for segment in reversed(self.partition.log._state.segments):
             if path.endswith(segment.path().name):
                 self.safe = max(self.safe, segment.end)
-                return
+                return int(segment.size)
+        return None
 
 
 def derive(batches: list[Batch]) -> dict[int, list[Batch]]:

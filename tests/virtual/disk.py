@@ -38,7 +38,7 @@ class Disk:
         self.full = False
         self.fails = False  # the next sync
         self.dies = False  # the power is cut in the middle of the next sync
-        self.on_synced: Callable[[str], None] = lambda _: None
+        self.on_synced: Callable[[str], int | None] = lambda _: None  # says how much of a log is used, if that is known
         self._synced: dict[str, int] = {}  # file -> how many of its bytes are safe
 
     def mend(self) -> None:
@@ -47,9 +47,11 @@ class Disk:
 
     def synced(self, path: str) -> None:
         """Everything in a file is safe; only logs and changes grow in place, all else is written anew and renamed."""
-        if path.endswith(GROWING):
-            self._synced[path] = _used_bytes(path, self._synced.get(path, 0))
-            self.on_synced(path)
+        if path.endswith(LOG_SUFFIX):
+            used = self.on_synced(path)
+            self._synced[path] = _used_bytes(path, self._synced.get(path, 0)) if used is None else used
+        elif path.endswith(GROWING):
+            self._synced[path] = os.stat(path).st_size  # noqa: PTH116 - called often
 
     def crash(self, rng: random.Random) -> None:
         """The power is cut: of what was written since the last sync any part may be gone."""

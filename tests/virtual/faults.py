@@ -36,9 +36,10 @@ KINDS = {
     "hang": 1, "hang_unnoticed": 1, "slow_disk": 1, "fill": 1, "fill_all": 1,
     "add": 1, "drain": 1, "factor": 1,
 }  # fmt: skip
+TWO = 2
+POWER = 1
 HARD = [
     # A copy that was cut by a loss of power, and another one whose disk failed, are for an operator together (C13).
-    {},
     {"fail_sync": 1},
     {"power": OFTEN, "power_everywhere": 1, "power_in_sync": 1},
     {"wipe": 1, "flip": 1, "shorten": 1, "old_directory": OFTEN},
@@ -56,7 +57,9 @@ class Faults:
         self._drained: set[str] = set()
         self._copies: dict[str, Path] = {}  # of data directories
         self._asked_for = 0
-        hard = {1: HARD[2], 2: HARD[0]}.get(factor) or rng.choice(HARD[1:])
+        hard = HARD[POWER] if factor == 1 else rng.choice(HARD)
+        if factor == TWO:
+            hard = {}  # one of two copies that is left alone, and torn, is for an operator
         weights = {**KINDS, **hard}
         self._kinds = {kind: weight * rng.choice([0, 1, 1, 3]) for kind, weight in weights.items()}
         if favour:

@@ -68,7 +68,7 @@ SEEDS: dict[str, list[int]] = {
     "reconcile": [1, 5],
     "continues": [1, 5],
     "death": [1, 2],
-    "others-wait": [4, 5],
+    "others-wait": [1, 3],
     "resend-level": [8, 9],
     "dedupe": [2, 3],
     "derived": [1, 2],
