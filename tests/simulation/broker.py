@@ -362,7 +362,7 @@ class Broker(MemberSide):
             answer(None)
             return
         self.tickets += 1
-        event = r.Publish(self.tickets, *publish)
+        event = r.Publish(self.tickets, *publish, stamp_us=self.wall())
         self.waiting[self.tickets] = (event, answer)
         (effect,) = replica.step(event, self.wall())
         if not isinstance(effect, r.Append):

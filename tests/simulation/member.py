@@ -99,7 +99,7 @@ class MemberSide:
         self.tell(self.cluster.controller_broker, what, *arguments)
 
     def hear_member(self, key, message):
-        self.do(self.cluster.heard_member(key, message, self.clock()))
+        self.do(self.cluster.heard_members([(key, message)], self.clock()))
 
     def hear_reports(self, sender, incarnation, reports, number):
         self.do(self.cluster.heard_reports(sender, incarnation, reports, self.clock(), number))

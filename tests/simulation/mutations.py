@@ -28,6 +28,7 @@ from stentor.core.controller import Controller
 from stentor.core.dedupe import Dedupe
 from stentor.core.downstream import Downstream
 from stentor.core.membership import Membership
+from stentor.core.records import ChainRecord
 from stentor.core.replica import Replica
 
 _replace = msgspec.structs.replace
@@ -333,7 +334,7 @@ mutation("confirmed", "C6: a head that is cut off takes nothing", (Broker, "take
 mutation("mutual", "C6: who is not heard is cut off too", (Membership, "_is_deaf", _never))
 mutation("told", "C6: a head that was replaced hears it from its successor", (Replica, "_tell_replaced", _nothing))
 mutation("quorum", "C7: quorum counts a majority of the factor", (Replica, "_reached", _reached_at_head))
-mutation("minimum", "C8: a chain that is too short commits nothing", (Replica, "too_short", _never))
+mutation("minimum", "C8: a chain that is too short commits nothing", (ChainRecord, "is_short", property(_never)))
 mutation(
     "eligible",
     "C8: only who left by the change that crossed the minimum may lead",

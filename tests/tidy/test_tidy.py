@@ -10,6 +10,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "stentor"
 
 FILE_LINES_MAX = 600
+
+# Where everything meets everything unless somebody looks: stricter limits.
+SMALL_FOLDERS = ("broker",)
+SMALL_FILE_LINES_MAX = 500
+CLASS_ATTRIBUTES_MAX = 20
+CLASS_METHODS_MAX = 30
 FUNCTION_LINES_MAX = 60
 
 # "file.py::function": why it may be longer. Empty is the goal.
@@ -99,6 +105,40 @@ def test_no_function_is_longer_than_60_lines():
     }
     assert {name: lines for name, lines in long.items() if name not in LONG_FUNCTIONS_ALLOWED} == {}
     assert set(LONG_FUNCTIONS_ALLOWED) <= set(long), "these are short now; take them off the list"
+
+
+def small_files():
+    return [path for folder in SMALL_FOLDERS for path in python_files(SOURCE / folder)]
+
+
+def is_data(node: ast.ClassDef) -> bool:
+    """A struct is a list of fields; settings have as many as there are settings."""
+    return any("Struct" in ast.unparse(base) for base in node.bases)
+
+
+def attributes_of(node: ast.ClassDef) -> set[str]:
+    return {
+        target.attr
+        for target in ast.walk(node)
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.ctx, ast.Store)
+        and isinstance(target.value, ast.Name)
+        and target.value.id == "self"
+    }
+
+
+def methods_of(node: ast.ClassDef) -> list[str]:
+    functions = (each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [function.name for function in functions if not function.name.startswith("__")]
+
+
+@pytest.mark.parametrize("path", small_files(), ids=name_of)
+def test_files_and_classes_are_small_where_everything_meets(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= SMALL_FILE_LINES_MAX, "split it by idea"
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ClassDef) and not is_data(node):
+            assert len(attributes_of(node)) <= CLASS_ATTRIBUTES_MAX, f"{node.name} knows too much"
+            assert len(methods_of(node)) <= CLASS_METHODS_MAX, f"{node.name} does too much"
 
 
 def test_only_the_command_line_prints():

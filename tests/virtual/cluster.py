@@ -89,8 +89,8 @@ class Cluster:
         """C2: an epoch that was acted on is on disk, whatever happens then."""
         recover = broker._recover
 
-        async def recovered() -> None:
-            await recover()
+        async def recovered(parts: Any) -> None:
+            await recover(parts)
             for key, (log_id, epoch) in self._epochs.get(name, {}).items():
                 partition = broker.partitions.get(key)
                 if partition is not None and partition.replica.me.log_id == log_id and partition.replica.epoch < epoch:
@@ -116,8 +116,8 @@ class Cluster:
         }
         self.network.died(process, silently=power)
         self.disks[name].hangs = False
-        if broker is not None and broker._directory is not None:
-            broker._directory.close()  # the system lets go of its lock
+        if broker is not None and broker._parts is not None:
+            broker.parts.ground.directory.close()  # the system lets go of its lock
         if power:
             self.disks[name].crash(self.world.rng)
 
@@ -128,8 +128,8 @@ class Cluster:
 
     def partitions(self, name: str) -> dict[Any, Any]:
         """What a broker holds; nothing before it has begun."""
-        replicas = getattr(self.brokers.get(name), "replicas", None)
-        return {} if replicas is None else replicas.partitions
+        broker = self.brokers.get(name)
+        return {} if broker is None or broker._parts is None else broker.partitions
 
     @property
     def alive(self) -> list[str]:

@@ -10,21 +10,23 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from stentor.broker.partitions.chain_desk import ChainDesk
+from stentor.broker.partitions.epoch_store import EpochStore
+from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.partition import Partition
-from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.sessions.reader_stream import ReaderStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def _pretend_to_sync(self: Partition) -> None:
-    self._synced(self.log.end, None)
+def _pretend_to_sync(self: LogSync) -> None:
+    self._synced(self._partition.log.end, None)
 
 
-def _pretend_to_store(self: Replicas) -> None:
-    asked, self._epochs_waiting = self._epochs_waiting, {}
-    self._epochs_stored({partition: epoch for partition, epoch in asked.items() if self._holds(partition)}, None, None)
+def _pretend_to_store(self: EpochStore) -> None:
+    asked, self._waiting = self._waiting, {}
+    self._stored({partition: epoch for partition, epoch in asked.items() if self._holds(partition)}, None, None)
 
 
 def _never(*_: Any) -> None:
@@ -40,9 +42,9 @@ def _push_without_looking(self: ReaderStream, chunks: list[bytes], next_offset: 
 
 
 MUTATIONS: dict[str, list[tuple[Any, str, Any]]] = {
-    "answers before the sync": [(Partition, "_start_sync", _pretend_to_sync)],
-    "acts on an epoch that is not on disk": [(Replicas, "_store_epochs", _pretend_to_store)],
-    "forgets to let go": [(Replicas, "_retire", _never)],
+    "answers before the sync": [(LogSync, "start", _pretend_to_sync)],
+    "acts on an epoch that is not on disk": [(EpochStore, "_store", _pretend_to_store)],
+    "forgets to let go": [(ChainDesk, "_retire", _never)],
     "serves what is not committed": [(Partition, "committed", property(lambda self: self.log.end))],
     "skips a message": [(ReaderStream, "_push", _push_without_looking)],
 }

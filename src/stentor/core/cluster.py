@@ -215,10 +215,12 @@ class ClusterMember:
             return [LoadAll()]
         return [Push(done), *self.plan(now_us)]
 
-    def heard_member(self, key: Key, message: PartitionMessage, now_us: int) -> list[ClusterEffect]:
+    def heard_members(self, said: Iterable[tuple[Key, PartitionMessage]], now_us: int) -> list[ClusterEffect]:
+        """Members of chains say something; what came within a moment is planned together."""
         if self.controller is None:
             return []
-        self.controller.heard_member(key, message)
+        for key, message in said:
+            self.controller.heard_member(key, message)
         return self.plan(now_us)
 
     def heard_reports(
