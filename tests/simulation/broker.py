@@ -11,6 +11,7 @@ from tests.simulation.store import Watcher
 from tests.simulation.world import SECOND
 
 from stentor import limits
+from stentor.core import cluster_events as c
 from stentor.core import refusals
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Linked
@@ -430,11 +431,11 @@ class Broker(MemberSide):
                     peer = self.network.brokers[other]
                     self.world.at(self.world.delay() * 3, peer.guard(peer.peer_connected), self.name)
                 elif outcome == "refused":
-                    self.do(self.cluster.refused(other, self.clock()))
+                    self.do(self.cluster.step(c.Refused(other), self.clock()))
         membership, now = self.cluster.membership, self.clock()
-        membership.disk_writes(not self.knows_disk or not (self.hangs or self.world.now < self.full_until), now)
-        membership.store_answers(self.store.reachable(self.name), now)
-        self.do(self.cluster.tick(now))
+        writes = not self.knows_disk or not (self.hangs or self.world.now < self.full_until)
+        self.do(self.cluster.step(c.StoreAsked(self.store.reachable(self.name)), now))
+        self.do(self.cluster.step(c.Ticked(writes=writes), now))
         for key in list(self.replicas):
             began = min((began for _, began in self.disk.logs[key].syncs), default=None)
             self.step(key, r.Tick(membership.unreached(now), membership.awake_since_us, began))

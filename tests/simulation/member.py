@@ -2,7 +2,7 @@
 
 from tests.simulation.store import CONTROLLER
 
-from stentor.core import cluster as c
+from stentor.core import cluster_events as c
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Adopt
 from stentor.core.controller import BrokerRecord, HeldRecord, Propose
@@ -28,7 +28,7 @@ class MemberSide:
             HEAR[what](self, *arguments)
 
     def hear_heartbeat(self, heartbeat):
-        self.do(self.cluster.heard(heartbeat, self.clock()))
+        self.do(self.cluster.step(c.Beaten(heartbeat), self.clock()))
 
     def hear_partition(self, key, sender, message):
         if isinstance(message, Adopt):
@@ -99,13 +99,13 @@ class MemberSide:
         self.tell(self.cluster.controller_broker, what, *arguments)
 
     def hear_member(self, key, message):
-        self.do(self.cluster.heard_members([(key, message)], self.clock()))
+        self.do(self.cluster.step(c.MembersSaid([(key, message)]), self.clock()))
 
     def hear_reports(self, sender, incarnation, reports, number):
-        self.do(self.cluster.heard_reports(sender, incarnation, reports, self.clock(), number))
+        self.do(self.cluster.step(c.Reported(sender, incarnation, reports, number), self.clock()))
 
     def hear_changes(self, sender, incarnation, changed, gone, number):
-        self.do(self.cluster.heard_changes(sender, incarnation, changed, gone, number, self.clock()))
+        self.do(self.cluster.step(c.ReportedChanges(sender, incarnation, changed, gone, number), self.clock()))
 
     def hear_push(self, records):
         for key, held in records:
@@ -163,7 +163,7 @@ class MemberSide:
         self.report_replicas()
 
     def plan_on(self, _):
-        self.world.at(100, self.guard(lambda: self.do(self.cluster.plan(self.clock()))))
+        self.world.at(100, self.guard(lambda: self.do(self.cluster.step(c.PlannedOn(), self.clock()))))
 
     def take_over(self, effect):
         self.store.swap(self.me(), {CONTROLLER: effect.revision}, {CONTROLLER: self.me()}, self.guard(self.took_over))
@@ -173,9 +173,9 @@ class MemberSide:
 
     def took_over(self, revision):
         if isinstance(revision, int):
-            self.do(self.cluster.took_over(self.me(), revision))
+            self.do(self.cluster.step(c.TookOver(self.me(), revision), self.clock()))
         else:
-            self.cluster.takeover_failed(self.clock())
+            self.cluster.step(c.TakeoverFailed(), self.clock())
             self.load_all(None)
 
     def propose(self, propose):
@@ -190,7 +190,7 @@ class MemberSide:
 
     def proposed(self, propose, outcome):
         """C17: only a known success counts; all else is read from the store."""
-        self.do(self.cluster.proposed(propose, outcome if isinstance(outcome, int) else None, self.clock()))
+        self.do(self.cluster.step(c.Proposed(propose, outcome if isinstance(outcome, int) else None), self.clock()))
 
     # --- the store ------------------------------------------------------------------------------
 
@@ -218,11 +218,11 @@ class MemberSide:
                 ENTRIES[key[0]](self, key, value, revision)
 
     def entry_controller(self, _, value, revision):
-        self.do(self.cluster.controller_is(value, revision))
+        self.do(self.cluster.step(c.ControllerSeen(value, revision), self.clock()))
 
     def entry_broker(self, _, value, __):
         self.brokers[value.id] = value
-        self.do(self.cluster.registered(self.brokers, self.clock()))
+        self.do(self.cluster.step(c.Registered(self.brokers), self.clock()))
 
     def entry_topic(self, key, value, _):
         self.topics[key[1]] = value
@@ -235,17 +235,17 @@ class MemberSide:
 
     def entry_chain(self, key, value, revision):
         self.confirm(key[1], HeldRecord(value, revision))
-        self.cluster.heard_record(key[1], HeldRecord(value, revision))
+        self.cluster.step(c.RecordsSeen({key[1]: HeldRecord(value, revision)}), self.clock())
         self.know(key[1], HeldRecord(value, revision))
 
     def entry_alive(self, key, value, _):
-        self.cluster.membership.liveness(key[1], alive=value)
+        self.cluster.step(c.LivenessSeen(key[1], value), self.clock())
 
     def loaded_store(self, entries):
         self.take_entries(entries)
         if self.up and self.cluster.controller is not None:
             records = {k[1]: HeldRecord(*v) for k, v in entries.items() if k[0] == "chains"}
-            self.do(self.cluster.loaded(self.brokers, self.topics, records, self.clock()))
+            self.do(self.cluster.step(c.Loaded(self.brokers, self.topics, records), self.clock()))
 
 
 HEAR = {
@@ -268,7 +268,7 @@ DO = {
     c.ReportReplicas: MemberSide.report_replicas,
     c.AskReports: MemberSide.ask_reports,
     c.PlanOn: MemberSide.plan_on,
-    c.PlanOn: lambda self, _: self.do(self.cluster.plan(self.clock())),
+    c.PlanOn: lambda self, _: self.do(self.cluster.step(c.PlannedOn(), self.clock())),
     Propose: lambda self, effect: self.propose(effect),
 }
 

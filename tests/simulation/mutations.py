@@ -18,6 +18,7 @@ from tests.simulation.broker import Broker
 from tests.simulation.runner import run_seed
 from tests.simulation.scenarios import SCENARIOS
 
+from stentor.core import cluster_events as c
 from stentor.core import controller, refusals, revival
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Linked
@@ -243,7 +244,7 @@ def _nothing_compared(self):
 
 def _unknown_is_done(self, propose, outcome):
     revision = outcome if isinstance(outcome, int) or outcome is None else self.store.revision + 1
-    self.do(self.cluster.proposed(propose, revision, self.clock()))
+    self.do(self.cluster.step(c.Proposed(propose, revision), self.clock()))
 
 
 # --- C18, C19: producers ------------------------------------------------------------------------------

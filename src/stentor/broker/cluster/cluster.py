@@ -32,6 +32,7 @@ from stentor.broker.cluster.store_follower import StoreFollower
 from stentor.broker.cluster.store_look import StoreLook
 from stentor.broker.cluster.store_rollback import StoreRollback
 from stentor.broker.cluster.trust import LEVEL_KNOWN, Trust
+from stentor.core import cluster_events as e
 from stentor.core.controller import BrokerRecord
 
 if TYPE_CHECKING:
@@ -211,19 +212,19 @@ class Cluster:
         self.control.take_news(news)
 
     def _note_liveness(self, name: str, alive: bool) -> None:
-        self.control.machine.membership.liveness(name, alive=alive)
+        self.control.step(e.LivenessSeen(name, alive))
 
     def _note_store(self, answers: bool) -> None:
         """C29: whether the coordination store can be reached."""
         self.store_answers = answers
-        self.control.machine.membership.store_answers(answers, self.control.now_us())
+        self.control.step(e.StoreAsked(answers))
 
     def _connected(self, name: str) -> None:
         if name == self.control.machine.controller_broker:
             self.control.reporting.soon()
 
     def _refused(self, name: str) -> None:
-        self.control.do(self.control.machine.refused(name, self.control.now_us()))
+        self.control.step(e.Refused(name))
 
     # --- what others see ------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from stentor import limits
 from stentor.broker.cluster.active_passive import ActivePassive
 from stentor.broker.cluster.controlling import Controlling
 from stentor.broker.cluster.reporting import Reporting
-from stentor.core import cluster as effects
+from stentor.core import cluster_events as e
 from stentor.core.cluster import ClusterMember
 from stentor.core.controller import Propose
 from stentor.errors import NotReady
@@ -93,9 +93,13 @@ class Control:
         self.member = ClusterMember(who.broker_id, who.incarnation, self.now_us(), lambda: secrets.randbits(62) + 1)
         self.member.cautious = self._rollback.accepted
 
-    def tick(self, now_us: int) -> None:
+    def step(self, event: e.ClusterEvent) -> None:
+        """Tell the machine, do what it says."""
+        self._do(self.machine.step(event, self.now_us()))
+
+    def tick(self, event: e.Ticked) -> None:
         """A beat of the cluster."""
-        self.do(self.machine.tick(now_us))
+        self.step(event)
         self._active.choose()
         self._rollback.tell_behind(self.machine.controller, self._catalogue.by_id)
 
@@ -114,23 +118,23 @@ class Control:
 
     # --- effects --------------------------------------------------------------------------------
 
-    def do(self, wanted: list[effects.ClusterEffect]) -> None:
+    def _do(self, wanted: list[e.ClusterEffect]) -> None:
         """Perform what the cluster machine says."""
         for effect in wanted:
             match effect:
-                case effects.Beat(heartbeat):
+                case e.Beat(heartbeat):
                     self._peers.send_all(heartbeat)
-                case effects.TakeOver(revision):
+                case e.TakeOver(revision):
                     self._background.spawn(self._controlling.take_over(revision))
-                case effects.LoadAll():
+                case e.LoadAll():
                     self._background.spawn(self._controlling.load())
-                case effects.Push(records, complete):
+                case e.Push(records, complete):
                     self.push(dict(records), complete=complete)
-                case effects.ReportReplicas():
+                case e.ReportReplicas():
                     self.reporting.soon()
-                case effects.AskReports(broker):
+                case e.AskReports(broker):
                     self._ask_reports(broker)
-                case effects.PlanOn() if not self._planning_on:
+                case e.PlanOn() if not self._planning_on:
                     self._planning_on = True
                     self._environment.loop.call_soon(self._plan_on)
                 case Propose():
@@ -155,33 +159,31 @@ class Control:
     def _plan_on(self) -> None:
         self._planning_on = False
         if not self.closed:
-            self.do(self.machine.plan(self.now_us()))
+            self.step(e.PlannedOn())
 
     # --- what the machine must hear -------------------------------------------------------------
 
     def take_news(self, news: News) -> None:
         """What the store says."""
         if news.controller is not None:
-            self.do(self.machine.controller_is(*news.controller))
+            self.step(e.ControllerSeen(*news.controller))
         if news.brokers:
-            self.do(self.machine.registered(self._catalogue.brokers, self.now_us()))
-        controller = self.machine.controller
-        if news.active and controller is not None:
-            controller.set_active(self._catalogue.active)
-        if controller is not None:
-            for topic_id, topic in news.topics.items():
-                controller.topic(topic_id, None if topic is None else topic.plan)
-        for key, held in news.chains.items():
-            self.machine.heard_record(key, held)
+            self.step(e.Registered(self._catalogue.brokers))
+        if news.active:
+            self.step(e.ActiveSeen(self._catalogue.active))
+        if news.topics:
+            plans = {topic_id: None if topic is None else topic.plan for topic_id, topic in news.topics.items()}
+            self.step(e.TopicsSeen(plans))
+        if news.chains:
+            self.step(e.RecordsSeen(news.chains))
 
     def heard_reports(self, said: peer.Reports) -> None:
         """What a broker holds, or what changed of it."""
         found = {(topic_id, partition): report for topic_id, partition, report in said.reports}
-        machine, now_us = self.machine, self.now_us()
         if said.partial:
-            self.do(machine.heard_changes(said.broker, said.incarnation, found, said.gone, said.number, now_us))
+            self.step(e.ReportedChanges(said.broker, said.incarnation, found, said.gone, said.number))
         else:
-            self.do(machine.heard_reports(said.broker, said.incarnation, found, now_us, said.number))
+            self.step(e.Reported(said.broker, said.incarnation, found, said.number))
 
     def heard_member(self, key: Key, message: PartitionMessage) -> None:
         """What members say within a moment is looked at together: many chains change in one transaction."""
@@ -192,7 +194,7 @@ class Control:
     def _take_member_messages(self) -> None:
         gathered, self._member_messages = self._member_messages, []
         if not self.closed:
-            self.do(self.machine.heard_members(gathered, self.now_us()))
+            self.step(e.MembersSaid(gathered))
 
     # --- the way to the controller --------------------------------------------------------------
 

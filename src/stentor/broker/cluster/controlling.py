@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, chain_key, encode
+from stentor.core import cluster_events as e
 from stentor.core.membership import ControllerKey
 from stentor.errors import CoordinationUnavailable, StentorError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.store_follower import StoreFollower
     from stentor.broker.cluster.store_rollback import StoreRollback
     from stentor.broker.environment import Identity
-    from stentor.core.cluster import ClusterEffect, ClusterMember
+    from stentor.core.cluster import ClusterMember
     from stentor.core.controller import Propose
     from stentor.ports import CoordinationStore
 
@@ -34,8 +35,7 @@ class Machinery(Protocol):
     @property
     def reporting(self) -> Reporting: ...
 
-    def now_us(self) -> int: ...
-    def do(self, wanted: list[ClusterEffect]) -> None: ...
+    def step(self, event: e.ClusterEvent) -> None: ...
 
 
 class Controlling:
@@ -70,9 +70,9 @@ class Controlling:
             logger.info("the controller's key could not be taken: %s", error)
         if swap is not None and swap.succeeded:
             logger.info("broker %s is the controller", self._identity.broker_id)
-            self._control.do(self._control.machine.took_over(key, swap.revision))
+            self._control.step(e.TookOver(key, swap.revision))
         else:
-            self._control.machine.takeover_failed(self._control.now_us())
+            self._control.step(e.TakeoverFailed())
             await self._follower.look_again()
 
     async def load(self) -> None:
@@ -97,11 +97,7 @@ class Controlling:
                 await asyncio.sleep(limits.PEER_HEARTBEAT_S)
         catalogue = self._catalogue
         plans = {topic.record.id: topic.plan for topic in catalogue.topics.values()}
-        if self._control.machine.controller is not None:
-            self._control.machine.controller.set_active(catalogue.active)
-        self._control.do(
-            self._control.machine.loaded(catalogue.brokers, plans, catalogue.chains, self._control.now_us())
-        )
+        self._control.step(e.Loaded(catalogue.brokers, plans, catalogue.chains, catalogue.active))
         self._control.reporting.soon()
 
     async def propose(self, propose: Propose) -> None:
@@ -121,4 +117,4 @@ class Controlling:
             names = "→".join(member.broker for member in change.record.chain)
             joining = f", joining {change.record.joining.broker}" if change.record.joining is not None else ""
             logger.info("%x/%d: epoch %d, chain %s%s", *change.key, change.record.epoch, names, joining)
-        self._control.do(self._control.machine.proposed(propose, revision, self._control.now_us()))
+        self._control.step(e.Proposed(propose, revision))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stentor import limits
 from stentor.broker.disk_threads import SyncLoad
+from stentor.core.cluster_events import Ticked
 from stentor.errors import StentorError
 
 if TYPE_CHECKING:
@@ -72,13 +73,11 @@ class Liveness:
             return
         control, now_us = self._control, self._control.now_us()
         membership = control.machine.membership
-        membership.load = self.load()
-        writes = self._disk.tick()
-        if not self._identity.alone:  # nobody could take over from it
-            membership.busy = self._sync_load.tick()
-            membership.disk_writes(writes, now_us)
+        writes, busy = self._disk.tick(), self._sync_load.tick()
+        if self._identity.alone:
+            writes, busy = True, False  # nobody could take over from it
         if self._peers.names or control.machine.controller is None:  # alone, its own controller has nothing to do
-            control.tick(now_us)
+            control.tick(Ticked(self.load(), busy, writes))
             self._look_at_others(now_us)
         if now_us - self._pinged_us > limits.HEARTBEAT_S * 1_000_000:
             self._pinged_us = now_us

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stentor.broker.cluster.senders import passed_on
 from stentor.core.chain_messages import Adopt, Complaint, Confirm, Confirmed, Held, JoinerReady
+from stentor.core.cluster_events import Beaten
 from stentor.core.controller import HeldRecord
 from stentor.core.membership import Heartbeat
 from stentor.core.replica_events import Received
@@ -74,7 +75,7 @@ class PeerInput:
         machine = control.machine
         match message:
             case Heartbeat():
-                control.do(machine.heard(message, control.now_us()))
+                control.step(Beaten(message))
             case peer.ForPartition(pass_on=True) | peer.Reports(pass_on=True) if machine.controller is None:
                 self._peers.send(machine.controller_broker, passed_on(message, sender))
             case peer.ForPartition(topic_id, partition, about):
