@@ -10,13 +10,13 @@ further: so that is one read's worth at most.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from stentor import limits
 from stentor.broker.cluster.greeting import relayed
 from stentor.errors import ConnectionFailed, NotReady, ProtocolError, StentorError
 from stentor.transport.connection import Connection
+from stentor.transport.dial import dial
 from stentor.wire import frames, messages
 from stentor.wire.frames import Kind
 
@@ -38,10 +38,9 @@ class Relay:
         self._dialling = session.loop.create_task(self._dial())
 
     async def _dial(self) -> None:
-        host, _, port = self._address.rpartition(":")
+        loop = self._session.loop
         try:
-            async with asyncio.timeout(limits.LINK_OPEN_S):
-                await self._session.loop.create_connection(lambda: self._connection, host.strip("[]"), int(port))
+            await dial(loop, self._address, lambda: self._connection, loop.time() + limits.LINK_OPEN_S)
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: it is registered without an address
             reason = str(error) or "it did not answer in time"
             self._session.refused(
