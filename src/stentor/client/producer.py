@@ -17,7 +17,8 @@ from stentor.client.arrow import tables
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
 from stentor.client.help import explained
 from stentor.client.identity import by_partition
-from stentor.client.lane import Extra, Lane
+from stentor.client.lane import Lane
+from stentor.client.rows import Extra
 from stentor.errors import InvalidArgument, LimitExceeded, StentorError
 from stentor.wire import batch
 from stentor.wire.batch import check_message
@@ -35,7 +36,7 @@ _UNSENT_MAX = 4  # sealed batches that may wait for an answer to wake the loop
 _ON_WIRE_MIN = 2  # below this the broker might run dry
 
 
-class _Face:
+class _ProducerFace:
     """What the sync and the async producer share: turning arguments into rows."""
 
     def __init__(self, core: ProducerCore) -> None:
@@ -73,7 +74,7 @@ class _Face:
         self._core.check_open()
         lane.seal()
         self._sealed(lane)
-        return self._core.is_full()
+        return self._core.room.is_full()
 
     def _sealed(self, lane: Lane) -> None:
         """Let the loop send what was sealed; not for every batch, since each wake-up costs a thread switch.
@@ -143,7 +144,7 @@ class _Face:
                 continue
             lane.add_encoded(encoded)
             self._sealed(lane)
-            yield core.is_full()
+            yield core.room.is_full()
 
     def _offer_keyed(self, values: Sequence[bytes], keys: Sequence[bytes | None]) -> Any:
         """Many messages for several partitions: sorted by key hash first, then lane by lane."""
@@ -193,7 +194,7 @@ class _Face:
                         callbacks = [] if on_delivery is None else [(0, on_delivery, now_us)]
                         lane.add_encoded(encoded, callbacks)
                         self._sealed(lane)
-                        yield core.is_full()
+                        yield core.room.is_full()
 
 
 def _encoded(rows: Any, compression: str, schema_id: int) -> Iterator[Encoded]:
@@ -218,7 +219,7 @@ def _call(work: Callable[[], None]) -> None:
 
 
 @explained("Producer")
-class Producer(_Face):
+class Producer(_ProducerFace):
     """A self-batching sender. Thread-safe. Use as a context manager: leaving it flushes."""
 
     def send(
@@ -322,7 +323,7 @@ class Producer(_Face):
 
 
 @explained("Producer", asynchronous=True)
-class AsyncProducer(_Face):
+class AsyncProducer(_ProducerFace):
     """The same for `async` code, in one loop."""
 
     def __init__(self, core: ProducerCore) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stentor.client.options import Format, HeadersLike, OnError, TimestampLike
     from stentor.client.producer_core import OnDelivery
-    from stentor.client.subscription_core import Event
+    from stentor.client.reader import Event
     from stentor.wire.rows import Headers
 
 T = TypeVar("T")

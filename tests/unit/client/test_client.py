@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 import stentor
-from stentor.client.core import parse_url
+from stentor.client.url import parse_url
 from stentor.testing import broker
 
 
@@ -45,6 +45,7 @@ def test_sync_and_async_clients_have_the_same_methods():
         ("a:1,b:2", ["a:1", "b:2"]),
         ("stentor://a,b:9/", ["a:7440", "b:9"]),
         ("[::1]:7440", ["[::1]:7440"]),
+        ("[::1], ::1:7441", ["[::1]:7440", "[::1]:7441"]),
     ],
 )
 def test_urls_name_one_or_more_addresses(url, addresses):

@@ -8,7 +8,8 @@ import pytest
 
 import stentor
 from stentor import limits
-from stentor.client.subscription_core import Reader, SubscriptionCore
+from stentor.client.reader import Reader
+from stentor.client.subscription_core import SubscriptionCore
 from stentor.errors import NotReady, OffsetOutOfRange, PartitionNotFound
 from stentor.wire import messages
 from stentor.wire.messages import BrokerInfo
@@ -66,6 +67,7 @@ class Core:
         self.routes = {"t": SimpleNamespace(id=1, partitions=chain)}
         self.link_listeners = self.route_listeners = self.closers = set()
         self.seen = SimpleNamespace(saw=lambda *_: None)
+        self.routing = self
 
     def member_link(self, topic, topic_id, partition, avoid=frozenset()):
         return next((member for name, member in self.members.items() if name not in avoid), None)
@@ -77,7 +79,7 @@ def opened(core, partitions=1):
     for partition in range(partitions):
         subscription.readers[1, partition] = Reader(subscription, "t", 1, partition)
     subscription.opened = True
-    subscription._reopen()
+    subscription.streams.reopen()
     return subscription
 
 
@@ -111,7 +113,7 @@ def test_a_refusal_is_forgotten_once_a_reader_is_served():
     assert second.asked == [reader]
     reader.state(1, 1)
     second.alive = False
-    subscription._reopen()
+    subscription.streams.reopen()
     assert first.asked == [reader]
 
 

@@ -1,12 +1,17 @@
+import ast
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
+import stentor
 from stentor import limits
 from stentor.errors import InvalidArgument
 from stentor.transport.address import Address
 from stentor.transport.dial import Backoff, dial, jittered_s
+
+SOURCE = Path(stentor.__file__).parent
 
 
 @pytest.fixture
@@ -110,3 +115,27 @@ def test_who_will_not_answer_soon_is_asked_seldom(spans):
 
 def test_a_pause_is_between_its_bounds():
     assert all(0.5 <= jittered_s(0.5, 1.0) <= 1.0 for _ in range(100))
+
+
+# What cuts something in two by itself, and why.
+CUT_BY_THEMSELVES = {
+    "broker/sessions/listeners.py": "a listener may name port 0, and is no place to connect to",
+    "storage/inspect.py": "a line of /proc/locks is no address",
+}
+
+
+def test_there_is_one_way_out():
+    """Nobody else opens a connection in a loop, draws a pause, or cuts an address in two."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        calls = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
+        for call in calls:
+            text = ast.unparse(call)
+            if (
+                text.startswith("random.uniform(")
+                or ("create_connection(" in text and not text.startswith("socket."))
+                or text.endswith((".rpartition(':')", ".strip('[]')"))
+            ):
+                found.setdefault(name, []).append(text)
+    assert set(found) - {"transport/dial.py", "transport/address.py"} == set(CUT_BY_THEMSELVES)
