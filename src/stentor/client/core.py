@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     Timeout = float | Deadline | None  # of a call, or of the call that this is a step of
 
-_REQUESTS_UNDER_WAY_MAX = 32  # half of what a broker allows one connection
-
 _cores: weakref.WeakSet[ClientCore] = weakref.WeakSet()
 
 
@@ -84,7 +82,7 @@ class ClientCore:
         self.link_listeners: set[Callable[[BrokerLink], None]] = set()
         self.route_listeners: set[Callable[[], None]] = set()
         self.closers: set[Callable[[], Awaitable[None]]] = set()
-        self._asking = asyncio.Semaphore(_REQUESTS_UNDER_WAY_MAX)
+        self._asking = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
         self.alert: Callable[[str, str], Coroutine[Any, Any, None]] = _no_alert

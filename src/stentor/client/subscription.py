@@ -23,6 +23,7 @@ from stentor.client.at_hand import AtHand
 from stentor.client.deadline import Deadline
 from stentor.client.help import explained
 from stentor.errors import Closed, DeadlineExceeded, SlowSubscriber, StentorError
+from stentor.wire.header import appended_at_us
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -52,7 +53,7 @@ class _SubscriptionFace(AtHand):
     @property
     def topics(self) -> list[str]:
         """The topics it reads now."""
-        return sorted({reader.topic for reader in self._core.readers.values()})
+        return self._core.topics()
 
     def statistics(self) -> dict[str, Any]:
         """Lag and position of each partition."""
@@ -97,8 +98,7 @@ class _SubscriptionFace(AtHand):
         core = self._core
         if core.max_lag is None:
             return False
-        appended_at_us = int.from_bytes(delivery.body[64:72], "little")
-        return core.too_slow(delivery.reader, appended_at_us)
+        return core.too_slow(delivery.reader, appended_at_us(delivery.body))
 
     def _slow_error(self, reader: Reader) -> SlowSubscriber:
         return SlowSubscriber(

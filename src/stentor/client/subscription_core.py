@@ -135,10 +135,22 @@ class SubscriptionCore:
                 raise outcome
         return found
 
+    # --- what the application asks: any thread --------------------------------------------------
+
+    def readers_now(self) -> list[Reader]:
+        """The readers of this moment. The loop adds and removes some while the application asks in another thread; the
+        copy is made in one step for the interpreter.
+        """
+        return list(self.readers.values())
+
+    def topics(self) -> list[str]:
+        """The topics that it reads now."""
+        return sorted({reader.topic for reader in self.readers_now()})
+
     def positions(self, handed: Handed | None) -> list[str]:
         """How far the application has come in each partition; `handed` is what it is being handed now."""
         found = []
-        for reader in list(self.readers.values()):
+        for reader in self.readers_now():
             offset = reader.taken
             if handed is not None and handed.reader is reader:
                 offset = max(offset, handed.next_offset())
@@ -150,14 +162,14 @@ class SubscriptionCore:
     def ends(self) -> dict[str, dict[int, int]]:
         """Where a bounded read ends, by topic and partition."""
         found: dict[str, dict[int, int]] = {}
-        for reader in self.readers.values():
+        for reader in self.readers_now():
             found.setdefault(reader.topic, {})[reader.partition] = reader.start if reader.end is None else reader.end
         return found
 
     @property
     def sure(self) -> bool:
         """Whether nothing was committed beyond those ends when they were found (C30)."""
-        return all(reader.sure for reader in self.readers.values())
+        return all(reader.sure for reader in self.readers_now())
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -256,10 +268,11 @@ class SubscriptionCore:
         self.put(None)
 
     def statistics(self) -> dict[str, Any]:
+        readers = self.readers_now()
         return {
-            "topics": sorted({reader.topic for reader in self.readers.values()}),
-            "lag": {reader.name: reader.lag for reader in self.readers.values()},
-            "positions": {reader.name: reader.taken for reader in self.readers.values()},
+            "topics": self.topics(),
+            "lag": {reader.name: reader.lag for reader in readers},
+            "positions": {reader.name: reader.taken for reader in readers},
             "skipped": self.skipped,
         }
 

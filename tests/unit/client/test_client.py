@@ -13,6 +13,8 @@ import pydantic
 import pytest
 
 import stentor
+from stentor import limits
+from stentor.broker.sessions import session
 from stentor.client.url import parse_url
 from stentor.testing import broker
 
@@ -330,6 +332,12 @@ def test_the_async_client_does_the_same(shared):
             assert (await client.broker()).address in shared.url
 
     asyncio.run(work())
+
+
+def test_a_client_asks_no_more_at_a_time_than_a_broker_allows_one_connection():
+    allowed = getattr(session, "_REQUESTS_UNDER_WAY_MAX", limits.REQUESTS_UNDER_WAY_MAX)
+    assert allowed == limits.REQUESTS_UNDER_WAY_MAX
+    assert allowed > limits.CLIENT_REQUESTS_UNDER_WAY_MAX
 
 
 def test_the_sync_client_works_beside_a_running_loop(shared):

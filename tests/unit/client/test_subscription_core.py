@@ -1,6 +1,7 @@
 """Streams that a member refuses: another one is asked, and nobody is asked too often."""
 
 import asyncio
+import queue
 from types import SimpleNamespace
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 import stentor
 from stentor import limits
 from stentor.client.reader import Reader
+from stentor.client.subscription import Subscription
 from stentor.client.subscription_core import SubscriptionCore
 from stentor.errors import NotReady, OffsetOutOfRange, PartitionNotFound
 from stentor.wire import messages
@@ -128,6 +130,43 @@ def test_a_partition_that_a_member_does_not_know_yet_may_be_at_another(brokers):
     core.loop.fire()
     assert reader.finished == (brokers == 1)
     assert members[-1].asked == [reader]
+
+
+class Restless(Reader):
+    """A reader that another thread looks at while the loop finds one more partition."""
+
+    def __init__(self, owner, *place):
+        self._readers = owner.readers
+        super().__init__(owner, *place)
+
+    @property
+    def topic(self):
+        partition = len(self._readers)
+        self._readers[1, partition] = Reader(self.owner, "t", 1, partition)
+        return "t"
+
+    @topic.setter
+    def topic(self, name):
+        pass
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda core: Subscription(core, queue.SimpleQueue()).topics,
+        lambda core: core.statistics(),
+        lambda core: core.positions(None),
+        lambda core: core.ends(),
+    ],
+    ids=["topics", "statistics", "positions", "ends"],
+)
+def test_a_subscription_may_be_looked_at_while_partitions_are_found(look):
+    core = Core(Member("only"))
+    core.timeout = 10.0
+    subscription = opened(core)
+    subscription.readers[1, 0] = Restless(subscription, "t", 1, 0)
+    assert look(subscription)
+    assert len(subscription.readers) > 1
 
 
 def test_a_closed_subscription_asks_nobody_again():
