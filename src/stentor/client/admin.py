@@ -131,7 +131,7 @@ class AsyncAdmin:
     async def find_offsets(
         self, topics: list[str], at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> dict[str, TopicOffsets]:
-        """The offset of a position in each partition of topics or patterns, all asked at once.
+        """The offset of a position in each partition of topics or patterns, with the topics' ids.
 
         A topic that is named and does not exist is an error; a pattern that matches none is not.
         """
@@ -256,7 +256,10 @@ class Admin:
     def find_offsets(
         self, topics: list[str], at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
     ) -> dict[str, TopicOffsets]:
-        """The offset of a position in each partition of topics or patterns, with the topics' ids."""
+        """The offset of a position in each partition of topics or patterns, with the topics' ids.
+
+        A topic that is named and does not exist is an error; a pattern that matches none is not.
+        """
         return self._call(self._async.find_offsets(topics, at, stale=stale, timeout=timeout))
 
     # --- brokers --------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class AsyncClient(AsyncAdmin):
         ack: AckLevel = "all",
         timeout: float | None = None,
     ) -> Receipt:
-        """Publish one message and wait until it is acknowledged at the level `ack`."""
+        """Publish one message and wait until it is acknowledged; by default, until it is committed."""
         self._core.check_loop()
         deadline = self._core.deadline(timeout)
         found = self._ready_publisher(topic, ack)
@@ -159,7 +159,9 @@ class AsyncClient(AsyncAdmin):
         """A self-batching sender to a topic: the fast path. Enter it with `async with`, or await it.
 
         A producer with an `identity` may be made again after a crash: the same batches, sent again in the same order
-        under the same identity and generation, are recognised by the brokers and written once.
+        under the same identity and generation, are recognised by the brokers and written once. What is new gets the
+        next generation. Only who knows the identity and the `secret` ($STENTOR_PRODUCER_SECRET unless given) may send
+        under it; without a secret the identity itself is all there is to know, so choose one that nobody guesses.
         """
         return Opening(self._make_producer(topic, options))
 
@@ -213,10 +215,12 @@ class AsyncClient(AsyncAdmin):
         stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> OpeningRead:
-        """What topics hold between two positions: iterate it, enter it, or await it. A read makes no topic.
+        """What topics hold between two positions: iterate it, or take it as a table. A read makes no topic.
+        Iterate it at once, enter it with `async with`, or await it.
 
-        While no broker is certain where the committed messages end, it waits, and raises EndUnknown at its deadline.
-        With `stale="allow"`, `sure` and `ends` of what it returns say whether it was all, and up to where it goes.
+        A read knows its end. While no broker is certain where the committed messages end, it waits, and raises
+        EndUnknown at its deadline. With `stale="allow"` it takes what is known to be committed; `sure` and `ends` of
+        what it returns say whether that was all, and up to where it goes.
         """
         options: SubscribeOptions = {
             "start": start,
@@ -281,14 +285,23 @@ class AsyncClient(AsyncAdmin):
         return self._core.name
 
     async def close(self) -> None:
-        """Flush what is under way and disconnect."""
+        """Flush what is under way and disconnect. Safe to call twice."""
         await self._core.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            await self.close()
+            return
+        # The error that ended the block is the one to see.
+        with suppress(StentorError):
+            await self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._core.closed else ",".join(self._core.addresses)
+        return f"<stentor.AsyncClient {self.name!r} {state}>"
 
 
 class Connecting:
@@ -309,9 +322,9 @@ class Connecting:
         self._client = await self._open()
         return self._client
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._client is not None:
-            await self._client.close()
+            await self._client.__aexit__(*error)
 
 
 @explained_function("connect", asynchronous=True)
@@ -322,7 +335,10 @@ def connect_async(
     timeout: float = limits.DEFAULT_TIMEOUT_S,
     read_from: Selector | None = None,
 ) -> Connecting:
-    """Connect to a Stentor system from `async` code. Enter it with `async with`, or await it."""
+    """Connect to a Stentor system. Use as a context manager: leaving it flushes and disconnects.
+
+    This is for `async` code. Enter it with `async with`, or await it.
+    """
     return Connecting(url, name, timeout, read_from)
 
 

@@ -231,7 +231,7 @@ class Producer(_ProducerFace):
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand a message over; returns at once unless too much is unacknowledged."""
+        """Hand a message over; waits only while too much is unacknowledged."""
         lane = self._single
         if lane is None and self._hashed:
             if type(key) is bytes:
@@ -339,14 +339,14 @@ class AsyncProducer(_ProducerFace):
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand a message over; waits only when too much is unacknowledged."""
+        """Hand a message over; waits only while too much is unacknowledged."""
         if self._offer(value, key, headers, timestamp, partition, on_delivery):
             await self._wait_for_room()
 
     async def send_many(
         self, values: Sequence[bytes], keys: Sequence[bytes | None] | None = None, *, partition: int | None = None
     ) -> None:
-        """Hand many messages over in one call."""
+        """Hand many messages over in one call: the fastest way for lists of bytes."""
         for must_wait in self._offer_many(values, keys, partition):
             if must_wait:
                 await self._wait_for_room()
@@ -369,13 +369,15 @@ class AsyncProducer(_ProducerFace):
             raise self._core.core.late("send", self._core.timeout) from error
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent is acknowledged."""
+        """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         self._core.core.check_loop()
         self._core.check_open()
         await self._core.flush(timeout)
 
     async def close(self) -> None:
-        """Flush and let go."""
+        """Flush and let go. In a forked child it does nothing: the messages are the parent's."""
+        if self._core.core.forked:
+            return
         self._core.core.check_loop()
         await self._core.close()
 

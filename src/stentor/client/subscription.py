@@ -275,7 +275,7 @@ class Subscription(_SubscriptionFace):
             yield found[1:]
 
     def close(self) -> None:
-        """End it; threads that wait in it are released. After a fork it is the parent's, and stays open."""
+        """End it; whoever waits in it is released. After a fork it is the parent's, and stays open."""
         core = self._core
         if not (core.closed or core.core.closed or core.core.forked):
             with suppress(Closed):  # by the client, at this moment
@@ -401,7 +401,7 @@ class AsyncSubscription(_SubscriptionFace):
         return found
 
     async def batches(self) -> AsyncIterator[Any]:
-        """The same as pyarrow.RecordBatch."""
+        """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
         self._check_process()
         with_position = tables().with_position
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
@@ -409,14 +409,17 @@ class AsyncSubscription(_SubscriptionFace):
             yield with_position(rows, reader.topic, reader.partition, first)
 
     async def offset_batches(self, *, appended_at: bool = False) -> AsyncIterator[tuple[int, Any]]:
-        """The same without topic and partition; see Subscription.offset_batches."""
+        """The offset of the first message, and a pyarrow.RecordBatch of timestamp, key, value, headers and, if asked
+        for, appended_at; the offsets of its messages follow one by one. Small batches are joined; others come as they
+        were stored. For subscriptions of one partition, where nobody needs to be told which.
+        """
         self._row_decoder = row_decoder(appended_at=appended_at)
         self._check_process()
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
             yield found[1:]
 
     async def close(self) -> None:
-        """End it; tasks that wait in it are released. After a fork it is the parent's, and stays open."""
+        """End it; whoever waits in it is released. After a fork it is the parent's, and stays open."""
         if not self._core.core.forked:
             await self._core.close()
 

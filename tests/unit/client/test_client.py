@@ -1,7 +1,6 @@
 """Clients: one API in two faces, errors in words, no hangs."""
 
 import asyncio
-import inspect
 import multiprocessing
 import os
 import threading
@@ -25,19 +24,6 @@ def test_the_public_names_are_these_and_all_load():
         assert getattr(stentor, name) is not None
     with pytest.raises(AttributeError):
         _ = stentor.nonsense
-
-
-def test_sync_and_async_clients_have_the_same_methods():
-    def public(kind):
-        return {name for name, _ in inspect.getmembers(kind) if not name.startswith("_")}
-
-    assert public(stentor.Client) <= public(stentor.AsyncClient) | {"name"}
-    for sync, other in (
-        (stentor.Producer, stentor.AsyncProducer),
-        (stentor.Subscription, stentor.AsyncSubscription),
-        (stentor.History, stentor.AsyncHistory),
-    ):
-        assert public(sync) <= public(other), sync
 
 
 @pytest.mark.parametrize(
@@ -332,6 +318,38 @@ def test_the_async_client_does_the_same(shared):
             assert (await client.broker()).address in shared.url
 
     asyncio.run(work())
+
+
+def test_both_clients_say_who_they_are_and_whether_they_are_closed(shared):
+    address = shared.url.removeprefix("stentor://")
+
+    async def work():
+        async with stentor.connect_async(shared.url, name="me") as client:
+            opened = repr(client)
+        return opened, repr(client)
+
+    assert asyncio.run(work()) == (f"<stentor.AsyncClient 'me' {address}>", "<stentor.AsyncClient 'me' closed>")
+    with stentor.connect(shared.url, name="me") as client:
+        assert repr(client) == f"<stentor.Client 'me' {address}>"
+    assert repr(client) == "<stentor.Client 'me' closed>"
+
+
+def test_the_error_that_ended_a_block_is_the_one_to_see(shared, monkeypatch):
+    async def failing(core):
+        raise stentor.PublishError("A message was not acknowledged.")
+
+    async def work():
+        async with stentor.connect_async(shared.url) as client:
+            close = client._core.close
+            monkeypatch.setattr(client._core, "close", lambda: failing(client._core))
+            try:
+                async with client:
+                    raise KeyError("mine")
+            finally:
+                await close()
+
+    with pytest.raises(KeyError):
+        asyncio.run(work())
 
 
 def test_a_client_asks_no_more_at_a_time_than_a_broker_allows_one_connection():
