@@ -90,7 +90,7 @@ class Home:
     async def start(self) -> None:
         """The first connection must succeed within the client's timeout."""
         deadline = self._loop.time() + self._timeout
-        delay = limits.RECONNECT_DELAY_S
+        backoff = Backoff()
         while True:
             try:
                 link = await self._links.race(self._homes(), max(0.05, deadline - self._loop.time()))
@@ -98,10 +98,11 @@ class Home:
             except StentorError as error:
                 # A broker that refuses connections is not there; do not keep a person waiting for it.
                 nobody = isinstance(error, ConnectionFailed) and (self._settles or not self._candidates.avoids_some())
-                if nobody or self._loop.time() + delay > deadline or not error.retriable:
+                pause_s = backoff.next_s()
+                if nobody or self._loop.time() + pause_s > deadline or not error.retriable:
                     raise
                 self._settles = isinstance(error, ConnectionFailed) or not self._candidates.fresh(self._homes())
-            await asyncio.sleep(delay)
+            await asyncio.sleep(pause_s)
 
     async def adopt(self, link: BrokerLink, timeout: float | None = None) -> None:
         """Make a link the home link, if its broker tells the routes."""

@@ -1,12 +1,14 @@
 """Where a client looks for a home."""
 
 import asyncio
+import random
 from types import SimpleNamespace
 
 import pytest
 
 from stentor import limits
-from stentor.client.home import Candidates
+from stentor.client.home import Candidates, Home
+from stentor.errors import NotReady
 
 
 class Clock:
@@ -56,3 +58,24 @@ def test_one_that_said_it_is_none_is_avoided_for_a_while(candidates, clock):
     assert candidates.fresh(["given:1", "other:1"]) == ["given:1"]
     clock.now += limits.LINK_AVOIDED_S
     assert candidates.fresh(["given:1", "other:1"]) == ["given:1", "other:1"]
+
+
+def test_clients_that_start_where_no_broker_is_ready_do_not_ask_in_step(monkeypatch):
+    """A thousand of them may be started together, by the same hand."""
+    spans = []
+
+    def drawn(low, high):
+        spans.append((low, high))
+        return 0.0
+
+    async def nobody_is_ready(*_):
+        await asyncio.sleep(0)
+        raise NotReady("This broker is cut off from its cluster.")
+
+    async def start():
+        await Home(["a:1"], SimpleNamespace(brokers={}, race=nobody_is_ready), timeout=0.1).start()
+
+    monkeypatch.setattr(random, "uniform", drawn)
+    with pytest.raises(NotReady):
+        asyncio.run(start())
+    assert spans[:6] == [(0, 0.05), (0, 0.1), (0, 0.2), (0, 0.4), (0, 0.8), (0, 1.0)]
