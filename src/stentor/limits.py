@@ -224,6 +224,13 @@ DESCRIPTORS_WANTED: Final = 1_000_000
 HTTP_REQUEST_S: Final = 15.0
 """A connection to the HTTP port must have asked something by then, and taken its answer: no slow loris."""
 
+REQUESTS_UNDER_WAY_MAX: Final = 64
+"""Control requests that one connection may have unanswered; a broker refuses more."""
+
+CLIENT_REQUESTS_UNDER_WAY_MAX: Final = REQUESTS_UNDER_WAY_MAX // 2
+"""What a client asks of all brokers together at one time: requests that it gave up may still be under way at a broker,
+and must not make that one refuse the next."""
+
 LISTENERS_MAX: Final = 8
 """One per network that a broker is in; each multiplies the route changes that it encodes."""
 

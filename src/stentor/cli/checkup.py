@@ -14,7 +14,7 @@ from stentor.cli import options
 from stentor.cli.failure import hint_of
 from stentor.cli.health import broker_problems, lacking
 from stentor.cli.quantities import plural, show_seconds
-from stentor.client.core import parse_url
+from stentor.client.url import parse_url
 from stentor.errors import StentorError
 from stentor.storage.model import Finding
 

@@ -9,7 +9,8 @@ import typer
 
 from stentor.cli import options
 from stentor.cli.failure import complain
-from stentor.http.balancer import DEFAULT_PORT, KINDS, parse_backends, render
+from stentor.http.balancer import KINDS, parse_backends, render
+from stentor.transport.address import DEFAULT_PORT
 
 app = options.make_app()
 

@@ -10,18 +10,17 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stentor.errors import InvalidArgument
+from stentor.transport.address import DEFAULT_PORT, PORT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-DEFAULT_PORT: Final = 7440
 DEFAULT_HTTP_PORT: Final = 7441
 READY_PATH: Final = "/health/ready"
 
 _BACKEND: Final = re.compile(
     r"(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>\d+))?(?:/(?P<http_port>\d+))?", re.ASCII
 )
-_PORT_MAX: Final = 65_535
 
 
 class Backend(NamedTuple):
@@ -44,7 +43,7 @@ def parse_backends(text: str) -> list[Backend]:
         ports = (
             (int(matched["port"] or DEFAULT_PORT), int(matched["http_port"] or DEFAULT_HTTP_PORT)) if matched else ()
         )
-        if matched is None or not all(0 < port <= _PORT_MAX for port in ports):
+        if matched is None or not all(0 < port <= PORT_MAX for port in ports):
             raise InvalidArgument(
                 f"{part!r} is not a broker's address.",
                 hint="Use host:port or host:port/http_port, for example 10.0.0.1:7440/7441.",

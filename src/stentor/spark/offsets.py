@@ -19,7 +19,7 @@ from pyspark.sql.datasource import InputPartition
 from stentor.errors import StentorError, TopicNotFound
 
 if TYPE_CHECKING:
-    from stentor.client.async_client import TopicOffsets
+    from stentor.client.admin import TopicOffsets
 
 Place = tuple[str, int]
 """A topic and a partition."""

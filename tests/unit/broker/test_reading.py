@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stentor import Last, limits
-from stentor.client.subscription_core import Reader
+from stentor.client.reader import Reader
 from stentor.errors import DeadlineExceeded, OffsetOutOfRange, SlowSubscriber
 from stentor.testing import broker
 

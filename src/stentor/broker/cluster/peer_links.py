@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import TYPE_CHECKING, Protocol
 
 from stentor import limits
 from stentor.broker.cluster.greeting import Dialling
 from stentor.errors import PeerRefused, StentorError
 from stentor.transport.connection import Connection
+from stentor.transport.dial import dial, jittered_s
 from stentor.wire import frames, messages, peer
 from stentor.wire.frames import Kind
 
@@ -141,14 +141,12 @@ class PeerLink:
                 await self._lost.wait()
                 if self._loop.time() - dialled > _PROVEN_S:
                     continue  # dial again at once: the answer tells whether it is dead
-            await asyncio.sleep(limits.PEER_HEARTBEAT_S * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            await asyncio.sleep(jittered_s(0.5 * limits.PEER_HEARTBEAT_S, limits.PEER_HEARTBEAT_S))
 
     async def _dial(self) -> None:
         self._lost.clear()
         connection = Connection(self)
-        host, _, port = self.address.rpartition(":")
-        async with asyncio.timeout(limits.PEER_DIAL_S):
-            await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+        await dial(self._loop, self.address, lambda: connection, self._loop.time() + limits.PEER_DIAL_S)
         self._dialling = self._prove(self.name, self.purpose)
         self._connection = connection
         connection.send(Kind.HELLO, 0, self._dialling.hello())

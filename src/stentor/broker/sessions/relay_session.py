@@ -10,13 +10,13 @@ further: so that is one read's worth at most.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
 from stentor import limits
 from stentor.broker.sessions.session import Session
 from stentor.errors import ConnectionFailed, NotReady, ProtocolError, StentorError
 from stentor.transport.connection import Connection
+from stentor.transport.dial import dial
 from stentor.wire import frames, messages
 from stentor.wire.frames import Kind
 
@@ -51,11 +51,9 @@ class RelaySession(Session):
         self._dialling = self.loop.create_task(self._dial())
 
     async def _dial(self) -> None:
-        host, _, port = self._address.rpartition(":")
         onwards = self._onwards.connection
         try:
-            async with asyncio.timeout(limits.LINK_OPEN_S):
-                await self.loop.create_connection(lambda: onwards, host.strip("[]"), int(port))
+            await dial(self.loop, self._address, lambda: onwards, self.loop.time() + limits.LINK_OPEN_S)
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: it is registered without an address
             reason = str(error) or "it did not answer in time"
             self.refused(NotReady(f"The broker at {self._address} cannot be reached from here either: {reason}."))

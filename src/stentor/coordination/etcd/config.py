@@ -5,10 +5,10 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 from stentor import limits
 from stentor.errors import InvalidArgument
+from stentor.transport.address import Address
 
 _SCHEME: Final = "etcd://"
 _PORT: Final = 2379
@@ -78,10 +78,6 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
 
 def _endpoint(host: str, url: str) -> str:
     try:
-        parts = urlsplit(f"//{host}")
-        name, port = parts.hostname, parts.port or _PORT
-    except ValueError:
-        name, port = None, 0
-    if not name or " " in name:
-        raise InvalidArgument(f"This is no URL of etcd: {url}.", hint=_EXAMPLE)
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        return str(Address.parse(host, _PORT))
+    except InvalidArgument:
+        raise InvalidArgument(f"This is no URL of etcd: {url}.", hint=_EXAMPLE) from None

@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
 from stentor.coordination.etcd import messages
 from stentor.errors import Closed, CoordinationRefused, CoordinationUnavailable, UnknownSwap
+from stentor.transport.dial import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -66,20 +66,6 @@ class Refusal(Exception):  # noqa: N818 - never leaves this package
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(_brief(reason))
         self.code = code
-
-
-class Backoff:
-    """Pauses that double, with full jitter."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._delay_s = limits.RECONNECT_DELAY_S
-
-    def next_s(self) -> float:
-        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, limits.RECONNECT_DELAY_S_MAX)
-        return random.uniform(0, delay_s)  # noqa: S311 - jitter, not a secret
 
 
 class GatewayStream:
