@@ -120,6 +120,7 @@ def test_a_pause_is_between_its_bounds():
 # What cuts something in two by itself, and why.
 CUT_BY_THEMSELVES = {
     "broker/listener_plans.py": "a listener may name port 0, and is no place to connect to",
+    "broker/sessions/listeners.py": "the same",
     "storage/inspect.py": "a line of /proc/locks is no address",
 }
 
