@@ -55,7 +55,7 @@ def producer_id_of(identity: str, secret: str | None = None) -> int:
     return lasting_id(producer_token(identity, secret))
 
 
-class Sender(msgspec.Struct, frozen=True):
+class ProducerIdentity(msgspec.Struct, frozen=True):
     """Under which id a producer sends, and by what right."""
 
     id: int
@@ -64,18 +64,18 @@ class Sender(msgspec.Struct, frozen=True):
     token: bytes | None = None  # what a lasting producer shows
 
 
-def sender_of(identity: str | None, secret: str | None, generation: int) -> Sender:
+def sender_of(identity: str | None, secret: str | None, generation: int) -> ProducerIdentity:
     """Who a new producer is."""
     check_generation(generation)
     if identity is None:
         if secret is not None:
             raise InvalidArgument("A secret without an identity protects nothing.", hint="Give identity= as well.")
-        return Sender(secrets.randbits(62) + 1, generation)
+        return ProducerIdentity(secrets.randbits(62) + 1, generation)
     if isinstance(identity, FormerIdentity):
         former = int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little") >> 2 or 1
-        return Sender(former, generation, lasting=True)
+        return ProducerIdentity(former, generation, lasting=True)
     token = producer_token(identity, secret)
-    return Sender(lasting_id(token), generation, lasting=True, token=token)
+    return ProducerIdentity(lasting_id(token), generation, lasting=True, token=token)
 
 
 def _encoded(what: str, text: object) -> bytes:

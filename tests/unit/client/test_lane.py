@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stentor.client.identity import Sender
+from stentor.client.identity import ProducerIdentity
 from stentor.client.lane import Lane
 from stentor.client.outcomes import Outcomes
 from stentor.client.producer_core import _Flush
@@ -32,7 +32,7 @@ class Producer(SimpleNamespace):
         super().__init__(
             topic="t",
             topic_id=1,
-            sender=Sender(9, generation=0),
+            sender=ProducerIdentity(9, generation=0),
             ack=int(Ack.ALL),
             timeout=10.0,
             batch_messages=100,
