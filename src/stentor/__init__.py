@@ -18,13 +18,13 @@ from stentor._version import __version__
 if TYPE_CHECKING:
     from stentor.client.async_client import AsyncClient, connect_async
     from stentor.client.history import AsyncHistory, History
-    from stentor.client.lane import FailedBatch
     from stentor.client.message import Message, Receipt
+    from stentor.client.outcomes import FailedBatch
     from stentor.client.position import Position
     from stentor.client.positions import Last
     from stentor.client.producer import AsyncProducer, Producer
+    from stentor.client.reader import Event
     from stentor.client.subscription import AsyncSubscription, Subscription
-    from stentor.client.subscription_core import Event
     from stentor.client.sync_client import Client, connect
     from stentor.client.table import AsyncTableTopic, TableTopic
     from stentor.client.topic import AsyncTopic, Topic
@@ -76,12 +76,12 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "stentor.client.async_client": ("AsyncClient", "connect_async"),
     "stentor.client.history": ("AsyncHistory", "History"),
-    "stentor.client.lane": ("FailedBatch",),
     "stentor.client.message": ("Message", "Receipt"),
+    "stentor.client.outcomes": ("FailedBatch",),
     "stentor.client.position": ("Position",),
     "stentor.client.positions": ("Last",),
     "stentor.client.producer": ("AsyncProducer", "Producer"),
-    "stentor.client.subscription_core": ("Event",),
+    "stentor.client.reader": ("Event",),
     "stentor.client.subscription": ("AsyncSubscription", "Subscription"),
     "stentor.client.sync_client": ("Client", "connect"),
     "stentor.client.table": ("AsyncTableTopic", "TableTopic"),

@@ -1,6 +1,6 @@
 """A whole node: a broker and its HTTP side, started and stopped together.
 
-This is the composition root: the CLI, tests and embedders start brokers only through here.
+The CLI, tests and embedders start brokers only through here.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ class Node:
             # aiohttp is heavy; a broker without HTTP starts without it.
             from stentor.http.server import HttpServer
 
-            guests = self.broker.guests
-            self._http = HttpServer(self.broker, self._http_names(), connections_max=guests.http_max)
+            self._http = HttpServer(
+                self.broker,
+                self._http_names(),
+                permissions=self.broker.parts.permissions,
+                connections_max=self.broker.parts.admission.http_max,
+            )
             try:
                 await self._http.start(
                     self.config.http_host or self.broker.listeners.plans[0].host, self.config.http_port
@@ -52,8 +56,7 @@ class Node:
             except BaseException:
                 await self.broker.stop()
                 raise
-            self.broker.http_address = f"{self._http.host}:{self._http.port}"
-            await self.broker.cluster.register()
+            await self.broker.serves_http(f"{self._http.host}:{self._http.port}")
         if self.config.metrics_interval_s:
             from stentor.self_metrics import MetricsPublisher
 

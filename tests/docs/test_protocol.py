@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from stentor import errors
 from stentor.broker.sessions import requests
-from stentor.broker.sessions.session import Session
+from stentor.broker.sessions.client_session import ClientSession
 from stentor.core.chain_messages import PartitionMessage
 from stentor.testing import broker
 from stentor.wire import arrow_body, arrow_message, batch, frames, header, messages, peer, rows, schemas
@@ -149,7 +149,8 @@ def test_the_table_of_requests_names_each_with_its_answer():
     rows_found = {re.match(r"\[(\w+)\]", row[0])[1]: re.match(r"\[(\w+)\]", row[1])[1] for row in request_rows()}
     assert list(rows_found) == REQUESTS
     for name, answer in rows_found.items():
-        handler = requests._HANDLERS.get(getattr(messages, name), Session._use)  # the one that is answered at once
+        at_once = (None, ClientSession._use)
+        _, handler = requests._HANDLERS.get(getattr(messages, name), at_once)
         assert handler.__annotations__["return"] == f"messages.{answer}"
 
 

@@ -11,8 +11,8 @@ the one command that replays it.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-import logging
 import mmap
 import random
 import resource
@@ -35,14 +35,24 @@ from crc32c import crc32c
 from tests.alone import alone
 
 from stentor import limits
+from stentor.broker.catalogue import Catalogue
+from stentor.broker.cluster.trust import Trust
+from stentor.broker.environment import Identity
 from stentor.broker.partitions.partition import Partition
+from stentor.broker.partitions.replication import unpack_offer
+from stentor.broker.partitions.serving import Serving
+from stentor.broker.sessions.client_session import ClientServices, ClientSession
 from stentor.broker.sessions.inline_sync import InlineSync
+from stentor.broker.sessions.newcomer import Newcomer, Welcome
+from stentor.broker.sessions.peer_session import PeerServices
 from stentor.broker.sessions.session import Session
+from stentor.broker.write_coalescing import WriteCoalescing
 from stentor.client.decode import decode_messages, offset_batches
-from stentor.errors import CorruptData, InvalidArgument, NotReady, PartitionNotFound, StentorError
+from stentor.core.standing import Standing
+from stentor.errors import CorruptData, NotReady, StentorError
+from stentor.security.permissions import Permissions
 from stentor.storage.model import LogSlice, LogStatistics
 from stentor.transport.budget import ReceiveBudget
-from stentor.transport.sparing import SparingLog
 from stentor.wire import arrow_body, arrow_message, batch, frames, messages, peer, plain_body, runs
 from stentor.wire.frames import Kind
 from stentor.wire.header import ENCODING_ARROW, HEADER_BYTES, check_header, seal, stamp, unpack
@@ -463,87 +473,87 @@ class Threads:
         done(work(), None)
 
 
-class StubCluster:
-    """A cluster of one."""
-
-    confirmed = True
-
-    def peer_arrived(self, name: str) -> None: ...
-    def heard(self, sender: str, body: memoryview) -> None:
-        peer.decode(body)
-
-    def replicate(self, sender: str, body: memoryview, session: Session) -> None:
-        peer.REPLICATE.unpack_from(body)
-
-
-class StubWaiting:
-    """A broker that has its store."""
-
-    serves = False
-
-    def check_stream(self, partition: Partition, start: int, end: int | None) -> None: ...
-
-
-class StubGuests:
+class StubAdmission:
     """Everybody is let in."""
 
     def __init__(self) -> None:
-        self.refusals = 0
-        self.relays = 0
+        self.receiving = ReceiveBudget()
+        self.session: Session | None = None
 
-    def started(self, session: Session) -> None: ...
+    def started(self, session: Session) -> None:
+        self.session = session
+
+    def became(self, newcomer: Session, session: Session) -> None:
+        self.session = session
+
     def greeted(self, session: Session) -> None: ...
-    def proved(self, session: Session) -> None: ...
+    def ended(self, session: Session) -> None: ...
+    def note_refusal(self, text: str, *details: object) -> None: ...
+
+
+class StubDesk:
+    """Answers everything, and refuses one thing."""
+
+    async def serve(self, client: Any, request: Any) -> Any:
+        if isinstance(request, messages.CreateTopic):
+            raise NotReady("Not now.")
+        return messages.Done()
 
 
 class StubBroker:
-    """What a session needs of a broker: one partition, whose log keeps nothing."""
-
-    cluster = StubCluster()
-    waiting = StubWaiting()
-    cluster_id = "c"
-    broker_id = "b"
-
-    def address_of(self, name: str) -> str:
-        raise InvalidArgument(f"There is no broker {name}.")
-
-    def check_serves(self, partition: Partition) -> None: ...
+    """What sessions need of a broker: one partition, whose log keeps nothing."""
 
     def __init__(self) -> None:
-        self.loop: Any = TurnLoop()
-        self.clock = StillClock()
-        self.guests = StubGuests()
-        self.receiving = ReceiveBudget()
-        self.strangers = SparingLog(logging.getLogger("stentor.fuzz"), self.clock.monotonic)
-        self.lone = InlineSync()
-        self.log = MemoryLog()
+        self.loop = TurnLoop()
+        clock = StillClock()
         threads: Any = Threads()
         self.one = Partition(
             topic="t",
             topic_id=TOPIC_ID,
             index=0,
             settings=messages.TopicSettings(),
-            log=self.log,  # type: ignore[arg-type]
+            log=MemoryLog(),  # type: ignore[arg-type]
             replica=alone(),
-            clock=self.clock,
+            clock=clock,
             syncs=threads,
             reads=threads,
         )
-
-    def session_ended(self, session: Session) -> None: ...
-
-    def info(self, listener: str = "") -> messages.BrokerInfo:
-        return messages.BrokerInfo(id="b", cluster_id="c", version="1", address="h:1")
-
-    def partition(self, topic_id: int, index: int) -> Partition:
-        if (topic_id, index) != (TOPIC_ID, 0):
-            raise PartitionNotFound("There is no such partition.")
-        return self.one
-
-    async def serve_request(self, session: Session, request: Any) -> Any:
-        if isinstance(request, messages.CreateTopic):
-            raise NotReady("Not now.")
-        return messages.Done()
+        self.admission = StubAdmission()
+        identity, catalogue = Identity(), Catalogue()
+        identity.broker_id, identity.cluster_id, identity.alone = "b", "c", True
+        nothing: Any = None
+        serving = Serving(
+            identity,
+            Standing(),
+            catalogue=catalogue,
+            store=nothing,
+            partitions={(TOPIC_ID, 0): self.one},
+            views=nothing,
+        )
+        inline_sync = InlineSync(clock, WriteCoalescing(self.loop))  # type: ignore[arg-type]
+        self.welcome = Welcome(
+            identity=identity,
+            trust=Trust(identity, store=nothing, catalogue=catalogue, rollback=nothing, background=nothing),
+            catalogue=catalogue,
+            clock=clock,
+            admission=self.admission,
+            info=lambda _: messages.BrokerInfo(id="b", cluster_id="c", version="1", address="h:1"),
+            look=lambda: None,
+            clients=ClientServices(
+                serving=serving,
+                desk=StubDesk(),
+                permissions=Permissions(),
+                inline_sync=inline_sync,
+                has_few_sessions=lambda: True,
+            ),
+            peers=PeerServices(
+                heard=lambda _, body: peer.decode(body) and None,
+                offered=lambda sender, body, _: unpack_offer(sender, body) and None,
+                registered=lambda _: True,
+                inline_sync=inline_sync,
+            ),
+            peer_arrived=lambda _: None,
+        )
 
 
 class FakeTransport:
@@ -624,8 +634,14 @@ class FrameTarget:
     def run(self, data: bytes) -> str:
         chance = random.Random(len(data))
         transport, broker = FakeTransport(), StubBroker()
-        session = Session(broker)  # type: ignore[arg-type]
-        connection = session.connection
+        asyncio._set_running_loop(broker.loop)  # type: ignore[arg-type]
+        try:
+            return self._run(data, chance, transport, broker)
+        finally:
+            asyncio._set_running_loop(None)
+
+    def _run(self, data: bytes, chance: random.Random, transport: FakeTransport, broker: StubBroker) -> str:
+        connection = Newcomer(broker.welcome, "").connection
         connection.connection_made(transport)  # type: ignore[arg-type]
         position = 0
         while position < len(data) and not transport.closing:
@@ -638,7 +654,9 @@ class FrameTarget:
         outcome = last_word(bytes(transport.out), closed=transport.closing)
         connection.connection_lost(None)
         broker.loop.turn()
-        if session.streams or session.blocked or broker.one.streams or broker.one.idle:
+        session = broker.admission.session
+        left = isinstance(session, ClientSession) and (session.streams or session.blocked)
+        if left or broker.one.followers.streams or broker.one.followers._idle:
             raise Finding("a stream outlived its connection")
         broker.one.replica.check_invariants()
         if broker.one._requests:

@@ -16,7 +16,7 @@ from stentor.wire.header import stamp
 
 
 def sessions(local):
-    return len(local.inner.sessions)
+    return len(local.inner.parts.admission.sessions)
 
 
 def throw(connection, data):
@@ -407,7 +407,7 @@ def test_a_client_that_leaves_while_it_publishes_is_forgotten(attacked, raw, wai
             connection.publish(target, [b"x" * 1000])
         connection.close()
     wait_until(lambda: sessions(attacked) == before, "the connections are gone")
-    partition = attacked.inner.partition(target, 0)
+    partition = attacked.inner.parts.serving.partition(target, 0)
     wait_until(lambda: not partition._requests, "nobody is waited for")
 
 
@@ -429,8 +429,10 @@ def test_many_streams_of_one_client_that_does_not_read_cost_the_broker_little(ra
         link = raw(local.url, receive_buffer=4096).greet()
         wish = messages.encode(messages.OpenStream(topic_id=topic_id, partition=0, start=0, credit=1))
         link.send_bytes(b"".join(frames.frame(Kind.OPEN_STREAM, number, wish) for number in range(1, 201)))
-        wait_until(lambda: sum(len(session.streams) for session in local.inner.sessions) == 200, "all streams")
-        (session,) = local.inner.sessions
+        wait_until(
+            lambda: sum(len(session.streams) for session in local.inner.parts.admission.sessions) == 200, "all streams"
+        )
+        (session,) = local.inner.parts.admission.sessions
         wait_until(lambda: session.blocked and not session.history_bytes, "what there is room for")
         assert session.connection.unsent_bytes < 8 * limits.MIB
         assert len(session.blocked) > 100

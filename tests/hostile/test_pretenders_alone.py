@@ -41,5 +41,5 @@ def test_a_client_may_say_nothing_that_only_brokers_say(attacked, raw, kind):
 
 def test_a_client_cannot_choose_the_listener_that_it_came_in_by(attacked, raw):
     raw(attacked.url).greet(listener="internal", relay="somebody")
-    listeners = {session.listener for session in attacked.inner.sessions}
+    listeners = {session.listener for session in attacked.inner.parts.admission.sessions}
     assert listeners == {"default"}

@@ -23,7 +23,7 @@ def impatient(monkeypatch):
 
 
 def sessions(local):
-    return len(local.inner.sessions)
+    return len(local.inner.parts.admission.sessions)
 
 
 def test_a_connection_that_never_greets_is_closed(attacked, raw):
@@ -213,9 +213,9 @@ def test_a_half_open_connection_is_noticed(attacked, raw, wait_until):
 
 def test_a_broker_that_stood_still_itself_does_not_blame_its_clients(attacked, raw, wait_until):
     """A paused process sees a long silence of everyone, and it is its own."""
-    clock = attacked.inner.clock
+    clock = attacked.inner.parts.ground.environment.clock
     quiet, stranger = raw(attacked.url).greet(), raw(attacked.url)
-    refusals = attacked.inner.guests.refusals
+    refusals = attacked.inner.parts.admission.refusals
 
     class Jumped:
         now_us = clock.now_us
@@ -224,8 +224,8 @@ def test_a_broker_that_stood_still_itself_does_not_blame_its_clients(attacked, r
             return clock.monotonic() + 1000
 
     swept = attacked.inner._swept_at
-    attacked.inner.clock = Jumped()
+    attacked.inner.parts.ground.environment.clock = Jumped()
     wait_until(lambda: attacked.inner._swept_at > swept + 900, "a sweep has seen the jump")
-    assert attacked.inner.guests.refusals == refusals
+    assert attacked.inner.parts.admission.refusals == refusals
     quiet.ask(messages.ListClients())
     assert "greeting" in stranger.refusal().message, "the time given to strangers begins again, and ends"

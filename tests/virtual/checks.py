@@ -145,8 +145,8 @@ class Checker:
     def _begins_anew(self, key: Key, name: str, log_id: int) -> bool:
         """A joiner's log is begun anew at this very moment, where the others begin."""
         copy = self.newest.get((key, name, log_id))
-        cutting = None if copy is None else copy.partition._truncating
-        return cutting is not None and cutting.reset
+        cutting = None if copy is None else copy.partition.sync._cut
+        return cutting is not None and cutting[0].reset
 
     def require(self, holds: bool, what: str, *details: Any) -> None:
         self.world.require(holds, what, *details)
@@ -214,7 +214,8 @@ class Checker:
     def _committed(self, copy: Copy, effect: r.Committed) -> None:
         """C8: a chain that is too short commits nothing."""
         record = copy.partition.replica.record
-        self.require(record is not None and not record.is_short, "a short chain commits", copy.place, effect, record)
+        enough = record is not None and len(record.chain) >= record.min_replicas
+        self.require(enough, "a short chain commits", copy.place, effect, record)
 
     def _sent(self, copy: Copy, effect: r.Send) -> None:
         """C2: nothing is said of an epoch that is not on disk yet."""
@@ -344,7 +345,7 @@ class Checker:
             self.require(named == replica.me, "a member that is not named takes part", copy.place, named, replica.me)
         self._note_safe(copy)
         self.require(log.synced_end <= copy.safe, "said to be on disk, and is not", copy.place, log.synced_end)
-        if not copy.partition.is_cutting:
+        if not copy.partition.sync.is_cutting:
             self.require(replica.durable <= copy.safe, "said to be on disk, and is not", copy.place, replica.durable)
         if replica.serves and replica.record is not None and not replica.record.is_short:
             before = max((end for epoch, end in self.acked[key].items() if epoch < replica.epoch), default=0)

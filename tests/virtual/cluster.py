@@ -104,8 +104,8 @@ class Cluster:
         self._graveyard.append((process, broker))
         self.network.died(process, silently=power)
         self.disks[name].hangs = self.disks[name].dies = False
-        if broker is not None and broker._directory is not None:
-            broker._directory.close()  # the system lets go of its lock
+        if broker is not None and broker._parts is not None:
+            broker.parts.ground.directory.close()  # the system lets go of its lock
         if power:
             self.disks[name].crash(self.world.rng)
 
@@ -118,7 +118,7 @@ class Cluster:
     def power_cut(self, name: str) -> bool:
         """Its power is cut, and whoever asks for that ends what it does; not before there is a lock to let go of."""
         broker = self.brokers.get(name)
-        if broker is None or broker._directory is None:
+        if broker is None or broker._parts is None:
             return False
         self.kill(name, power=True)
         self.world.at(self.world.now + self.world.between(50_000, SECOND), self.store.house, self.start, name)
@@ -131,8 +131,8 @@ class Cluster:
 
     def partitions(self, name: str) -> dict[Any, Any]:
         """What a broker holds; nothing before it has begun."""
-        replicas = getattr(self.brokers.get(name), "replicas", None)
-        return {} if replicas is None else replicas.partitions
+        broker = self.brokers.get(name)
+        return {} if broker is None or broker._parts is None else broker.partitions
 
     @property
     def alive(self) -> list[str]:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from tests.virtual.world import DiedError
 
-from stentor.broker.partitions.partition import Partition
+from stentor.broker.partitions.log_sync import LogSync
 from stentor.errors import InternalError, StentorError
 from stentor.storage.segment import LOG_SUFFIX
 
@@ -148,9 +148,9 @@ class VirtualThreads:
 
     def _take_up(self, work: Callable[[], Any]) -> None:
         """A thread has begun with it, and stands in the middle of it: a partition knows since when."""
-        partition = getattr(work, "__self__", None)
-        if isinstance(partition, Partition) and partition._sync_began_us is None:
-            partition._sync_began_us = int(self._process.monotonic() * 1_000_000)
+        sync = getattr(work, "__self__", None)
+        if isinstance(sync, LogSync) and sync.began_us is None:
+            sync.began_us = int(self._process.monotonic() * 1_000_000)
 
     @property
     def waiting(self) -> int:

@@ -14,16 +14,19 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, chain_key, encode
-from stentor.broker.cluster.cluster import Cluster
 from stentor.broker.cluster.controlling import Controlling
 from stentor.broker.cluster.hearsay import Hearsay
 from stentor.broker.cluster.peer_links import Peers
 from stentor.broker.cluster.store_rollback import StoreRollback
+from stentor.broker.partitions.chain_desk import ChainDesk
+from stentor.broker.partitions.epoch_store import EpochStore
+from stentor.broker.partitions.letting_go import LettingGo
+from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.partition import Partition
-from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.partitions.resends import Resends
 from stentor.broker.sessions.reader_stream import ReaderStream
-from stentor.core import controller, refusals, revival
+from stentor.core import cluster_events as e
+from stentor.core import controller, decisions, refusals, revival
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Linked
 from stentor.core.chain_position import ChainPosition
@@ -33,7 +36,9 @@ from stentor.core.controller import Controller
 from stentor.core.dedupe import Dedupe, Resend
 from stentor.core.downstream import Downstream
 from stentor.core.membership import Membership
+from stentor.core.records import ChainRecord
 from stentor.core.replica import Replica
+from stentor.core.standing import Standing
 from stentor.errors import StentorError
 from stentor.storage.log import PartitionLog
 
@@ -158,17 +163,22 @@ def _all_dead(self, now_us):
     return {broker for broker in self.registered if self.is_dead(broker, now_us)}
 
 
-def _all_heard(self):
-    return frozenset()
+def _may_always(replica, ack):
+    """Whoever hears this head, or does not."""
+    standing, replica.standing = replica.standing, Standing()
+    try:
+        return MAY_PUBLISH(replica, ack)
+    finally:
+        replica.standing = standing
 
 
-IS_DEAD = Membership.is_dead
+IS_DEAD, MAY_PUBLISH = Membership.is_dead, decisions.may_publish
 
 # --- C23, C24: retention, readers -------------------------------------------------------------------
 
 
 def _retain_all(self, partition):
-    return partition.log.retain(self._broker.clock.now_us(), committed=partition.log.end)
+    return partition.log.retain(self._environment.clock.now_us(), committed=partition.log.end)
 
 
 _SERVES = property(lambda self: self.linked and self._adopting is None and self.position.index is not None)
@@ -264,20 +274,20 @@ async def _propose_uncompared(self, propose):
 async def _propose_and_hope(self, propose):
     """What nobody has said to have failed has been done."""
     expect = {chain_key(change.key): change.revision for change in propose.changes}
-    expect[CONTROLLER] = self._cluster.machine.office_revision
-    await _swap(self, propose, expect, unknown=self._cluster.restored.revision + 1)
+    expect[CONTROLLER] = self._control.machine.office_revision
+    await _swap(self, propose, expect, unknown=self._rollback.revision + 1)
 
 
 async def _swap(self, propose, expect, *, unknown):
     put = {chain_key(change.key): encode(change.record) for change in propose.changes}
     revision = None
     try:
-        swap = await self._broker.store.swap(expect=expect, put=put)
+        swap = await self._store.swap(expect=expect, put=put)
         revision = swap.revision if swap.succeeded else None
     except StentorError:
         revision = unknown
         await asyncio.sleep(limits.PEER_HEARTBEAT_S)
-    self._cluster.do(self._cluster.machine.proposed(propose, revision, self._cluster.now_us()))
+    self._control.step(e.Proposed(propose, revision))
 
 
 # --- C18, C32: producers ------------------------------------------------------------------------------
@@ -335,12 +345,12 @@ def _first_complaint(self, key, record):
 
 
 def _pretend_to_sync(self):
-    self._synced(self.log.end, None)
+    self._synced(self._partition.log.end, None)
 
 
 def _pretend_to_store(self):
-    asked, self._epochs_waiting = self._epochs_waiting, {}
-    self._epochs_stored({partition: epoch for partition, epoch in asked.items() if self._holds(partition)}, None, None)
+    asked, self._waiting = self._waiting, {}
+    self._stored({partition: epoch for partition, epoch in asked.items() if self._holds(partition)}, None, None)
 
 
 def _push_without_looking(self, chunks, next_offset, size):
@@ -372,8 +382,7 @@ mutation("deposed", "C6: what a deposed head took is unknown, never failed", (Re
 mutation(
     "confirmed",
     "C6: a head that is cut off takes nothing",
-    (Cluster, "_set_confirmed", _nothing),
-    (Replicas, "unheard", _all_heard),
+    (decisions, "may_publish", _may_always),
 )
 mutation(
     "mutual",
@@ -383,7 +392,7 @@ mutation(
 )
 mutation("told", "C6: a head that was replaced hears it from its successor", (Replica, "_tell_replaced", _nothing))
 mutation("quorum", "C7: quorum counts a majority of the factor", (Replica, "_reached", _reached_at_head))
-mutation("minimum", "C8: a chain that is too short commits nothing", (Replica, "too_short", _never))
+mutation("minimum", "C8: a chain that is too short commits nothing", (ChainRecord, "is_short", property(_never)))
 mutation(
     "eligible",
     "C8: only who left by the change that crossed the minimum may lead",
@@ -431,7 +440,7 @@ mutation("resend-level", "C18: a resend is answered only at its level", (Replica
 mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh))
 mutation("found", "C32: only a batch that is in the log counts as written", (Resends, "_conclude", _found_something))
 mutation("derived", "C19: derived state is made anew after a truncation", (PartitionLog, "replay", _nothing))
-mutation("retention", "C23: retention stops at the commit point", (Replicas, "_retain_one", _retain_all))
+mutation("retention", "C23: retention stops at the commit point", (LettingGo, "_retain", _retain_all))
 mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
 mutation("blame", "C14: nobody is blamed for those after it (said, and judged: both off)", HELD, FIRST_BLAMED)
 mutation("own-disk", "C31: a head reports that its own disk hangs", OWN_DISK)
@@ -458,9 +467,9 @@ mutation(
     "C30: a chain that is too short does not know its end",
     (Confirmations, "_knows_all", _knows_although_short),
 )
-mutation("no-sync", "the driver answers after the sync, not before", (Partition, "_start_sync", _pretend_to_sync))
-mutation("no-store", "the driver brings an epoch to disk", (Replicas, "_store_epochs", _pretend_to_store))
-mutation("no-retire", "the driver lets go of what the head let go", (Replicas, "_retire", _nothing))
+mutation("no-sync", "the driver answers after the sync, not before", (LogSync, "start", _pretend_to_sync))
+mutation("no-store", "the driver brings an epoch to disk", (EpochStore, "_store", _pretend_to_store))
+mutation("no-retire", "the driver lets go of what the head let go", (ChainDesk, "_retire", _nothing))
 mutation(
     "uncommitted",
     "the driver serves what is committed, and no more",

@@ -151,7 +151,7 @@ class Run:
         brokers = self.cluster.brokers
         if self.world.steps % 50 or not self.cluster.ready():
             return False
-        catalogue = next(iter(brokers.values())).catalogue
+        catalogue = next(iter(brokers.values())).parts.ground.catalogue
         for key, held in catalogue.chains.items():
             record = held.record
             plan = catalogue.by_id[key[0]].plan
@@ -198,7 +198,7 @@ class Run:
 
     def _ends(self) -> dict[int, set[int]]:
         ends: dict[int, set[int]] = defaultdict(set)
-        catalogue = next(iter(self.cluster.brokers.values())).catalogue
+        catalogue = next(iter(self.cluster.brokers.values())).parts.ground.catalogue
         for key, held in catalogue.chains.items():
             for member in held.record.chain:
                 replica = self.cluster.brokers[member.broker].partitions[key].replica

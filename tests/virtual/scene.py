@@ -62,6 +62,8 @@ class Scene:
         self.cluster.process("reader").run(self.load.read("r"))
         self.cluster.process("looker").run(self.load.look("looker"))
         self.go(1)
+        replicas = wishes.get("replicas", len(self.disks))
+        require(self.go(10, lambda: len(self.chain) == replicas), "the chain is not whole", self.record)
 
     def ask(self, what: Callable[[Any], Awaitable[Any]], seconds: float) -> None:
         """An operator asks for something until it is done."""
@@ -96,6 +98,9 @@ class Scene:
     def broker(self, name: str) -> Broker:
         return self.cluster.brokers[name]
 
+    def incarnation(self, name: str) -> int:
+        return self.broker(name).parts.ground.identity.incarnation
+
     def partition(self, name: str) -> Partition:
         return self.broker(name).partitions[self.key]
 
@@ -104,7 +109,7 @@ class Scene:
         return msgspec.msgpack.decode(self.store.entries[CONTROLLER].value, type=ControllerKey).broker
 
     def let_control(self, name: str) -> None:
-        key = ControllerKey(name, self.broker(name).incarnation)
+        key = ControllerKey(name, self.incarnation(name))
         self.store.change({CONTROLLER: encode(key)}, ())
         self.go(0.3)
 

@@ -130,6 +130,10 @@ class Catalogue:
     """Everything that is in the store, decoded."""
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: nothing is known."""
         self.topics: dict[str, HeldTopic] = {}
         self.by_id: dict[int, HeldTopic] = {}
         self.chains: dict[Key, HeldRecord] = {}
@@ -139,7 +143,7 @@ class Catalogue:
         self.deleted: set[int] = set()
         self.active = ""  # active-passive: the one broker that serves (C26)
         self.active_revision = 0
-        self.identity: dict[str, bytes] = {}  # what the whole cluster has in common (broker.trust)
+        self.identity: dict[str, bytes] = {}  # what the whole cluster has in common (cluster.trust)
         self.changes = 0  # of topics, chains and brokers
         self.tally = Tally()  # what every broker holds, counted as chains change
         self._partitions = 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import msgspec
 
 from stentor import limits
-from stentor.broker.sessions.listeners import plan_listeners
+from stentor.broker.listener_plans import plan_listeners
 from stentor.errors import InvalidArgument
 from stentor.wire.messages import TopicSettings
 

@@ -12,14 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from stentor import limits
 from stentor.ports import Health, Problem
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
+    from collections.abc import Mapping
+
+    from stentor.broker.background import Background
+    from stentor.broker.cluster.cluster import Cluster
+    from stentor.broker.environment import Identity
     from stentor.broker.partitions.partition import Partition
+    from stentor.core.records import Key
+    from stentor.core.standing import Standing
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +35,20 @@ _NAMES_TOLD_MAX: Final = 5
 class HealthWatch:
     """Looks at a broker now and then, and says what has changed."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        identity: Identity,
+        standing: Standing,
+        *,
+        partitions: Mapping[Key, Partition],
+        cluster: Cluster,
+        background: Background,
+    ) -> None:
+        self._identity = identity
+        self._standing = standing
+        self._partitions = partitions
+        self._cluster = cluster
+        self._background = background
         self._failed: list[str] = []
         self._short: list[str] = []
         self._refusing: list[str] = []
@@ -40,12 +58,12 @@ class HealthWatch:
         """Called by a timer."""
         if not self._looking:
             self._looking = True
-            self._broker.cluster.spawn(self._look())
+            self._background.spawn(self._look())
 
     async def _look(self) -> None:
         try:
             failed, short, refusing = [], [], []
-            for number, partition in enumerate(list(self._broker.partitions.values()), 1):
+            for number, partition in enumerate(list(self._partitions.values()), 1):
                 if partition.replica.failed:
                     failed.append(partition.name)
                 if (there := _members(partition)) < partition.settings.replicas_wanted:
@@ -75,7 +93,6 @@ class HealthWatch:
 
     def now(self) -> Health:
         """The disk and the store as they are now, logs and chains as they were last counted."""
-        broker = self._broker
         disk, store = self._disk(), self._store()
         found = [*disk, *self._logs(), *self._refused(), *self._chains(), *store]
         return Health(
@@ -84,25 +101,24 @@ class HealthWatch:
             log_failed=len(self._failed),
             chain_short=len(self._short),
             chain_refusing=len(self._refusing),
-            unready=self._unready(disk) if broker.replicas.single else "",
+            unready=self._unready(disk) if self._identity.alone else "",
             problems=sorted(found, key=lambda problem: problem.severity),
         )
 
     def _unready(self, disk: list[Problem]) -> str:
         if disk:
             return disk[0].message
-        if self._failed and len(self._failed) >= len(self._broker.partitions):
+        if self._failed and len(self._failed) >= len(self._partitions):
             return "Every log of this broker has failed."
         return ""
 
     def _disk(self) -> list[Problem]:
-        watched = self._broker.cluster.disk
-        why = "" if watched is None else watched.why_not()
+        why = self._cluster.disk.why_not()
         hint = "It takes no messages; reads go on. Free some space or check the disk; writes go on by themselves."
         return [Problem("error", "disk", why, hint)] if why else []
 
     def _store(self) -> list[Problem]:
-        if self._broker.cluster.store_answers and not self._broker.waiting.serves:
+        if self._cluster.store_answers and not self._standing.storeless:
             return []
         message = "The coordination store does not answer."
         hint = "Messages flow on, but no dead broker is replaced and no topic made. Check etcd and the way to it."
@@ -123,15 +139,6 @@ class HealthWatch:
         message = f"Partitions with too few replicas to take messages: {_named(self._refusing)}."
         hint = "Start the brokers that are missing."
         return [Problem("error", "chains", message, hint)] if self._refusing else []
-
-
-def chain_statistics(partition: Partition) -> dict[str, Any]:
-    """How many members a chain has and should have."""
-    record = partition.replica.record
-    return {
-        "replicas": len(partition.replica.position.brokers),
-        "replicas_wanted": 0 if record is None else record.factor,
-    }
 
 
 def _members(partition: Partition) -> int:

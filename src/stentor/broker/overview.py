@@ -12,30 +12,58 @@ from stentor._version import __version__
 from stentor.broker.partitions.lag import MostBehind
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
+    from collections.abc import Mapping
+
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.cluster import Cluster
+    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.health import HealthWatch
+    from stentor.broker.partitions.partition import Partition
+    from stentor.broker.sessions.admission import Admission
+    from stentor.broker.sessions.inline_sync import InlineSync
+    from stentor.core.records import Key
+    from stentor.wire.messages import ClientInfo
 
 
 class Overview:
     """Gathers statistics, for one who waits or for many at once."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._started_at = broker.clock.monotonic()
+    def __init__(
+        self,
+        environment: Environment,
+        identity: Identity,
+        *,
+        catalogue: Catalogue,
+        partitions: Mapping[Key, Partition],
+        cluster: Cluster,
+        admission: Admission,
+        inline_sync: InlineSync,
+        health: HealthWatch,
+    ) -> None:
+        self._clock = environment.clock
+        self._identity = identity
+        self._catalogue = catalogue
+        self._partitions = partitions
+        self._cluster = cluster
+        self._admission = admission
+        self._inline_sync = inline_sync
+        self._health = health
+        self._started_at = environment.clock.monotonic()
         self._gathering: asyncio.Task[dict[str, Any]] | None = None
 
     def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
-        shown = list(self._broker.partitions.values())[:partitions_max]
+        shown = list(self._partitions.values())[:partitions_max]
         behind = MostBehind()
         for partition in shown:
-            behind.look_at(partition.streams)
+            behind.look_at(partition.topic, partition.index, partition.followers.streams)
         found = [partition.statistics() for partition in shown]
         return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
 
     async def gather(self) -> dict[str, Any]:
         """The same, a few partitions at a time; who asks meanwhile shares what is being gathered."""
         if self._gathering is None:
-            self._gathering = self._broker.loop.create_task(self._gather())
+            self._gathering = asyncio.get_running_loop().create_task(self._gather())
             self._gathering.add_done_callback(self._gathered)
         return await asyncio.shield(self._gathering)
 
@@ -44,29 +72,34 @@ class Overview:
 
     async def _gather(self) -> dict[str, Any]:
         found, behind = [], MostBehind()
-        for number, partition in enumerate(list(self._broker.partitions.values()), 1):
+        for number, partition in enumerate(list(self._partitions.values()), 1):
             found.append(partition.statistics())
-            behind.look_at(partition.streams)
+            behind.look_at(partition.topic, partition.index, partition.followers.streams)
             if number % limits.STATISTICS_SLICE == 0:
                 await asyncio.sleep(0)
         return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
 
+    def connected(self) -> list[ClientInfo]:
+        """Everybody who has greeted."""
+        return [session.info() for session in self._admission.sessions if session.greeted]
+
     def _totals(self) -> dict[str, Any]:
+        sessions = self._admission.sessions
         return {
             "broker": {
-                "id": self._broker.broker_id,
+                "id": self._identity.broker_id,
                 "version": __version__,
-                "uptime_s": round(self._broker.clock.monotonic() - self._started_at, 3),
-                "connections": len(self._broker.sessions),
-                "refusals": self._broker.guests.refusals,
-                "receiving": self._broker.receiving.statistics(),
-                "syncs_in_loop": self._broker.lone.syncs,
-                "streams": sum(len(session.streams) for session in self._broker.sessions),
-                "topics": len(self._broker.catalogue.topics),
-                "partitions": len(self._broker.partitions),
-                "bytes_in": sum(session.connection.bytes_in for session in self._broker.sessions),
-                "bytes_out": sum(session.connection.bytes_out for session in self._broker.sessions),
+                "uptime_s": round(self._clock.monotonic() - self._started_at, 3),
+                "connections": len(sessions),
+                "refusals": self._admission.refusals,
+                "receiving": self._admission.receiving.statistics(),
+                "syncs_in_loop": self._inline_sync.syncs,
+                "streams": sum(session.stream_count for session in sessions),
+                "topics": len(self._catalogue.topics),
+                "partitions": len(self._partitions),
+                "bytes_in": sum(session.connection.bytes_in for session in sessions),
+                "bytes_out": sum(session.connection.bytes_out for session in sessions),
             },
-            "health": msgspec.to_builtins(self._broker.health()),
-            "cluster": self._broker.cluster.statistics(),
+            "health": msgspec.to_builtins(self._health.now()),
+            "cluster": self._cluster.statistics(),
         }

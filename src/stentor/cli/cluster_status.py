@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stentor.cli import supervisor
 from stentor.cli.output import table_lines
 from stentor.errors import StentorError
+from stentor.transport.address import Address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,8 +45,8 @@ def _ask(broker: dict[str, Any]) -> dict[str, Any] | None:
     """A broker's statistics; nothing from one that says nothing."""
     if broker["state"] != "running" or not broker["http_address"]:
         return None
-    host, _, port = broker["http_address"].rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=_ASK_S)
+    where = Address.parse(broker["http_address"])
+    connection = http.client.HTTPConnection(where.host, where.port, timeout=_ASK_S)
     try:
         connection.request("GET", "/statistics")
         answer = json.loads(connection.getresponse().read())

@@ -6,30 +6,26 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
-import msgspec
-
 from stentor import limits
-from stentor.client import routes
-from stentor.client.convert import allows_stale, as_seconds, check_limit, check_topics
-from stentor.client.core import ClientCore, default_name, parse_url
+from stentor.client.admin import AsyncAdmin
+from stentor.client.convert import as_seconds, check_limit, check_topics
+from stentor.client.core import ClientCore
 from stentor.client.help import explained, explained_function
 from stentor.client.history import AsyncHistory
+from stentor.client.inbox import AsyncInbox
 from stentor.client.opening import Opening, OpeningRead
-from stentor.client.positions import check_position, find_request
 from stentor.client.producer import AsyncProducer, Producer
 from stentor.client.producer_core import ProducerCore, parse_ack
-from stentor.client.recorded import mark_recorded
-from stentor.client.recovery import best_copy
-from stentor.client.subscription import AsyncInbox, AsyncSubscription
+from stentor.client.subscription import AsyncSubscription
 from stentor.client.subscription_core import SubscriptionCore
 from stentor.client.topic import AsyncPlainTopic, AsyncTopic
 from stentor.client.typed import Codec
+from stentor.client.url import checked_name, parse_url
 from stentor.core.names import check_topic_name
 from stentor.errors import DeadlineExceeded, InvalidArgument, StentorError
-from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable
     from types import UnionType
 
     from stentor.client.deadline import Deadline
@@ -43,13 +39,11 @@ if TYPE_CHECKING:
         StreamOptions,
         SubscribeOptions,
         TimestampLike,
-        TopicOptions,
     )
     from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Selector
     from stentor.client.starts import Start
     from stentor.client.table import AsyncTableTopic
-    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 _PUBLISHERS_MAX = 1_000
 REASON_S = 1.0  # on top of the deadline of a publish whose producer was just made, for that to say what is wrong
@@ -58,26 +52,8 @@ T = TypeVar("T")
 P = TypeVar("P", "AsyncProducer", "Producer")
 
 
-class TopicOffsets(msgspec.Struct, frozen=True):
-    """An offset in each partition of a topic; the id tells a topic from a later one of the same name."""
-
-    id: int
-    offsets: dict[int, int]
-    sure: bool = True  # False only with stale="allow": more may be committed
-
-
-class Offsets(dict[int, int]):
-    """The offset of a position in each partition. `sure` is False only with `stale="allow"`, if some broker was not
-    certain where its messages end: then everything before these offsets is committed, and more may be.
-    """
-
-    def __init__(self, offsets: dict[int, int], *, sure: bool = True) -> None:
-        super().__init__(offsets)
-        self.sure = sure
-
-
 @explained("Client", asynchronous=True)
-class AsyncClient:
+class AsyncClient(AsyncAdmin):
     """A connection to a Stentor system, for one event loop. Use as a context manager: leaving it flushes.
 
     `async with stentor.connect_async(url) as client` makes one. Every call that waits is awaited.
@@ -96,16 +72,9 @@ class AsyncClient:
         """Connect; `connect_async` is for everyone else."""
         if as_seconds(timeout) <= 0:
             raise InvalidArgument(f"timeout={timeout} must be above zero.")
-        label = default_name() if name is None else name
-        if not isinstance(label, str):
-            raise InvalidArgument(f"A client's name is text, not {type(label).__name__}.")
-        if len(label) > limits.CLIENT_NAME_CHARACTERS_MAX:
-            raise InvalidArgument(
-                f"The client's name has {len(label)} characters; the limit is {limits.CLIENT_NAME_CHARACTERS_MAX}."
-            )
-        core = ClientCore(parse_url(url), name=label, timeout=timeout, read_from=read_from)
+        core = ClientCore(parse_url(url), name=checked_name(name), timeout=timeout, read_from=read_from)
         try:
-            await core.start()
+            await core.home.start()
         except BaseException:
             await core.links.close()
             raise
@@ -125,7 +94,7 @@ class AsyncClient:
         ack: AckLevel = "all",
         timeout: float | None = None,
     ) -> Receipt:
-        """Publish one message and wait until it is acknowledged at the level `ack`."""
+        """Publish one message and wait until it is acknowledged; by default, until it is committed."""
         self._core.check_loop()
         deadline = self._core.deadline(timeout)
         found = self._ready_publisher(topic, ack)
@@ -190,7 +159,9 @@ class AsyncClient:
         """A self-batching sender to a topic: the fast path. Enter it with `async with`, or await it.
 
         A producer with an `identity` may be made again after a crash: the same batches, sent again in the same order
-        under the same identity and generation, are recognised by the brokers and written once.
+        under the same identity and generation, are recognised by the brokers and written once. What is new gets the
+        next generation. Only who knows the identity and the `secret` ($STENTOR_PRODUCER_SECRET unless given) may send
+        under it; without a secret the identity itself is all there is to know, so choose one that nobody guesses.
         """
         return Opening(self._make_producer(topic, options))
 
@@ -244,10 +215,12 @@ class AsyncClient:
         stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> OpeningRead:
-        """What topics hold between two positions: iterate it, enter it, or await it. A read makes no topic.
+        """What topics hold between two positions: iterate it, or take it as a table. A read makes no topic.
+        Iterate it at once, enter it with `async with`, or await it.
 
-        While no broker is certain where the committed messages end, it waits, and raises EndUnknown at its deadline.
-        With `stale="allow"`, `sure` and `ends` of what it returns say whether it was all, and up to where it goes.
+        A read knows its end. While no broker is certain where the committed messages end, it waits, and raises
+        EndUnknown at its deadline. With `stale="allow"` it takes what is known to be committed; `sure` and `ends` of
+        what it returns say whether that was all, and up to where it goes.
         """
         options: SubscribeOptions = {
             "start": start,
@@ -304,148 +277,6 @@ class AsyncClient:
 
         return AsyncTableTopic(self, await find_schema(self._core, name, schema, timeout))
 
-    # --- administration -------------------------------------------------------------------------
-
-    async def create_topic(
-        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Unpack[TopicOptions]
-    ) -> TopicInfo:
-        """Make a topic. Settings that are not named are the broker's defaults."""
-        request = messages.CreateTopic(name=name, settings=messages.topic_changes(dict(settings)), exist_ok=exist_ok)
-        described = await self._core.call(request, timeout)
-        return described.topic  # type: ignore[no-any-return]
-
-    async def alter_topic(
-        self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicOptions]
-    ) -> TopicInfo:
-        """Change settings of a topic."""
-        request = messages.AlterTopic(name=name, changes=messages.topic_changes(dict(changes)))
-        described = await self._core.call(request, timeout)
-        return described.topic  # type: ignore[no-any-return]
-
-    async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
-        """A topic's settings and partitions."""
-        request, deadline = messages.DescribeTopic(name=name), self._core.deadline(timeout)
-        described = await self._core.call(request, deadline)
-        return (await self._completed([described.topic], request, deadline))[0]
-
-    async def _completed(self, topics: list[TopicInfo], request: Any, deadline: Deadline) -> list[TopicInfo]:
-        """What each partition's own head says of it; one broker knows only where the others' are."""
-        heads = {partition.chain[0] for topic in topics for partition in topic.partitions if partition.chain}
-        answers = await self._core.ask_others(request, heads, deadline.left_of(limits.LINK_OPEN_S))
-        if not answers:
-            return topics
-        known = {
-            (topic.id, partition.partition): partition
-            for broker, answer in answers.items()
-            for topic in (answer.topics if isinstance(answer, messages.TopicList) else [answer.topic])
-            for partition in topic.partitions
-            if partition.chain and partition.chain[0] == broker
-        }
-        return [
-            msgspec.structs.replace(topic, partitions=[known.get((topic.id, p.partition), p) for p in topic.partitions])
-            for topic in topics
-        ]
-
-    async def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
-        """All brokers of the cluster, as the one that is asked sees them."""
-        found = await self._core.call(messages.ListBrokers(), timeout)
-        return found.brokers  # type: ignore[no-any-return]
-
-    async def drain_broker(self, broker: str, *, draining: bool = True, timeout: float | None = None) -> None:
-        """Move all replicas away from a broker, without stopping writes; or let it take some again."""
-        await self._core.call(messages.DrainBroker(broker=broker, draining=draining), timeout)
-
-    async def forget_broker(self, broker: str, *, timeout: float | None = None) -> None:
-        """Take a broker that is gone for good off the list."""
-        await self._core.call(messages.ForgetBroker(broker=broker), timeout)
-
-    async def recover_partition(
-        self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
-    ) -> PartitionRecovered:
-        """Let a broker's copy lead although it may lack committed messages; says what was lost.
-
-        Without a broker: the one whose copy is furthest; all brokers must be there to find out.
-        """
-        deadline = self._core.deadline(timeout)
-        if broker is None:
-            broker = await best_copy(self._core, topic, partition, deadline)
-        request = messages.RecoverPartition(topic=topic, partition=partition)
-        return await self._core.ask_one(request, broker, deadline)  # type: ignore[no-any-return]
-
-    async def find_topic(self, name: str, *, timeout: float | None = None) -> TopicRoute:
-        """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
-        return await self._core.topic(name, timeout)
-
-    async def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
-        """All topics, or those that match a pattern."""
-        request, deadline = messages.ListTopics(pattern=pattern or ">"), self._core.deadline(timeout)
-        found = await self._core.call(request, deadline)
-        return await self._completed(found.topics, request, deadline)
-
-    async def mark_recorded(self, topic: str, ends: Mapping[int, int], *, timeout: float | None = None) -> None:
-        """A recorder has put away all messages below these offsets, by partition; it never moves back.
-
-        Topics with `keep_unrecorded` delete nothing that is not marked, whatever their retention says.
-        """
-        await mark_recorded(self._core, topic, ends, timeout)
-
-    async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete a topic and all its messages."""
-        await self._core.call(messages.DeleteTopic(name=name), timeout)
-
-    async def offsets(
-        self, topic: str, at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
-    ) -> Offsets:
-        """The offset of a position in each partition.
-
-        EndUnknown at the deadline, if no broker is certain where the committed messages end. With `stale="allow"`
-        it is what is known to be committed, and `sure` of the answer says whether that was all.
-        """
-        found = (await self.find_offsets([topic], at, stale=stale, timeout=timeout))[topic]
-        return Offsets(found.offsets, sure=found.sure)
-
-    async def find_offsets(
-        self, topics: list[str], at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
-    ) -> dict[str, TopicOffsets]:
-        """The offset of a position in each partition of topics or patterns, all asked at once.
-
-        A topic that is named and does not exist is an error; a pattern that matches none is not.
-        """
-        check_position(at, "at")
-        may_be_stale = allows_stale(stale)
-        deadline = self._core.deadline(timeout)
-        found_routes, now_us = await routes.existing(self._core, topics, deadline), _now_us()
-
-        async def find(route: messages.TopicRoute, partition: int) -> tuple[int, bool]:
-            wish = find_request(at, route.id, partition, now_us, stale=may_be_stale)
-            if isinstance(wish, int):
-                return wish, True
-            found = await self._core.find_offset(wish, route.name, deadline)
-            return found.offset, found.sure
-
-        found = {}
-        for route in found_routes:
-            answers = await asyncio.gather(*(find(route, index) for index in range(len(route.partitions))))
-            offsets = {index: offset for index, (offset, _) in enumerate(answers)}
-            found[route.name] = TopicOffsets(route.id, offsets, all(sure for _, sure in answers))
-        return found
-
-    async def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:
-        """Who is connected to the broker."""
-        found = await self._core.call(messages.ListClients(), timeout)
-        return found.clients  # type: ignore[no-any-return]
-
-    async def statistics(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The broker's statistics."""
-        found = await self._core.call(messages.GetStatistics(), timeout)
-        return found.statistics  # type: ignore[no-any-return]
-
-    async def broker(self, *, timeout: float | None = None) -> BrokerInfo:
-        """The broker this client is connected to."""
-        link = await self._core.link_within(timeout, "broker")
-        assert link.broker is not None
-        return link.broker
-
     # --- life -----------------------------------------------------------------------------------
 
     @property
@@ -454,14 +285,23 @@ class AsyncClient:
         return self._core.name
 
     async def close(self) -> None:
-        """Flush what is under way and disconnect."""
+        """Flush what is under way and disconnect. Safe to call twice."""
         await self._core.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            await self.close()
+            return
+        # The error that ended the block is the one to see.
+        with suppress(StentorError):
+            await self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._core.closed else ",".join(self._core.addresses)
+        return f"<stentor.AsyncClient {self.name!r} {state}>"
 
 
 class Connecting:
@@ -482,9 +322,9 @@ class Connecting:
         self._client = await self._open()
         return self._client
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._client is not None:
-            await self._client.close()
+            await self._client.__aexit__(*error)
 
 
 @explained_function("connect", asynchronous=True)
@@ -495,7 +335,10 @@ def connect_async(
     timeout: float = limits.DEFAULT_TIMEOUT_S,
     read_from: Selector | None = None,
 ) -> Connecting:
-    """Connect to a Stentor system from `async` code. Enter it with `async with`, or await it."""
+    """Connect to a Stentor system. Use as a context manager: leaving it flushes and disconnects.
+
+    This is for `async` code. Enter it with `async with`, or await it.
+    """
     return Connecting(url, name, timeout, read_from)
 
 
@@ -521,9 +364,3 @@ def _resolve(done: asyncio.Future[Receipt]) -> Callable[[Receipt | None, Stentor
             done.set_result(receipt)
 
     return resolve
-
-
-def _now_us() -> int:
-    import time
-
-    return time.time_ns() // 1000

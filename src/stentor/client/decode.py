@@ -26,7 +26,16 @@ from stentor.client.message import Block, Message
 from stentor.errors import CorruptData
 from stentor.wire import batch as wire_batch
 from stentor.wire import bodies
-from stentor.wire.header import CHECKED_FROM, ENCODING_ROWS, HAS_HEADERS, HEADER_BYTES, MAGIC, check_header
+from stentor.wire.header import (
+    CHECKED_FROM,
+    ENCODING_ROWS,
+    HAS_HEADERS,
+    HEADER_BYTES,
+    MAGIC,
+    check_header,
+    excerpt,
+    topic_id_of,
+)
 from stentor.wire.rows import ROW, decode_headers
 
 if TYPE_CHECKING:
@@ -35,9 +44,11 @@ if TYPE_CHECKING:
     from stentor.wire.header import BatchHeader
     from stentor.wire.rows import Headers
 
-# One header and one packed row, only the fields that a one-message batch needs: magic, header
-# checksum, length, body checksum, count, offset, attributes, timestamp, length of key, value and headers.
-_SINGLE_FORMAT: Final = "<4sIII12xIQ4xI48xqiii"
+# One header and one packed row, only the fields that a one-message batch needs. Of the row: timestamp, length of key,
+# value and headers.
+_SINGLE_FORMAT: Final = (
+    excerpt("magic", "header_checksum", "length", "body_checksum", "count", "base_offset", "attributes") + "qiii"
+)
 _SINGLE: Final = struct.Struct(_SINGLE_FORMAT)
 _SINGLE_BYTES: Final = HEADER_BYTES + ROW.size
 assert _SINGLE.size == _SINGLE_BYTES
@@ -145,13 +156,8 @@ def _decode_run(run: bytes, length: int, key: int, value: int, topic: str, parti
     )
     if not alike:
         return []
-    block = Block(topic, partition, offsets[0], times, None, _topic_id(run, 0))
+    block = Block(topic, partition, offsets[0], times, None, topic_id_of(run, 0))
     return list(map(Message, columns[11], columns[12], offsets, repeat(block)))
-
-
-def _topic_id(chunk: bytes, position: int) -> int:
-    """As it stands in a batch's header; all batches of a delivery have the same."""
-    return int.from_bytes(chunk[position + 16 : position + 24], "little")
 
 
 def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tuple[list[Message], int]:
@@ -159,7 +165,7 @@ def _decode_loop(chunk: bytes, position: int, topic: str, partition: int) -> tup
     found: list[Message] = []
     times: list[int] = []
     unpack, checksum, message_of = _SINGLE.unpack_from, crc32c, Message
-    topic_id = _topic_id(chunk, position)
+    topic_id = topic_id_of(chunk, position)
     block = Block(topic, partition, _SINGLE.unpack_from(chunk, position)[5], times, None, topic_id)
     expected, end = block.base_offset, len(chunk) - _SINGLE_BYTES
     while position <= end and len(found) < _RUN_MAX:
@@ -198,7 +204,7 @@ def _decode_loop_with_headers(chunk: bytes, position: int, topic: str, partition
     times: list[int] = []
     headers: list[Headers | None] = []
     unpack, checksum, message_of = _SINGLE.unpack_from, crc32c, Message
-    block = Block(topic, partition, unpack(chunk, position)[5], times, headers, _topic_id(chunk, position))
+    block = Block(topic, partition, unpack(chunk, position)[5], times, headers, topic_id_of(chunk, position))
     expected, end = block.base_offset, len(chunk) - _SINGLE_BYTES
     while position <= end and len(found) < _RUN_MAX:
         magic, header_sum, length, body_sum, count, offset, flags, time, key, value, extra = unpack(chunk, position)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stentor.client.message import Message
-    from stentor.client.subscription_core import Reader
+    from stentor.client.reader import Reader
 
 
 class HandedRun:

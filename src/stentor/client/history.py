@@ -156,7 +156,10 @@ class AsyncHistory(_Bounded):
                 yield self._within_limit(batch)
 
     async def offset_batches(self, *, appended_at: bool = False) -> AsyncIterator[tuple[int, Any]]:
-        """Of one partition; see History.offset_batches."""
+        """Of one partition: first offset, and timestamp, key, value, headers. Small batches are joined. No limit.
+
+        With `appended_at` a further column says when each message was appended, by the clock of the partition's head.
+        """
         async with self._streams():
             async for found in self._subscription.offset_batches(appended_at=appended_at):
                 yield found

@@ -14,6 +14,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
+import msgspec
+
 from stentor.core.dedupe import lasting_id
 from stentor.errors import InvalidArgument
 
@@ -53,16 +55,27 @@ def producer_id_of(identity: str, secret: str | None = None) -> int:
     return lasting_id(producer_token(identity, secret))
 
 
-def producer_of(identity: str | None, secret: str | None) -> tuple[int, bytes | None]:
-    """The id of a new producer, and the token that it must show, if any."""
+class ProducerIdentity(msgspec.Struct, frozen=True):
+    """Under which id a producer sends, and by what right."""
+
+    id: int
+    generation: int  # the first one; a lane goes on to the next where it gives something up
+    lasting: bool = False  # it may be made again after a crash
+    token: bytes | None = None  # what a lasting producer shows
+
+
+def sender_of(identity: str | None, secret: str | None, generation: int) -> ProducerIdentity:
+    """Who a new producer is."""
+    check_generation(generation)
     if identity is None:
         if secret is not None:
             raise InvalidArgument("A secret without an identity protects nothing.", hint="Give identity= as well.")
-        return secrets.randbits(62) + 1, None
+        return ProducerIdentity(secrets.randbits(62) + 1, generation)
     if isinstance(identity, FormerIdentity):
-        return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little") >> 2 or 1, None
+        former = int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little") >> 2 or 1
+        return ProducerIdentity(former, generation, lasting=True)
     token = producer_token(identity, secret)
-    return lasting_id(token), token
+    return ProducerIdentity(lasting_id(token), generation, lasting=True, token=token)
 
 
 def _encoded(what: str, text: object) -> bytes:

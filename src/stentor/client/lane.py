@@ -28,10 +28,11 @@ from collections import deque
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from stentor import limits
 from stentor.client.message import Receipt
+from stentor.client.outcomes import FailedBatch
+from stentor.client.rows import Extra, encode_rows
+from stentor.client.sent import Sent
 from stentor.core.dedupe import ANONYMOUS, SEARCHED
 from stentor.errors import (
     InvalidArgument,
@@ -53,82 +54,6 @@ if TYPE_CHECKING:
     from stentor.client.link import BrokerLink
     from stentor.client.producer_core import ProducerCore
     from stentor.wire.batch import Encoded
-
-
-class Extra(msgspec.Struct, frozen=True, gc=False):
-    """What a message has besides its value, when that is more than a key."""
-
-    key: bytes | None
-    headers: Any  # list of pairs, or None
-    timestamp_us: int | None
-    on_delivery: Any  # callback, or None
-
-
-class FailedBatch(msgspec.Struct, frozen=True):
-    """Messages that were not acknowledged, and why."""
-
-    topic: str
-    partition: int
-    count: int
-    error: StentorError
-
-
-class Sent:
-    """A sealed batch: immutable bytes, and who wants to hear of it."""
-
-    __slots__ = (
-        "answer",
-        "attempts",
-        "callbacks",
-        "deadline",
-        "done",
-        "doubtful",
-        "encoded",
-        "generation",
-        "header",
-        "lane",
-        "refused",
-    )
-
-    def __init__(self, lane: Lane, encoded: Encoded, header: bytearray, callbacks: list[Any], deadline: float) -> None:
-        self.lane = lane
-        self.encoded = encoded
-        self.header = header
-        self.callbacks = callbacks
-        self.deadline = deadline
-        self.generation = lane.generation
-        self.attempts = 0
-        self.refused = False  # the last attempt was answered: not taken
-        self.doubtful = False  # an earlier attempt never was
-        self.answer: int | None = None  # where it is in the log, once a broker has said so
-        self.done = False  # and its callbacks know
-
-    def readdress(self, header: bytearray) -> None:
-        """It begins anew, in another log or under another number."""
-        self.header = header
-        self.generation = self.lane.generation
-        self.attempts = 0
-        self.refused = self.doubtful = False
-
-    @property
-    def may_be_in_log(self) -> bool:
-        """A refusal of a resend says nothing about an earlier copy that nobody answered (C6)."""
-        return self.doubtful or (self.attempts > 0 and not self.refused)
-
-    @property
-    def size(self) -> int:
-        return len(self.header) + len(self.encoded.body)
-
-    def published(self, base_offset: int, epoch: int, appended_at_us: int) -> None:  # noqa: ARG002
-        lane, producer = self.lane, self.lane.producer
-        if producer.ack == Ack.ALL and base_offset >= 0:  # committed: no member may tell us less from now on (C24)
-            producer.core.seen.saw(producer.topic_id, lane.partition, base_offset + self.encoded.count, epoch)
-        lane.acknowledged(self, base_offset)
-
-    def failed(self, error: StentorError) -> None:
-        self.refused = True
-        self.doubtful = self.doubtful or isinstance(error, UnknownOutcome)
-        self.lane.refused(self, error)
 
 
 class Lane:
@@ -166,7 +91,7 @@ class Lane:
         self.unsent: deque[Sent] = deque()
         self.sealed_bytes = 0  # only changed under the lock
         self.done_bytes = 0  # only changed in the loop
-        self.generation: int = producer.generation
+        self.generation: int = producer.sender.generation
         self.sequence = 0
         self.stalled = False  # refused for now; a timer will send again
         self.refusal: StentorError | None = None  # why, if so
@@ -219,7 +144,7 @@ class Lane:
     def _fail_rows(self, rows: list[Any], error: StentorError) -> None:
         """These never became a batch: `flush` must know at once, callbacks are for the loop to call."""
         producer = self.producer
-        producer.record_failure(FailedBatch(producer.topic, self.partition, len(rows) // 2, error))
+        producer.outcomes.record_failure(FailedBatch(producer.topic, self.partition, len(rows) // 2, error))
         callbacks = [
             extra.on_delivery for extra in rows[1::2] if isinstance(extra, Extra) and extra.on_delivery is not None
         ]
@@ -243,35 +168,8 @@ class Lane:
         return taken
 
     def _encode(self, rows: list[Any]) -> tuple[Encoded, list[Any]]:
-        compression = self.producer.compression
-        opened_us = self.opened_us or time.time_ns() // 1000
-        values, keys = rows[0::2], rows[1::2]
-        if not self.producer.extras:
-            return batch.encode_at(opened_us, keys, values, compression=compression), []
-        if len(keys) == 1 and isinstance(extra := keys[0], Extra):
-            return self._encode_single(values, extra, opened_us, compression)
-        timestamps = [opened_us] * len(values)
-        headers: list[Any] = [None] * len(values)
-        callbacks: list[Any] = []
-        for index, extra in enumerate(keys):
-            if isinstance(extra, Extra):
-                keys[index] = extra.key
-                headers[index] = extra.headers
-                if extra.timestamp_us is not None:
-                    timestamps[index] = extra.timestamp_us
-                if extra.on_delivery is not None:
-                    callbacks.append((index, extra.on_delivery, timestamps[index]))
-        named = headers if any(h is not None for h in headers) else None
-        return batch.encode(timestamps, keys, values, named, compression=compression), callbacks
-
-    def _encode_single(
-        self, values: list[Any], extra: Extra, opened_us: int, compression: str
-    ) -> tuple[Encoded, list[Any]]:
-        """One publish that waits for its answer: the way is kept short."""
-        time_us = opened_us if extra.timestamp_us is None else extra.timestamp_us
-        headers = None if extra.headers is None else [extra.headers]
-        encoded = batch.encode((time_us,), (extra.key,), values, headers, compression=compression)
-        return encoded, [(0, extra.on_delivery, time_us)] if extra.on_delivery is not None else []
+        producer, opened_us = self.producer, self.opened_us or time.time_ns() // 1000
+        return encode_rows(rows, opened_us, extras=producer.extras, compression=producer.compression)
 
     def add_encoded(self, encoded: Encoded, callbacks: list[Any] | None = None) -> None:
         """A batch that was encoded elsewhere, after everything that gathered before it."""
@@ -299,7 +197,7 @@ class Lane:
             topic_id=producer.topic_id,
             partition=self.partition,
             # Without answers nobody would notice a gap in the sequence: ack=none goes unnumbered.
-            producer_id=producer.producer_id if producer.ack else ANONYMOUS,
+            producer_id=producer.sender.id if producer.ack else ANONYMOUS,
             generation=self.generation,
             sequence=sequence,
         )
@@ -322,7 +220,7 @@ class Lane:
         if self.stalled:
             return
         producer = self.producer
-        link = producer.core.head_link(producer.topic, producer.topic_id, self.partition)
+        link = producer.core.routing.head_link(producer.topic, producer.topic_id, self.partition)
         if link is None:
             return
         if link is not self.link:
@@ -340,7 +238,7 @@ class Lane:
     def reroute(self) -> None:
         """Links or routes changed: use the new way if there is one."""
         producer = self.producer
-        link = producer.core.head_link(producer.topic, producer.topic_id, self.partition)
+        link = producer.core.routing.head_link(producer.topic, producer.topic_id, self.partition)
         if link is None:
             return
         if link is not self.link:
@@ -392,7 +290,7 @@ class Lane:
         sent.done = True
         self.done_bytes += sent.size
         producer = self.producer
-        producer.messages_acknowledged += sent.encoded.count
+        producer.outcomes.acknowledged += sent.encoded.count
         for index, callback, timestamp_us in sent.callbacks:
             offset = sent.answer + index if sent.answer >= 0 else -1  # ack=none: nobody said where
             receipt = Receipt(producer.topic, self.partition, offset, timestamp_us)
@@ -413,7 +311,7 @@ class Lane:
             self.dispatch()
             return
         if isinstance(error, NotHead):
-            self.producer.core.redirected(self.producer.topic, self.partition, error)
+            self.producer.core.routing.redirected(self.producer.topic, self.partition, error)
         elif isinstance(error, PartitionNotFound):
             if self.producer.follow():
                 return
@@ -433,7 +331,7 @@ class Lane:
         misses the one before has taken none of them. A head that does not know the producer has no such memory.
         """
         producer = self.producer
-        if producer.ack == Ack.ALL or producer.lasting or not self.pending or self.pending[0] is not sent:
+        if producer.ack == Ack.ALL or producer.sender.lasting or not self.pending or self.pending[0] is not sent:
             return False
         return reason == "gap" or not any(waiting.doubtful for waiting in self.pending)
 
@@ -462,7 +360,7 @@ class Lane:
             ended = numbered[place:]
             self.pending = deque(numbered[:place])
             self.unsent = deque(sent for sent in self.unsent if sent not in ended)
-            if not self.producer.lasting:  # a lasting identity must not go on behind a gap
+            if not self.producer.sender.lasting:  # a lasting identity must not go on behind a gap
                 self.generation += 1
                 self.sequence = 0
             self.stalled = False
@@ -477,7 +375,9 @@ class Lane:
     def _fail(self, sent: Sent, reason: StentorError) -> None:
         sent.done = True
         self.done_bytes += sent.size
-        self.producer.record_failure(FailedBatch(self.producer.topic, self.partition, sent.encoded.count, reason))
+        self.producer.outcomes.record_failure(
+            FailedBatch(self.producer.topic, self.partition, sent.encoded.count, reason)
+        )
         for _, callback, _ in sent.callbacks:
             self.producer.call_back(callback, None, reason)
 

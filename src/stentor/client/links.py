@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stentor import limits
 from stentor.client.link import BrokerLink
 from stentor.errors import ConnectionFailed, StentorError
+from stentor.transport.dial import Backoff, jittered_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -105,11 +106,11 @@ class Links:
 
     async def _connect(self, broker: str) -> None:
         """Try until it works, or the broker is not needed any more; back off with full jitter."""
-        delay, attempt = limits.RECONNECT_DELAY_S, 0
+        backoff, attempt = Backoff(), 0
         try:
             if broker in self._lost_once:  # so has everyone else who was linked to it
-                delay = max(delay, self.spread_s(broker))
-                await asyncio.sleep(random.uniform(0, self.spread_s(broker)))  # noqa: S311 - jitter, not a secret
+                backoff = Backoff(max(limits.RECONNECT_DELAY_S, self.spread_s(broker)))
+                await asyncio.sleep(jittered_s(0, self.spread_s(broker)))
             while not self._closed and broker in self.brokers:
                 try:
                     link = await self._open(broker, attempt)
@@ -118,9 +119,8 @@ class Links:
                     attempt += 1
                     self._note_unreachable(broker)
                     if broker in self.brokers and not self.brokers[broker].alive:
-                        delay = limits.RECONNECT_DELAY_S_MAX  # the others say so too: it will not answer soon
-                    await asyncio.sleep(random.uniform(0, delay))  # noqa: S311 - jitter, not a secret
-                    delay = min(2 * delay, limits.RECONNECT_DELAY_S_MAX)
+                        backoff.slow_down()  # the others say so too: it will not answer soon
+                    await asyncio.sleep(backoff.next_s())
                     continue
                 if self.existing(broker) is not None:  # somebody made one meanwhile
                     link.close()

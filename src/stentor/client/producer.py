@@ -17,7 +17,8 @@ from stentor.client.arrow import tables
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
 from stentor.client.help import explained
 from stentor.client.identity import by_partition
-from stentor.client.lane import Extra, Lane
+from stentor.client.lane import Lane
+from stentor.client.rows import Extra
 from stentor.errors import InvalidArgument, LimitExceeded, StentorError
 from stentor.wire import batch
 from stentor.wire.batch import check_message
@@ -35,7 +36,7 @@ _UNSENT_MAX = 4  # sealed batches that may wait for an answer to wake the loop
 _ON_WIRE_MIN = 2  # below this the broker might run dry
 
 
-class _Face:
+class _ProducerFace:
     """What the sync and the async producer share: turning arguments into rows."""
 
     def __init__(self, core: ProducerCore) -> None:
@@ -73,7 +74,7 @@ class _Face:
         self._core.check_open()
         lane.seal()
         self._sealed(lane)
-        return self._core.is_full()
+        return self._core.room.is_full()
 
     def _sealed(self, lane: Lane) -> None:
         """Let the loop send what was sealed; not for every batch, since each wake-up costs a thread switch.
@@ -143,7 +144,7 @@ class _Face:
                 continue
             lane.add_encoded(encoded)
             self._sealed(lane)
-            yield core.is_full()
+            yield core.room.is_full()
 
     def _offer_keyed(self, values: Sequence[bytes], keys: Sequence[bytes | None]) -> Any:
         """Many messages for several partitions: sorted by key hash first, then lane by lane."""
@@ -193,7 +194,7 @@ class _Face:
                         callbacks = [] if on_delivery is None else [(0, on_delivery, now_us)]
                         lane.add_encoded(encoded, callbacks)
                         self._sealed(lane)
-                        yield core.is_full()
+                        yield core.room.is_full()
 
 
 def _encoded(rows: Any, compression: str, schema_id: int) -> Iterator[Encoded]:
@@ -218,7 +219,7 @@ def _call(work: Callable[[], None]) -> None:
 
 
 @explained("Producer")
-class Producer(_Face):
+class Producer(_ProducerFace):
     """A self-batching sender. Thread-safe. Use as a context manager: leaving it flushes."""
 
     def send(
@@ -230,7 +231,7 @@ class Producer(_Face):
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand a message over; returns at once unless too much is unacknowledged."""
+        """Hand a message over; waits only while too much is unacknowledged."""
         lane = self._single
         if lane is None and self._hashed:
             if type(key) is bytes:
@@ -322,7 +323,7 @@ class Producer(_Face):
 
 
 @explained("Producer", asynchronous=True)
-class AsyncProducer(_Face):
+class AsyncProducer(_ProducerFace):
     """The same for `async` code, in one loop."""
 
     def __init__(self, core: ProducerCore) -> None:
@@ -338,14 +339,14 @@ class AsyncProducer(_Face):
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand a message over; waits only when too much is unacknowledged."""
+        """Hand a message over; waits only while too much is unacknowledged."""
         if self._offer(value, key, headers, timestamp, partition, on_delivery):
             await self._wait_for_room()
 
     async def send_many(
         self, values: Sequence[bytes], keys: Sequence[bytes | None] | None = None, *, partition: int | None = None
     ) -> None:
-        """Hand many messages over in one call."""
+        """Hand many messages over in one call: the fastest way for lists of bytes."""
         for must_wait in self._offer_many(values, keys, partition):
             if must_wait:
                 await self._wait_for_room()
@@ -368,13 +369,15 @@ class AsyncProducer(_Face):
             raise self._core.core.late("send", self._core.timeout) from error
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent is acknowledged."""
+        """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         self._core.core.check_loop()
         self._core.check_open()
         await self._core.flush(timeout)
 
     async def close(self) -> None:
-        """Flush and let go."""
+        """Flush and let go. In a forked child it does nothing: the messages are the parent's."""
+        if self._core.core.forked:
+            return
         self._core.core.check_loop()
         await self._core.close()
 

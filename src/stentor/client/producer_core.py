@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from stentor import limits
-from stentor.client.identity import check_generation, producer_of
-from stentor.client.lane import FailedBatch, Lane, Sent
-from stentor.errors import Closed, InvalidArgument, PublishError, StentorError
+from stentor.client.identity import sender_of
+from stentor.client.lane import Lane
+from stentor.client.outcomes import Outcomes
+from stentor.client.room import Room
+from stentor.errors import Closed, InvalidArgument, StentorError
 from stentor.wire import bodies
 from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.frames import Ack
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from stentor.client.message import Receipt
     from stentor.client.options import AckLevel, Compression
     from stentor.client.selectors import Partitioner
+    from stentor.client.sent import Sent
     from stentor.wire.messages import TopicRoute
 
     OnDelivery = Callable[["Receipt | None", "StentorError | None"], None]
@@ -40,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 _EXPIRE_S = 0.25
 _RESEND_S = 0.1
-_FAILURES_KEPT_MAX = 1_000
 _TURN_ROWS = 2 * limits.PRODUCER_TURN_MESSAGES  # rows are flat: value and key
 
 
@@ -108,7 +110,6 @@ class ProducerCore:
         generation: int = 0,
     ) -> None:
         _check_batches(compression, batch_messages, batch_bytes)
-        check_generation(generation)
         self.core = core
         self.topic = route.name
         self.topic_id = route.id
@@ -117,23 +118,16 @@ class ProducerCore:
         self.schema_id = 0  # the version of the topic's schema that its batches are of, if they hold rows
         self.batch_messages = batch_messages
         self.batch_bytes = batch_bytes
-        self.buffer_bytes = buffer_bytes
         self.timeout = core.seconds(timeout)
-        self.lasting = identity is not None
-        self.producer_id, self._token = producer_of(identity, secret)
-        self.generation = generation
+        self.sender = sender_of(identity, secret, generation)
         self.extras = False  # some row carried headers, a time or a callback; from then on all may
         self.lanes = [Lane(self, index) for index in range(len(route.partitions))]
         self.partitioner = partitioner
-        self.single = self.lanes[0] if len(self.lanes) == 1 else None
         self.turn = secrets.randbelow(len(self.lanes))  # so that short-lived producers spread as well
         self.closing = False  # nothing new is taken
         self.closed = False
-        self.failures: list[FailedBatch] = []
-        self._failures_max = _FAILURES_KEPT_MAX if keep_failures else 0
-        self.messages_acknowledged = 0
-        self.messages_failed = 0
-        self._waiters: list[Callable[[], None]] = []
+        self.outcomes = Outcomes(keep_failures=keep_failures)
+        self.room = Room(self.lanes, buffer_bytes)
         self._flushes: list[_Flush] = []
         core.link_listeners.add(self._relinked)
         core.route_listeners.add(self._rerouted)
@@ -141,6 +135,11 @@ class ProducerCore:
         self._expiry = core.loop.call_later(_EXPIRE_S, self._expire)
 
     # --- lanes: any thread ----------------------------------------------------------------------
+
+    @property
+    def single(self) -> Lane | None:
+        """The only lane, if there is no other."""
+        return self.lanes[0] if len(self.lanes) == 1 else None
 
     def lane_for(self, key: bytes | None, partition: int | None) -> Lane:
         if partition is not None:
@@ -168,18 +167,9 @@ class ProducerCore:
             pass
         raise InvalidArgument(f"Topic {self.topic} has partitions 0 to {len(self.lanes) - 1}; {partition!r} was named.")
 
-    def outstanding_bytes(self) -> int:
-        return sum(lane.sealed_bytes - lane.done_bytes for lane in self.lanes)
-
-    def is_full(self) -> bool:
-        """Whether senders must wait (back-pressure)."""
-        return self.outstanding_bytes() >= self.buffer_bytes or any(
-            len(lane.pending) >= limits.PRODUCER_IN_FLIGHT_BATCHES_MAX for lane in self.lanes
-        )
-
     def add_waiter(self, wake: Callable[[], None]) -> None:
         """`wake` is called in the loop when there may be room again."""
-        self._waiters.append(wake)
+        self.room.add_waiter(wake)
         self.core.loop.call_soon_threadsafe(self.progressed)  # in case there is room already
 
     def check_open(self) -> None:
@@ -191,18 +181,9 @@ class ProducerCore:
 
     def progressed(self) -> None:
         """Something was answered: wake senders and flushes that waited for it."""
-        if self._waiters and not self._still_full():
-            waiters, self._waiters = self._waiters, []
-            for wake in waiters:
-                wake()
+        self.room.look()
         for flush in self._flushes:
             flush.look()
-
-    def _still_full(self) -> bool:
-        """Senders sleep until half is free, so that they do not wake for every answer."""
-        return self.outstanding_bytes() > self.buffer_bytes // 2 or any(
-            len(lane.pending) > limits.PRODUCER_IN_FLIGHT_BATCHES_MAX // 2 for lane in self.lanes
-        )
 
     def _relinked(self, link: BrokerLink) -> None:  # noqa: ARG002
         self._rerouted()
@@ -229,7 +210,7 @@ class ProducerCore:
         return True
 
     def _fits(self, route: TopicRoute) -> bool:
-        return not self.lasting and len(route.partitions) == len(self.lanes)
+        return not self.sender.lasting and len(route.partitions) == len(self.lanes)
 
     def gone(self, error: StentorError) -> StentorError:
         """What to do about a topic that is not there any more."""
@@ -238,7 +219,7 @@ class ProducerCore:
             error.hint = f"Topic {self.topic} was deleted; this producer goes on once it is made again."
         elif route.id != self.topic_id:
             error.hint = f"Topic {self.topic} was deleted and made anew, with other partitions; make a new producer."
-            if self.lasting:
+            if self.sender.lasting:
                 error.hint = f"Topic {self.topic} was deleted and made anew; make a new producer for it."
         return error
 
@@ -252,8 +233,8 @@ class ProducerCore:
 
     def introduce(self, link: BrokerLink) -> None:
         """Before the first batch on a link: a lasting producer shows that it may send under its id."""
-        if self._token is not None and self.ack:
-            link.use_producer(self.producer_id, self._token)
+        if self.sender.token is not None and self.ack:
+            link.use_producer(self.sender.id, self.sender.token)
 
     def is_known(self) -> bool:
         """Whether a cluster has this very topic: then a broker that does not know it will soon."""
@@ -275,11 +256,6 @@ class ProducerCore:
         if not self.closed:
             self._expiry = self.core.loop.call_later(_EXPIRE_S, self._expire)
 
-    def record_failure(self, failure: FailedBatch) -> None:
-        self.messages_failed += failure.count
-        if len(self.failures) < self._failures_max:
-            self.failures.append(failure)
-
     def call_back(self, callback: OnDelivery, receipt: Receipt | None, error: StentorError | None) -> None:
         try:
             callback(receipt, error)
@@ -300,28 +276,15 @@ class ProducerCore:
             await asyncio.wait_for(flush.over, limit)
         except TimeoutError as error:
             self._give_up_due(time.monotonic() + 2 * _EXPIRE_S)
-            self.raise_failures()
+            self.outcomes.raise_failures(self.topic)
             raise self.core.late("flush", limit) from error
         finally:
             self._flushes.remove(flush)
-        self.raise_failures()
+        self.outcomes.raise_failures(self.topic)
 
     def _give_up_due(self, now: float) -> None:
         for lane in self.lanes:
             lane.expire(now)
-
-    def raise_failures(self) -> None:
-        if self.failures:
-            failed, self.failures = self.failures, []
-            count = sum(batch.count for batch in failed)
-            first = failed[0].error
-            raise PublishError(
-                f"{count} messages to {self.topic} were not acknowledged: {first.message}",
-                hint=first.hint,
-                operation="publish",
-                object=self.topic,
-                failed=failed,
-            )
 
     async def close(self) -> None:
         """Flush, take nothing more, flush what was sent meanwhile, then let go."""
@@ -347,9 +310,9 @@ class ProducerCore:
     def statistics(self) -> dict[str, Any]:
         return {
             "topic": self.topic,
-            "messages_acknowledged": self.messages_acknowledged,
-            "messages_failed": self.messages_failed,
-            "outstanding_bytes": self.outstanding_bytes(),
+            "messages_acknowledged": self.outcomes.acknowledged,
+            "messages_failed": self.outcomes.failed,
+            "outstanding_bytes": self.room.outstanding_bytes(),
             "in_flight_batches": sum(len(lane.pending) for lane in self.lanes),
             "gathering_messages": sum(len(lane.rows) for lane in self.lanes) // 2,
         }

@@ -25,7 +25,7 @@ async def ask_member(core: ClientCore, request: Any, topic: str, deadline: Deadl
         async with deadline.bound():
             while True:
                 core.check_open()
-                link = core.member_link(
+                link = core.routing.member_link(
                     topic, request.topic_id, request.partition, asking.behind, head_first=head_first
                 )
                 asking.nobody = link is None

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from stentor.client.decode import offset_batches
+from stentor.wire.header import excerpt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 APPENDED_AT: Final = "appended_at"
 _TIME: Final = pa.timestamp("us", tz="UTC")
-_HEADER: Final = struct.Struct("<8xI16xIQ24xq")  # of a batch's header: length, count, first offset, time of the append
+_HEADER: Final = struct.Struct(excerpt("length", "count", "base_offset", "appended_at_us"))
 
 
 def stamped_batches(

@@ -1,62 +1,51 @@
 """Subscriptions: a client's cursors on topics — live, catching up, or told.
 
-The core (`client.streams`) puts deliveries into an inbox. `Subscription` and `AsyncSubscription` take
-them from there, decode them in the application's thread, and grant credit for what was taken.
-
-One delivery is *at hand*, and one batch of it is the *current* one. What the application has not had of them stays
-with the subscription, never with an iterator: a loop may be left and another one begun, messages and batches
-may be asked for in turn, and several threads or tasks may take from one subscription.
+The core (`client.subscription_core`) puts deliveries into an inbox. `Subscription` and `AsyncSubscription` take
+them from there, decode them in the application's thread (`client.at_hand`), and grant credit for what was taken.
 
     inbox ──hold──► delivery at hand ──next_batch──► current batch ──next──► messages, to whoever asks
 
-Taking a message of the current batch is one step for the interpreter: the batch is an iterator of C, and all who take
-share it. Going on to the next batch, or waiting for the next delivery, is for one at a time: threads take turns by a
-lock; tasks do it without awaiting in between. So nobody replaces what another has not finished with.
+Taking a message of the current batch is for all at once. Going on to the next batch, or waiting for the next delivery,
+is for one at a time: threads take turns by a lock; tasks do it without awaiting in between. So nobody replaces what
+another has not finished with.
 """
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
-from collections import deque
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.arrow import row_decoder, tables
+from stentor.client.at_hand import AtHand
 from stentor.client.deadline import Deadline
-from stentor.client.decode import decode_messages, offset_batches, position_of
-from stentor.client.handed import Handed
 from stentor.client.help import explained
-from stentor.errors import Closed, CorruptData, DeadlineExceeded, MissingPackage, SlowSubscriber, StentorError
+from stentor.errors import Closed, DeadlineExceeded, SlowSubscriber, StentorError
+from stentor.wire.header import appended_at_us
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from stentor.client.at_hand import Rows
+    from stentor.client.inbox import AsyncInbox
     from stentor.client.message import Message
-    from stentor.client.subscription_core import Delivery, Event, Reader, SubscriptionCore
-
-    Rows = tuple[Reader, int, Any]  # of which partition, the offset of the first message, a pyarrow.RecordBatch
+    from stentor.client.reader import Delivery, Event, Reader
+    from stentor.client.subscription_core import SubscriptionCore
 
 
 _SLICE_S = 1.0
 
 
-class _Face:
-    """What the sync and async subscriptions share: from deliveries to messages."""
+class _SubscriptionFace(AtHand):
+    """What the sync and async subscriptions share."""
 
     def __init__(self, core: SubscriptionCore) -> None:
+        super().__init__()
         self._core = core
         # A read that has an end must make progress; one without may be quiet for ever.
         self._patience_s = None if core.end is None else core.core.timeout
-        self._delivery: Delivery | None = None  # at hand, as messages or as rows, whichever was asked for last:
-        self._current: Iterator[Message] = iter(())  # messages of its batch at hand
-        self._handed: Handed | None = None  # how far they were handed out; never past what nobody was handed
-        self._batches: Iterator[Iterator[Message]] = iter(())  # its further batches
-        self._rows: Iterator[tuple[int, Any]] = iter(())  # its further batches as Arrow, with their first offsets
-        self._row_decoder = offset_batches  # how they become Arrow
-        self._place: tuple[Delivery | None, int] = (None, 0)  # where in it that began: taking turns starts not from 0
         self._again: Delivery | None = None  # it should have been skipped, which failed: it is the next one
         self._ended = False
         self._failure: StentorError | None = None  # why it ended, for everyone who takes from it
@@ -64,7 +53,7 @@ class _Face:
     @property
     def topics(self) -> list[str]:
         """The topics it reads now."""
-        return sorted({reader.topic for reader in self._core.readers.values()})
+        return self._core.topics()
 
     def statistics(self) -> dict[str, Any]:
         """Lag and position of each partition."""
@@ -83,96 +72,6 @@ class _Face:
         """What happened since the last call: skipped ranges, topics found or gone."""
         events, self._core.events = self._core.events, []
         return events
-
-    def _hold(self, delivery: Delivery) -> None:
-        """It is the delivery at hand, as messages."""
-        self._delivery = delivery
-        self._batches = self._messages(delivery, delivery.reader.start)
-
-    def _hold_rows(self, delivery: Delivery) -> None:
-        """It is the delivery at hand, as Arrow."""
-        self._delivery = delivery
-        self._rows = self._decoded(delivery, self._row_decoder, delivery.reader.start)
-
-    def _messages(self, delivery: Delivery, floor: int) -> Iterator[Iterator[Message]]:
-        """One iterator per batch; each becomes the current one, so that nothing is lost in between."""
-        for run in self._decoded(delivery, decode_messages, floor):
-            self._handed = Handed(delivery.reader, floor, run)
-            self._current = run.messages
-            yield run.messages
-
-    def _decoded(self, delivery: Delivery, decode: Callable[..., Iterator[Any]], floor: int) -> Iterator[Any]:
-        reader = delivery.reader
-        try:
-            if self._place[0] is not delivery:
-                self._place = (delivery, 0)
-            position = position_of(delivery.body, self._place[1], floor)
-            self._place = (delivery, position)
-            yield from decode(delivery.body, reader.topic, reader.partition, floor, reader.end, position)
-        except CorruptData as error:
-            error.object = f"{reader.topic}/{reader.partition}"
-            raise self._damaged(delivery, error) from error
-        except MissingPackage as error:
-            self._end(error)  # or the next call would go on behind what could not be read
-            raise
-        reader.taken = delivery.next_offset
-
-    def _damaged(self, delivery: Delivery, error: StentorError) -> StentorError:
-        """Report damage; the better of two errors."""
-        raise NotImplementedError
-
-    def _next_message(self) -> Message | None:
-        """The next one of the delivery at hand."""
-        while True:
-            message = next(self._current, None)
-            if message is not None:
-                return message
-            if not self._next_batch():
-                return None
-
-    def _next_batch(self) -> bool:
-        """Make the next batch of the delivery at hand the current one; False when none is left."""
-        if next(self._batches, None) is not None:
-            return True
-        left = next(self._rows, None)
-        if left is None:
-            return False
-        assert self._delivery is not None
-        self._rows = iter(())
-        self._batches = self._messages(self._delivery, left[0])
-        return next(self._batches, None) is not None
-
-    def _next_rows(self) -> Rows | None:
-        """The next batch of the delivery at hand as Arrow."""
-        found = next(self._rows, None)
-        while found is None:
-            left = self._take_rest()
-            if left is not None:
-                assert self._delivery is not None
-                self._batches = iter(())
-                self._rows = self._decoded(self._delivery, self._row_decoder, left)
-                found = next(self._rows, None)
-            elif not self._next_batch():
-                return None
-        assert self._delivery is not None
-        reader = self._delivery.reader
-        self._handed = Handed(reader, found[0] + found[1].num_rows)
-        return reader, *found
-
-    def _take_rest(self) -> int | None:
-        """Take what is left of the current batch, to hand it out as rows; the offset of the first of it.
-
-        Until then nobody was handed it, and positions stay before it.
-        """
-        handed = self._handed
-        if handed is not None:
-            self._handed = Handed(handed.reader, handed.next_offset())
-        left = list(self._current)  # in one step: who shares the current batch finds it used up, never half of it
-        if left and handed is not None:
-            self._handed = Handed(handed.reader, left[0].offset)
-            return left[0].offset
-        self._handed = handed
-        return None
 
     def _check_process(self) -> None:
         """After a fork the loop is not there: nothing would come, and what is at hand is the parent's."""
@@ -199,8 +98,7 @@ class _Face:
         core = self._core
         if core.max_lag is None:
             return False
-        appended_at_us = int.from_bytes(delivery.body[64:72], "little")
-        return core.too_slow(delivery.reader, appended_at_us)
+        return core.too_slow(delivery.reader, appended_at_us(delivery.body))
 
     def _slow_error(self, reader: Reader) -> SlowSubscriber:
         return SlowSubscriber(
@@ -224,7 +122,7 @@ class _Face:
 
 
 @explained("Subscription")
-class Subscription(_Face):
+class Subscription(_SubscriptionFace):
     """Messages as they come. Iterate, or `get(timeout=...)`; use as a context manager.
 
     Threads may share one: each message goes to one of them. Every thread has a loop of its own (`for message in
@@ -300,7 +198,7 @@ class Subscription(_Face):
 
     def _grant(self, delivery: Delivery) -> None:
         with suppress(RuntimeError):  # the client was closed: nobody needs credit any more
-            self._core.core.loop.call_soon_threadsafe(self._core.grant, delivery.reader, len(delivery.body))
+            self._core.core.loop.call_soon_threadsafe(self._core.streams.grant, delivery.reader, len(delivery.body))
 
     def _damaged(self, delivery: Delivery, error: StentorError) -> StentorError:
         core = self._core
@@ -377,7 +275,7 @@ class Subscription(_Face):
             yield found[1:]
 
     def close(self) -> None:
-        """End it; threads that wait in it are released. After a fork it is the parent's, and stays open."""
+        """End it; whoever waits in it is released. After a fork it is the parent's, and stays open."""
         core = self._core
         if not (core.closed or core.core.closed or core.core.forked):
             with suppress(Closed):  # by the client, at this moment
@@ -390,51 +288,8 @@ class Subscription(_Face):
         self.close()
 
 
-class AsyncInbox:
-    """A queue for the tasks of one loop, put to from that loop.
-
-    Who waits is woken, looks again, and takes what is there without awaiting in between: a task that is
-    cancelled has taken nothing, and lets the next one look instead.
-    """
-
-    def __init__(self) -> None:
-        self.items: deque[Any] = deque()
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    def put(self, item: Any) -> None:
-        self.items.append(item)
-        self.wake()
-
-    def wake(self) -> None:
-        """Let one of those who wait look again."""
-        while self._waiting:
-            woken = self._waiting.popleft()
-            if not woken.done():
-                woken.set_result(None)
-                return
-
-    def wake_all(self) -> None:
-        while self._waiting:
-            self.wake()
-
-    async def changed(self, deadline: Deadline) -> None:
-        """Wait until it may be worth looking again; TimeoutError when the deadline comes first."""
-        woken = asyncio.get_running_loop().create_future()
-        self._waiting.append(woken)
-        try:
-            async with deadline.bound():
-                await woken
-        except BaseException:
-            if woken.done() and not woken.cancelled():
-                self.wake()
-            else:
-                with suppress(ValueError):  # `wake` met it, and passed it over
-                    self._waiting.remove(woken)
-            raise
-
-
 @explained("Subscription", asynchronous=True)
-class AsyncSubscription(_Face):
+class AsyncSubscription(_SubscriptionFace):
     """The same for `async` code.
 
     Tasks of one loop may share one: each message goes to one of them, whether they loop, call `get` or iterate
@@ -476,7 +331,7 @@ class AsyncSubscription(_Face):
         self._inbox.wake_all()
 
     def _grant(self, delivery: Delivery) -> None:
-        self._core.grant(delivery.reader, len(delivery.body))
+        self._core.streams.grant(delivery.reader, len(delivery.body))
 
     def _damaged(self, delivery: Delivery, error: StentorError) -> StentorError:
         core = self._core
@@ -546,7 +401,7 @@ class AsyncSubscription(_Face):
         return found
 
     async def batches(self) -> AsyncIterator[Any]:
-        """The same as pyarrow.RecordBatch."""
+        """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
         self._check_process()
         with_position = tables().with_position
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
@@ -554,14 +409,17 @@ class AsyncSubscription(_Face):
             yield with_position(rows, reader.topic, reader.partition, first)
 
     async def offset_batches(self, *, appended_at: bool = False) -> AsyncIterator[tuple[int, Any]]:
-        """The same without topic and partition; see Subscription.offset_batches."""
+        """The offset of the first message, and a pyarrow.RecordBatch of timestamp, key, value, headers and, if asked
+        for, appended_at; the offsets of its messages follow one by one. Small batches are joined; others come as they
+        were stored. For subscriptions of one partition, where nobody needs to be told which.
+        """
         self._row_decoder = row_decoder(appended_at=appended_at)
         self._check_process()
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
             yield found[1:]
 
     async def close(self) -> None:
-        """End it; tasks that wait in it are released. After a fork it is the parent's, and stays open."""
+        """End it; whoever waits in it is released. After a fork it is the parent's, and stays open."""
         if not self._core.core.forked:
             await self._core.close()
 

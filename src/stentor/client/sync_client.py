@@ -12,27 +12,27 @@ import queue
 import sys
 import threading
 import warnings
-from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from stentor import limits
+from stentor.client.admin import Admin
 from stentor.client.async_client import REASON_S, AsyncClient, known
 from stentor.client.convert import check_limit
 from stentor.client.help import explained, explained_function
 from stentor.client.history import History
+from stentor.client.loop_thread import GRACE_S, LoopThread, closed_error
 from stentor.client.producer import Producer
 from stentor.client.subscription import Subscription
 from stentor.client.topic import PlainTopic, Topic
 from stentor.client.typed import Codec
-from stentor.errors import Closed, StentorError
+from stentor.errors import StentorError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping
+    from collections.abc import Coroutine, Iterable
     from datetime import timedelta
     from types import UnionType
 
-    from stentor.client.async_client import Offsets, TopicOffsets
     from stentor.client.deadline import Deadline
     from stentor.client.message import Receipt
     from stentor.client.options import (
@@ -45,76 +45,16 @@ if TYPE_CHECKING:
         ProducerOptions,
         SubscribeOptions,
         TimestampLike,
-        TopicOptions,
     )
     from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Partitioner, Selector
     from stentor.client.starts import Start
     from stentor.client.table import TableTopic
-    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
+R = TypeVar("R")
 T = TypeVar("T")
 
-_GRACE_S = 5.0  # on top of a call's own deadline, for the loop to report it
 _open_clients: set[Client] = set()  # held: an application may keep only a producer, whose messages must get out
-
-
-class _LoopThread:
-    """An event loop in a daemon thread."""
-
-    def __init__(self) -> None:
-        try:
-            import uvloop
-
-            self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-        except ImportError:
-            self.loop = asyncio.new_event_loop()
-        self._stopping = False
-        self._posting = threading.Lock()  # what is posted comes before the stop, or not at all
-        self._thread = threading.Thread(target=self._run, name="stentor-client", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        self.loop.run_until_complete(_end_others())
-        self.loop.close()
-
-    def call(self, work: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
-        """Run a coroutine in the loop and wait for it here; Closed if the loop ends before it."""
-        with self._posting:
-            if self._stopping:
-                work.close()
-                raise _closed()
-            future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(timeout)
-        except CancelledError:
-            raise _closed() from None
-        except BaseException:
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        """End the loop, and every call that still waits for something in it."""
-        with self._posting:
-            self._stopping = True
-            self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(_GRACE_S)
-
-
-async def _end_others() -> None:
-    """Whoever waits for one of these in another thread would wait for ever."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_GRACE_S):
-            await asyncio.gather(*others, return_exceptions=True)
-
-
-def _closed() -> Closed:
-    return Closed("This client is closed.", hint="Make a new one with stentor.connect().")
 
 
 def _warn_inside_loop() -> None:
@@ -150,7 +90,7 @@ class _Answer:
 
 
 @explained("Client")
-class Client:
+class Client(Admin):
     """A connection to a Stentor system. Thread-safe. Use as a context manager: leaving it flushes.
 
     `stentor.connect(url)` makes one, and takes the same arguments.
@@ -165,7 +105,7 @@ class Client:
         read_from: Selector | None = None,
     ) -> None:
         self._closed = False
-        self._thread = _LoopThread()
+        self._thread = LoopThread()
         self._timeout = timeout
         try:
             opening = AsyncClient._open(url, name=name, timeout=timeout, read_from=read_from)  # noqa: SLF001
@@ -179,19 +119,20 @@ class Client:
         self._publishers: dict[tuple[str, str], Producer] = {}
         _open_clients.add(self)
 
-    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _call(self, work: Coroutine[Any, Any, R]) -> R:
         try:
             self._check()
         except StentorError:
             work.close()
             raise
-        return self._thread.call(work)
+        done: R = self._thread.call(work)
+        return done
 
     def _check(self) -> None:
         if self._core.forked:
             self._core.check_open()
         if self._closed:
-            raise _closed()
+            raise closed_error()
         self._core.check_caller()
 
     # --- publishing -----------------------------------------------------------------------------
@@ -215,7 +156,7 @@ class Client:
         answer = _Answer()
         publisher._offer(value, key, headers, timestamp, partition, answer)  # noqa: SLF001
         # Without a deadline of its own the call ends with the producer's, which knows the reason.
-        grace_s = 0.0 if timeout is not None else REASON_S if found is None else _GRACE_S
+        grace_s = 0.0 if timeout is not None else REASON_S if found is None else GRACE_S
         if not answer.wait(grace_s + (deadline.left() or 0.0)):
             raise self._core.late_publish(deadline.seconds, publisher._refusal())  # noqa: SLF001
         if answer.error is not None:
@@ -366,92 +307,6 @@ class Client:
         from stentor.client.table import TableTopic, find_schema
 
         return TableTopic(self, self._call(find_schema(self._core, name, schema, timeout)))
-
-    # --- administration -------------------------------------------------------------------------
-
-    def create_topic(
-        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Unpack[TopicOptions]
-    ) -> TopicInfo:
-        """Make a topic. Settings that are not named are the broker's defaults."""
-        return self._call(self._async.create_topic(name, exist_ok=exist_ok, timeout=timeout, **settings))  # type: ignore[no-any-return]
-
-    def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicOptions]) -> TopicInfo:
-        """Change settings of a topic."""
-        return self._call(self._async.alter_topic(name, timeout=timeout, **changes))  # type: ignore[no-any-return]
-
-    def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
-        """A topic's settings and partitions."""
-        return self._call(self._async.describe_topic(name, timeout=timeout))  # type: ignore[no-any-return]
-
-    def find_topic(self, name: str, *, timeout: float | None = None) -> TopicRoute:
-        """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
-        return self._call(self._async.find_topic(name, timeout=timeout))  # type: ignore[no-any-return]
-
-    def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
-        """All topics, or those that match a pattern."""
-        return self._call(self._async.topics(pattern, timeout=timeout))  # type: ignore[no-any-return]
-
-    def mark_recorded(self, topic: str, ends: Mapping[int, int], *, timeout: float | None = None) -> None:
-        """A recorder has put away all messages below these offsets, by partition; it never moves back.
-
-        Topics with `keep_unrecorded` delete nothing that is not marked, whatever their retention says.
-        """
-        self._call(self._async.mark_recorded(topic, ends, timeout=timeout))
-
-    def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete a topic and all its messages."""
-        self._call(self._async.delete_topic(name, timeout=timeout))
-
-    def offsets(
-        self, topic: str, at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
-    ) -> Offsets:
-        """The offset of a position in each partition.
-
-        EndUnknown at the deadline, if no broker is certain where the committed messages end. With `stale="allow"`
-        it is what is known to be committed, and `sure` of the answer says whether that was all.
-        """
-        return self._call(self._async.offsets(topic, at, stale=stale, timeout=timeout))  # type: ignore[no-any-return]
-
-    def find_offsets(
-        self, topics: list[str], at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
-    ) -> dict[str, TopicOffsets]:
-        """The offset of a position in each partition of topics or patterns, with the topics' ids."""
-        return self._call(self._async.find_offsets(topics, at, stale=stale, timeout=timeout))  # type: ignore[no-any-return]
-
-    def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
-        """All brokers of the cluster, as the one that is asked sees them."""
-        return self._call(self._async.brokers(timeout=timeout))  # type: ignore[no-any-return]
-
-    def drain_broker(self, broker: str, *, draining: bool = True, timeout: float | None = None) -> None:
-        """Move all replicas away from a broker, without stopping writes; or let it take some again."""
-        self._call(self._async.drain_broker(broker, draining=draining, timeout=timeout))
-
-    def forget_broker(self, broker: str, *, timeout: float | None = None) -> None:
-        """Take a broker that is gone for good off the list."""
-        self._call(self._async.forget_broker(broker, timeout=timeout))
-
-    def recover_partition(
-        self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
-    ) -> PartitionRecovered:
-        """Let a broker's copy lead although it may lack committed messages; says what was lost.
-
-        Without a broker: the one whose copy is furthest; all brokers must be there to find out.
-        """
-        return self._call(  # type: ignore[no-any-return]
-            self._async.recover_partition(topic, partition, broker, timeout=timeout)
-        )
-
-    def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:
-        """Who is connected to the broker."""
-        return self._call(self._async.clients(timeout=timeout))  # type: ignore[no-any-return]
-
-    def statistics(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The broker's statistics."""
-        return self._call(self._async.statistics(timeout=timeout))  # type: ignore[no-any-return]
-
-    def broker(self, *, timeout: float | None = None) -> BrokerInfo:
-        """The broker this client is connected to."""
-        return self._call(self._async.broker(timeout=timeout))  # type: ignore[no-any-return]
 
     # --- life -----------------------------------------------------------------------------------
 

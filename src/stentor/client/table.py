@@ -234,12 +234,15 @@ class AsyncTableProducer(_Schemed, AsyncEntered[AsyncProducer]):
         partition: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand a pyarrow Table, a pandas or a polars DataFrame over; see TableProducer.send_batch."""
+        """Hand a pyarrow Table, a pandas or a polars DataFrame over: each row is a message.
+
+        `key` names the column whose values are the messages' keys, and so choose their partitions.
+        """
         rows = to_messages(data, self._schema, key)
         await self._inner.send_batch(rows, partition=partition, on_delivery=on_delivery)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent is acknowledged."""
+        """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         await self._inner.flush(timeout)
 
     def statistics(self) -> dict[str, Any]:

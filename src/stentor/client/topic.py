@@ -17,7 +17,8 @@ from stentor.client.typed import (
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from stentor.client.async_client import AsyncClient, Offsets
+    from stentor.client.admin import Offsets
+    from stentor.client.async_client import AsyncClient
     from stentor.client.history import AsyncHistory, History
     from stentor.client.message import Receipt
     from stentor.client.options import (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stentor.client.options import Format, HeadersLike, OnError, TimestampLike
     from stentor.client.producer_core import OnDelivery
-    from stentor.client.subscription_core import Event
+    from stentor.client.reader import Event
     from stentor.wire.rows import Headers
 
 T = TypeVar("T")
@@ -314,7 +314,7 @@ class AsyncTypedProducer(_Wrapped[T, AsyncProducer], AsyncEntered[AsyncProducer]
         await self._inner.send_many(self._codec.encode_many(values, self._inner.topic), keys, partition=partition)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent is acknowledged."""
+        """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         await self._inner.flush(timeout)
 
     def statistics(self) -> dict[str, Any]:
@@ -361,7 +361,7 @@ class AsyncTypedSubscription(_Passing[T, AsyncSubscription], AsyncEntered[AsyncS
                 yield typed
 
     async def get(self, timeout: float | None = None) -> TypedMessage[T]:
-        """The next typed message."""
+        """The next typed message; those that do not fit follow `on_error`."""
         deadline = Deadline(timeout)
         while True:
             typed = self._codec.message(await self._inner.get(deadline.left()))

@@ -22,6 +22,10 @@ class ChainPosition:
         self.index = next((index for index, member in enumerate(record.chain) if member == me), None)
         self.joins = record.joining == me
 
+    def leaves_out(self, broker: str) -> bool:
+        """Whether the chain does without this broker."""
+        return self.record is not None and broker not in self.brokers
+
     @property
     def brokers(self) -> tuple[str, ...]:
         return () if self.record is None else tuple(member.broker for member in self.record.chain)

@@ -1,67 +1,27 @@
 """One broker's share in the cluster: hears the others, may become the controller, and then changes chains.
 
-This ties the membership and controller machines together and is pure as they are: methods take what happened
-and return what must be done. Chains themselves run in `core.chain`, and do not need this to go on: with the
-store or the controller gone, messages flow on the chains as they are (C27).
+This ties the membership and controller machines together and is pure as they are: `step` takes what happened
+and returns what must be done (`core.cluster_events`). Chains themselves run in `core.replica`, and do not need this
+to go on: with the store or the controller gone, messages flow on the chains as they are (C27).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from stentor import limits
-from stentor.core.controller import BrokerRecord, Controller, HeldRecord, Propose, TopicPlan
-from stentor.core.membership import ControllerKey, Heartbeat, Membership
+from stentor.core import cluster_events as e
+from stentor.core.controller import Controller
+from stentor.core.membership import Membership
+from stentor.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
-    from stentor.core.chain_messages import PartitionMessage, ReplicaReport
-    from stentor.core.records import Key
+    from stentor.core.cluster_events import ClusterEffect, ClusterEvent
+    from stentor.core.membership import ControllerKey
 
 _REPORT_US = int(limits.REPORT_S * 1_000_000)
-
-
-class Beat(msgspec.Struct, frozen=True):
-    """Send this heartbeat to every other broker."""
-
-    heartbeat: Heartbeat
-
-
-class TakeOver(msgspec.Struct, frozen=True):
-    """Swap the controller key to this broker if it has this revision, then report `controller_is`."""
-
-    revision: int
-
-
-class LoadAll(msgspec.Struct, frozen=True):
-    """Read everything from the store, then report `loaded`."""
-
-
-class Push(msgspec.Struct, frozen=True):
-    """Tell every broker about these records, which were swapped in."""
-
-    records: list[tuple[Key, HeldRecord]]
-    complete: bool = False  # these are all there are
-
-
-class ReportReplicas(msgspec.Struct, frozen=True):
-    """Tell the controller what this broker holds."""
-
-
-class AskReports(msgspec.Struct, frozen=True):
-    """Ask a broker for everything it holds: a report of it was missed."""
-
-    broker: str
-
-
-class PlanOn(msgspec.Struct, frozen=True):
-    """There is more to plan: call `plan` again when others had their turn."""
-
-
-ClusterEffect = Beat | TakeOver | LoadAll | Push | ReportReplicas | AskReports | PlanOn | Propose
 
 
 class ClusterMember:
@@ -84,51 +44,88 @@ class ClusterMember:
         key = self.membership.controller
         return "" if key is None else key.broker
 
-    # --- what happens ---------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------
 
-    def tick(self, now_us: int) -> list[ClusterEffect]:
-        self.membership.tick(now_us)
+    def step(self, event: ClusterEvent, now_us: int) -> list[ClusterEffect]:  # noqa: C901, PLR0911, PLR0912 - one line per event
+        """Take an event, return what must be done."""
+        match event:
+            case e.Ticked():
+                return self._tick(event, now_us)
+            case e.Beaten():
+                return self._beaten(event, now_us)
+            case e.Refused(broker):
+                return self._refused(broker, now_us)
+            case e.Registered():
+                return self._registered(event, now_us)
+            case e.LivenessSeen(broker, alive):
+                self.membership.liveness(broker, alive=alive)
+                return []
+            case e.StoreAsked(answers):
+                self.membership.store_answers(answers, now_us)
+                return []
+            case e.ControllerSeen(key, revision) | e.TookOver(key, revision):
+                return self._controller_is(key, revision, took_over=isinstance(event, e.TookOver))
+            case e.TakeoverFailed():
+                self._taking_over = False
+                self.membership.took_over_in_vain(now_us)
+                return []
+            case e.Loaded():
+                return self._loaded(event, now_us)
+            case e.MembersSaid() | e.Reported() | e.ReportedChanges() | e.PlannedOn():
+                return [] if self.controller is None else self._reported(self.controller, event, now_us)
+            case e.Proposed():
+                return [] if self.controller is None else self._proposed(self.controller, event, now_us)
+            case e.ActiveSeen() | e.TopicsSeen() | e.RecordsSeen():
+                if self.controller is not None:
+                    self._seen(self.controller, event)
+                return []
+        raise InternalError(f"Unknown event {event!r}.")
+
+    def _tick(self, event: e.Ticked, now_us: int) -> list[ClusterEffect]:
+        membership = self.membership
+        membership.load, membership.busy = event.load, event.busy
+        membership.disk_writes(event.writes, now_us)
+        membership.tick(now_us)
         self._consider_resigning(now_us)
-        effects: list[ClusterEffect] = [Beat(self.membership.heartbeat(now_us))]
+        effects: list[ClusterEffect] = [e.Beat(membership.heartbeat(now_us))]
         effects.extend(self._consider_takeover(now_us))
         if now_us - self._reported_us >= _REPORT_US:
             self._reported_us = now_us
-            effects.append(ReportReplicas())
-        effects.extend(self.plan(now_us))
+            effects.append(e.ReportReplicas())
+        effects.extend(self._plan(now_us))
         return effects
 
-    def heard(self, heartbeat: Heartbeat, now_us: int) -> list[ClusterEffect]:
-        news = self.membership.heard(heartbeat, now_us)
+    def _beaten(self, event: e.Beaten, now_us: int) -> list[ClusterEffect]:
+        news = self.membership.heard(event.heartbeat, now_us)
         if not self.membership.is_controller:
             self.controller = None  # a peer knows of a newer one, and this broker does not reach the store (C29)
         effects = self._consider_takeover(now_us)
-        if news and heartbeat.broker == self.controller_broker:
-            effects.append(ReportReplicas())
+        if news and event.heartbeat.broker == self.controller_broker:
+            effects.append(e.ReportReplicas())
         if news:
-            effects.extend(self.plan(now_us))
+            effects.extend(self._plan(now_us))
             if self.controller is not None:  # it may have missed what was pushed meanwhile
-                effects.append(Push(list(self.controller.records.items()), complete=True))
+                effects.append(e.Push(list(self.controller.records.items()), complete=True))
         return effects
 
-    def refused(self, broker: str, now_us: int) -> list[ClusterEffect]:
+    def _refused(self, broker: str, now_us: int) -> list[ClusterEffect]:
         """No process is there any more. Say so at once: the others wait for a second voice."""
         if not self.membership.refused(broker):
             return []
-        effects: list[ClusterEffect] = [Beat(self.membership.heartbeat(now_us))]
+        effects: list[ClusterEffect] = [e.Beat(self.membership.heartbeat(now_us))]
         effects.extend(self._consider_takeover(now_us))
-        effects.extend(self.plan(now_us))
+        effects.extend(self._plan(now_us))
         return effects
 
-    def registered(self, brokers: Mapping[str, BrokerRecord], now_us: int) -> list[ClusterEffect]:
-        """The registered brokers, from the store."""
-        self.membership.register(brokers, now_us)
+    def _registered(self, event: e.Registered, now_us: int) -> list[ClusterEffect]:
+        self.membership.register(event.brokers, now_us)
         if self.controller is not None:
-            for record in brokers.values():
+            for record in event.brokers.values():
                 if self.controller.brokers.get(record.id) != record:
                     self.controller.heard_broker(record)
-            for gone in set(self.controller.brokers) - set(brokers):
+            for gone in set(self.controller.brokers) - set(event.brokers):
                 self.controller.forgot_broker(gone)
-        return self.plan(now_us)
+        return self._plan(now_us)
 
     # --- the controller -------------------------------------------------------------------------
 
@@ -136,7 +133,7 @@ class ClusterMember:
         if self._taking_over or not self.membership.should_take_over(now_us):
             return []
         self._taking_over = True
-        return [TakeOver(self.membership.controller_revision)]
+        return [e.TakeOver(self.membership.controller_revision)]
 
     def _consider_resigning(self, now_us: int) -> None:
         """C29: a controller that cannot reach the store leaves the office to one that can."""
@@ -145,44 +142,68 @@ class ClusterMember:
             self.controller = None
             self.resignations += 1
 
-    def took_over(self, key: ControllerKey, revision: int) -> list[ClusterEffect]:
-        """The swap is through."""
-        self._taking_over = False
-        return self.controller_is(key, revision)
-
-    def takeover_failed(self, now_us: int) -> None:
-        """Someone else was first, or the store did not answer."""
-        self._taking_over = False
-        self.membership.took_over_in_vain(now_us)
-
-    def controller_is(self, key: ControllerKey | None, revision: int) -> list[ClusterEffect]:
+    def _controller_is(self, key: ControllerKey | None, revision: int, *, took_over: bool) -> list[ClusterEffect]:
         """The store says who the controller is."""
+        if took_over:
+            self._taking_over = False
         if revision <= self.membership.controller_revision and key is not None and not self.membership.hinted:
             return []
         self.membership.controller_is(key, revision)
         if not self.membership.is_controller:
             self.controller = None
-            return [ReportReplicas()]
+            return [e.ReportReplicas()]
         self.takeovers += 1
         self.office_revision = revision
         self.controller = Controller(self._new_id)
         self.controller.awaited = self.cautious
-        return [LoadAll(), ReportReplicas()]
+        return [e.LoadAll(), e.ReportReplicas()]
 
-    def loaded(
-        self,
-        brokers: Mapping[str, BrokerRecord],
-        topics: Mapping[int, TopicPlan],
-        records: Mapping[Key, HeldRecord],
-        now_us: int,
-    ) -> list[ClusterEffect]:
+    def _loaded(self, event: e.Loaded, now_us: int) -> list[ClusterEffect]:
         if self.controller is None:
             return []
-        self.controller.load(brokers, topics, records)
-        self.membership.register(brokers, now_us)
-        return [*self.plan(now_us), Push(list(records.items()), complete=True)]
+        self.controller.set_active(event.active)
+        self.controller.load(event.brokers, event.topics, event.records)
+        self.membership.register(event.brokers, now_us)
+        return [*self._plan(now_us), e.Push(list(event.records.items()), complete=True)]
 
-    def plan(self, now_us: int) -> list[ClusterEffect]:
+    def _reported(
+        self,
+        controller: Controller,
+        event: e.MembersSaid | e.Reported | e.ReportedChanges | e.PlannedOn,
+        now_us: int,
+    ) -> list[ClusterEffect]:
+        """Brokers say what they hold, members of chains how their neighbours are."""
+        match event:
+            case e.MembersSaid(said):
+                for key, message in said:
+                    controller.heard_member(key, message)
+            case e.Reported(broker, incarnation, reports, number):
+                controller.heard_reports(broker, incarnation, reports, number)
+            case e.ReportedChanges(broker, incarnation, reports, gone, number):
+                if not controller.heard_changes(broker, incarnation, reports, gone, number):
+                    return [e.AskReports(broker)]
+        return self._plan(now_us)
+
+    def _seen(self, controller: Controller, event: e.ActiveSeen | e.TopicsSeen | e.RecordsSeen) -> None:
+        """The store says more of what the controller plans with."""
+        match event:
+            case e.ActiveSeen(broker):
+                controller.set_active(broker)
+            case e.TopicsSeen(plans):
+                for topic_id, plan in plans.items():
+                    controller.topic(topic_id, plan)
+            case e.RecordsSeen(records):
+                for key, held in records.items():
+                    controller.heard_record(key, held)
+
+    def _proposed(self, controller: Controller, event: e.Proposed, now_us: int) -> list[ClusterEffect]:
+        """A swap succeeded, or not: then everything is read again (C17)."""
+        done = controller.proposed(event.propose, event.revision)
+        if event.revision is None:
+            return [e.LoadAll()]
+        return [e.Push(done), *self._plan(now_us)]
+
+    def _plan(self, now_us: int) -> list[ClusterEffect]:
         """If this broker is the controller: the next changes."""
         controller = self.controller
         if controller is None:
@@ -203,49 +224,5 @@ class ClusterMember:
         controller.heard_suspicions(membership.suspicions(now_us))
         effects: list[ClusterEffect] = [*controller.plan(now_us)]
         if controller.has_more:
-            effects.append(PlanOn())
+            effects.append(e.PlanOn())
         return effects
-
-    def proposed(self, propose: Propose, revision: int | None, now_us: int) -> list[ClusterEffect]:
-        """A swap succeeded at this revision, or not (None): then everything is read again (C17)."""
-        if self.controller is None:
-            return []
-        done = self.controller.proposed(propose, revision)
-        if revision is None:
-            return [LoadAll()]
-        return [Push(done), *self.plan(now_us)]
-
-    def heard_member(self, key: Key, message: PartitionMessage, now_us: int) -> list[ClusterEffect]:
-        if self.controller is None:
-            return []
-        self.controller.heard_member(key, message)
-        return self.plan(now_us)
-
-    def heard_reports(
-        self, sender: str, incarnation: int, reports: Mapping[Key, ReplicaReport], now_us: int, number: int = 0
-    ) -> list[ClusterEffect]:
-        """A broker says what it holds."""
-        if self.controller is None:
-            return []
-        self.controller.heard_reports(sender, incarnation, reports, number)
-        return self.plan(now_us)
-
-    def heard_changes(
-        self,
-        sender: str,
-        incarnation: int,
-        reports: Mapping[Key, ReplicaReport],
-        gone: Iterable[Key],
-        number: int,
-        now_us: int,
-    ) -> list[ClusterEffect]:
-        """A broker says what changed of what it holds."""
-        if self.controller is None:
-            return []
-        if not self.controller.heard_changes(sender, incarnation, reports, gone, number):
-            return [AskReports(sender)]
-        return self.plan(now_us)
-
-    def heard_record(self, key: Key, held: HeldRecord | None) -> None:
-        if self.controller is not None:
-            self.controller.heard_record(key, held)

@@ -1,32 +1,14 @@
-"""Why a replica does not take or answer a publish, in words."""
+"""Why a replica does not take a publish or serve a reader, in words (`core.decisions` says when)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stentor.core.acks import QUORUM
 from stentor.errors import NotHead, NotReady, UnknownOutcome
 
 if TYPE_CHECKING:
     from stentor.core.records import ChainRecord
-    from stentor.core.replica import Replica
     from stentor.errors import SequenceError, StentorError
-
-
-def unready(replica: Replica, ack: int) -> StentorError | None:
-    """Why a replica cannot take a publish now; None when it can."""
-    if replica.failed:
-        return failed(replica.failed)
-    record = replica.record
-    if record is None or not replica.position.is_head or replica.wedged:
-        return not_head(next(iter(replica.position.brokers), ""), replica.epoch, replica.revision)
-    if not replica.active:
-        return not_active()
-    if replica.too_short(record):
-        return too_short(record)
-    if ack == QUORUM and len(record.chain) < record.quorum:
-        return no_quorum(record)
-    return None
 
 
 def failed(why: str) -> StentorError:
@@ -61,6 +43,30 @@ def cut_off() -> StentorError:
     return NotReady(
         "This broker is cut off: it hears neither the controller nor a majority of its cluster.",
         hint="Another broker takes its place; clients find it by themselves.",
+    )
+
+
+def without_store(what: str = "Committed messages can be read") -> StentorError:
+    """C27: what a broker says that started without its store."""
+    return NotReady(
+        f"This broker started while its coordination store was away. {what}; all else waits for the store.",
+        hint="Bring etcd back, or ask another broker.",
+    )
+
+
+def unconfirmed(successor: str) -> StentorError:
+    """C6: a head that its successor does not confirm may have been replaced."""
+    return NotReady(f"The head does not hear the next member of the chain, {successor}.", hint="Try again in a moment.")
+
+
+def elsewhere(name: str, record: ChainRecord, revision: int) -> StentorError:
+    """Other brokers have it."""
+    return NotHead(
+        f"{name} is on {', '.join(member.broker for member in record.chain)}, not on this broker.",
+        hint="Clients find the way by themselves.",
+        head=record.chain[0].broker,
+        epoch=record.epoch,
+        revision=revision,
     )
 
 

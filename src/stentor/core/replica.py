@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stentor.core import chain_messages as m
-from stentor.core import refusals
+from stentor.core import decisions, refusals
 from stentor.core import replica_events as r
 from stentor.core.acks import ALL, HEAD, QUORUM, Acks
 from stentor.core.chain_position import ChainPosition
@@ -35,6 +35,7 @@ from stentor.core.complaints import Complaints
 from stentor.core.confirmations import Confirmations
 from stentor.core.downstream import NEVER, Downstream
 from stentor.core.records import ChainRecord, EpochTable, Member, common_part
+from stentor.core.standing import Standing
 from stentor.errors import InternalError, SequenceError
 
 if TYPE_CHECKING:
@@ -63,8 +64,10 @@ class Replica:
         table: Iterable[tuple[int, int]] = (),
         failed: str = "",
         damaged: bool = False,
+        standing: Standing | None = None,
     ) -> None:
         self.me = me
+        self.standing = standing or Standing()  # of its broker, which shares it among its replicas
         self.epoch = epoch  # the highest adopted; on disk (C2)
         self.position = ChainPosition()  # by the record of the adopted epoch
         self.revision = 0
@@ -122,7 +125,7 @@ class Replica:
         """Take an event, return what must be done."""
         match event:
             case r.Publish():
-                return [self._publish(event, now_us)]
+                return [self._publish(event)]
             case r.Appended():
                 return self._appended(event)
             case r.Durable():
@@ -144,6 +147,12 @@ class Replica:
             case r.Trusted():
                 self.doubted = False
                 return []
+            case r.LetLead():
+                self.damaged, self.failed, self.halted = False, "" if self.halted else self.failed, False
+                return []
+            case r.Halted(for_operator):
+                self.halted = for_operator
+                return []
             case r.EpochStored():
                 return self._epoch_stored(event.epoch, now_us)
             case r.Cut():
@@ -163,10 +172,10 @@ class Replica:
 
     # --- publishing -----------------------------------------------------------------------------
 
-    def _publish(self, event: r.Publish, now_us: int) -> Effect:
-        unready = refusals.unready(self, event.ack)
-        if unready is not None:
-            return r.Refuse(event.ticket, unready)
+    def _publish(self, event: r.Publish) -> Effect:
+        refusal = decisions.may_publish(self, event.ack)
+        if refusal is not None:
+            return r.Refuse(event.ticket, refusal)
         try:
             batch = (event.producer_id, event.generation, event.sequence, event.checksum)
             resend = event.known or self.dedupe.check(*batch)
@@ -174,11 +183,7 @@ class Replica:
             return r.find_or_refuse(event, error)
         if resend is not None:
             return self._answer_resend(event, resend)
-        return r.Append(self.end, self.epoch, now_us)
-
-    def too_short(self, record: ChainRecord) -> bool:
-        """C8: whether there are too few members to commit anything."""
-        return record.is_short
+        return r.Append(self.end, self.epoch, event.stamp_us)
 
     def _answer_resend(self, event: r.Publish, resend: Resend) -> Effect:
         """A resend is answered like the original: once it has reached its level (C18)."""
@@ -208,10 +213,8 @@ class Replica:
         return self._sync()
 
     def _sync(self) -> list[Effect]:
-        if self.syncing:
-            return []
-        self.syncing = True
-        return [r.Sync()]
+        was_syncing, self.syncing = self.syncing, True
+        return [] if was_syncing else [r.Sync()]
 
     # --- replication, downwards -----------------------------------------------------------------
 
@@ -269,7 +272,7 @@ class Replica:
     def _commit_point(self, durable: int) -> int:
         """What every member has on disk, as far as this one knows: from those above it and those below it (C5)."""
         assert self.record is not None
-        if self.position.joins or self.too_short(self.record):
+        if self.position.joins or self.record.is_short:
             return self.committed
         if self.position.is_tail:
             return min(durable, self._own_durable())
@@ -575,8 +578,7 @@ class Replica:
     # --- the end --------------------------------------------------------------------------------
 
     def _fail(self, reason: str) -> list[Effect]:
-        self.failed = reason
-        self.damaged = True
+        self.failed, self.damaged = reason, True
         error = refusals.unknown(reason)
         refused = (r.Refuse(ticket, error) for ticket in self._acks.give_up())
         return [*refused, *self._unfeed(), *self.confirmations.give_up()]
@@ -593,7 +595,6 @@ class Replica:
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""
-        assert self.durable <= self.end
-        assert self.committed <= self.end
+        assert max(self.durable, self.committed) <= self.end
         for ack, end in self._acks.first_ends().items():
             assert end > self._reached(ack) or not self.linked or self._adopting is not None

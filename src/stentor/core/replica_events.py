@@ -33,6 +33,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     sequence: int
     checksum: int
     known: Resend | None = None  # a search has found it in the log
+    stamp_us: int = 0  # when it arrived, by the wall clock: what its messages are stamped with
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +72,16 @@ class Doubted(msgspec.Struct, frozen=True, gc=False):
 
 class Trusted(msgspec.Struct, frozen=True, gc=False):
     """The store's record is the one that this member has adopted: what peers said otherwise is wrong (C28)."""
+
+
+class LetLead(msgspec.Struct, frozen=True, gc=False):
+    """An operator says that this copy leads, as it is: what it lacks or refused counts no more (C13)."""
+
+
+class Halted(msgspec.Struct, frozen=True, gc=False):
+    """A Halt effect was performed. A topic that is told before any disk has it needs no operator."""
+
+    for_operator: bool
 
 
 class EpochStored(msgspec.Struct, frozen=True, gc=False):
@@ -150,6 +161,8 @@ ReplicaEvent = (
     | Configure
     | Doubted
     | Trusted
+    | LetLead
+    | Halted
     | EpochStored
     | Received
     | Offered

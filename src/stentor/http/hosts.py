@@ -12,6 +12,8 @@ import ipaddress
 import socket
 from typing import TYPE_CHECKING, Final
 
+from stentor.transport.address import split
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -21,12 +23,7 @@ _LOCAL: Final = ("localhost", "localhost.localdomain")
 
 def host_of(address: str) -> str:
     """The host of "host", "host:port" or "[address]:port", in small letters."""
-    host = address.strip()
-    if host.startswith("["):
-        host = host[1:].partition("]")[0]
-    elif host.count(":") == 1:
-        host = host.partition(":")[0]
-    return host.rstrip(".").lower()
+    return split(address)[0].rstrip(".").lower()
 
 
 class Hosts:

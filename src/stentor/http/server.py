@@ -18,29 +18,22 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from stentor import limits
-from stentor.errors import ConnectionFailed, InvalidArgument
+from stentor.errors import ConnectionFailed, InvalidArgument, StentorError
 from stentor.http.hosts import Hosts
 from stentor.http.metrics import render
+from stentor.security.permissions import ANYBODY, Action
 from stentor.transport.sparing import SparingLog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from stentor.ports import Health
+    from stentor.security.permissions import Permissions
     from stentor.wire.messages import BrokerInfo
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 logger = logging.getLogger(__name__)
-
-
-class ClusterStatus(Protocol):
-    """What HTTP needs to know of a broker's part in its cluster."""
-
-    @property
-    def confirmed(self) -> bool: ...
-    @property
-    def active(self) -> str: ...
 
 
 class Status(Protocol):
@@ -51,7 +44,9 @@ class Status(Protocol):
     @property
     def stopping(self) -> bool: ...
     @property
-    def cluster(self) -> ClusterStatus: ...
+    def confirmed(self) -> bool: ...
+    @property
+    def active(self) -> str: ...
     def info(self) -> BrokerInfo: ...
     def health(self) -> Health: ...
     async def gather_statistics(self) -> dict[str, Any]: ...
@@ -61,10 +56,16 @@ class HttpServer:
     """The HTTP side of one broker."""
 
     def __init__(
-        self, status: Status, hosts: Iterable[str] = (), *, connections_max: int = limits.HTTP_CONNECTIONS_MAX
+        self,
+        status: Status,
+        hosts: Iterable[str] = (),
+        *,
+        permissions: Permissions,
+        connections_max: int = limits.HTTP_CONNECTIONS_MAX,
     ) -> None:
         """`hosts` are the names, besides this machine's, that it may be asked by."""
         self._status = status
+        self._permissions = permissions
         self._hosts = Hosts(hosts)
         self._runner: web.AppRunner | None = None
         self._server: Any = None
@@ -96,13 +97,21 @@ class HttpServer:
         }
 
     def _guarded(self, handler: Handler) -> Handler:
-        """Only for those who ask by a name of this broker (hosts.py)."""
+        """Only for those who ask by a name of this broker (hosts.py), and may see how it is."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             if not self._hosts.allows(request.headers.get("Host")):
                 return web.json_response(
-                    {"error": "This broker does not answer to that name.", "hint": "Add it to http_hosts."}, status=421
+                    {
+                        "error": "This broker does not serve HTTP under that host name.",
+                        "hint": "Add the name to http_hosts.",
+                    },
+                    status=421,
                 )
+            try:
+                self._permissions.check(ANYBODY, Action.OBSERVE)
+            except StentorError as error:
+                return web.json_response({"error": error.message, "hint": error.hint}, status=403)
             return await handler(request)
 
         return guarded
@@ -275,14 +284,14 @@ def _why_not_ready(status: Status) -> str:
         return "This broker is stopping."
     if not status.ready:
         return "This broker is starting."
-    if not status.cluster.confirmed:
+    if not status.confirmed:
         return "This broker hears neither the controller nor a majority of the brokers."
     return status.health().unready
 
 
 def _why_not_active(status: Status) -> str:
     """Why this broker only stands by; empty while it serves data, as every broker does unless one is named for it."""
-    active = status.cluster.active
+    active = status.active
     if active and active != status.info().id:
         return f"This broker stands by for {active}, which is the active one."
     return ""

@@ -35,6 +35,7 @@ from stentor.testing.disks import Disk, HangingSyncs
 from stentor.testing.etcd import LocalEtcd
 from stentor.testing.haproxy import LocalHaproxy
 from stentor.testing.network import CLIENTS, ETCD, Network
+from stentor.transport.address import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -93,9 +94,9 @@ class BrokerProcess:
         if "stentor ready" not in line:
             raise InternalError(f"Broker {self.name} did not start: {self.last_words()}")
         words = line.split()
-        self.port = int(words[3].rpartition(":")[2])
+        self.port = Address.parse(words[3].removeprefix("stentor://")).port
         if words[4].startswith("http://"):
-            self.http_port = int(words[4].rpartition(":")[2])
+            self.http_port = Address.parse(words[4].removeprefix("http://")).port
 
     def last_words(self) -> str:
         lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -388,8 +389,8 @@ class LocalCluster:
         """The network between brokers, `clients` and `etcd`, of a cluster made with `network=True`."""
         if self._network is None:
             raise InvalidArgument(
-                "This cluster shares the network of its machine, which cannot be cut.",
-                hint="Make it with network=True.",
+                "This cluster uses the machine's own network, which cannot be cut.",
+                hint="Start it with network=True.",
             )
         return self._network
 

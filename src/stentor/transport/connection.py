@@ -53,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         buffer_bytes: int = limits.READ_BUFFER_BYTES,
         budget: ReceiveBudget | None = None,
     ) -> None:
-        self._owner = owner
+        self.owner = owner
         self._full_bytes = buffer_bytes  # of the read buffer, for a peer at full speed
         self._budget = budget
         self._borrowed = False
@@ -78,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_BYTES_MAX, low=_WRITE_LOW_BYTES)
-        self._owner.connected(self)
+        self.owner.connected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
         return self._view[self._filled :]
@@ -98,9 +98,9 @@ class Connection(asyncio.BufferedProtocol):
         except struct.error:  # an owner unpacked a body that was not as long as its kind must be
             error = ProtocolError("A frame's body has the wrong size.")
         finally:
-            self._owner.read_finished()  # also for the frames before a bad one
+            self.owner.read_finished()  # also for the frames before a bad one
         if error is not None:
-            self._owner.refused(error)
+            self.owner.refused(error)
 
     def eof_received(self) -> bool:
         return False
@@ -109,15 +109,15 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         if self._budget is not None:
             self._release()
-        self._owner.disconnected(error)
+        self.owner.disconnected(error)
 
     def pause_writing(self) -> None:
         self.writable = False
-        self._owner.writable_changed(False)  # noqa: FBT003
+        self.owner.writable_changed(False)  # noqa: FBT003
 
     def resume_writing(self) -> None:
         self.writable = True
-        self._owner.writable_changed(True)  # noqa: FBT003
+        self.owner.writable_changed(True)  # noqa: FBT003
 
     # --- frames ---------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         """Hand over every whole frame, then move the remainder to the front."""
         view, filled, position = self._view, self._filled, 0
         header_bytes, unpack = frames.HEADER_BYTES, frames.HEADER.unpack_from
-        received = self._owner.frame_received
+        received = self.owner.frame_received
         wanted = header_bytes
         while filled - position >= header_bytes:
             length, kind, flags, reserved, correlation = unpack(view, position)
@@ -153,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         if kind not in frames.KINDS:
             raise ProtocolError(
                 f"A frame of unknown kind {kind} arrived.",
-                hint="Is the other side really speaking the Stentor protocol?",
+                hint="Check that the other side speaks the Stentor protocol.",
             )
         if length > self.body_bytes_max:
             raise LimitExceeded(f"A frame announces {length} bytes; the limit is {self.body_bytes_max}.")
@@ -226,10 +226,10 @@ class Connection(asyncio.BufferedProtocol):
     def too_slow(self) -> None:
         """The budget wants back what an unfinished frame holds."""
         error = LimitExceeded(
-            f"A frame of {self._wanted} bytes arrives too slowly while others wait for the memory.",
+            f"A frame of {self._wanted} bytes arrives too slowly, while other connections wait for memory.",
             hint="Send it again, or send smaller batches.",
         )
-        self._owner.refused(error)
+        self.owner.refused(error)
         self._release()
 
     def rest(self) -> None:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     Buffer = bytes | bytearray | memoryview
 
 MAGIC: Final = b"STB\x01"
-LAYOUT: Final = struct.Struct("<4sIIIQIIQIIqqqQIIQ")
+_KINDS: Final = ("4s", "I", "I", "I", "Q", "I", "I", "Q", "I", "I", "q", "q", "q", "Q", "I", "I", "Q")  # for struct
+LAYOUT: Final = struct.Struct("<" + "".join(_KINDS))
 HEADER_BYTES: Final = LAYOUT.size
 assert HEADER_BYTES == 96
 
@@ -108,6 +109,21 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         return self.attributes >> SCHEMA_SHIFT
 
 
+def excerpt(*names: str) -> str:
+    """A format for `struct` that takes these fields of a header, named as in BatchHeader or "magic", in the order in
+    which they stand there, and skips the others: for who reads many headers and needs little of each.
+    """
+    kinds = zip(("magic", *BatchHeader.__struct_fields__), _KINDS, strict=True)
+    parts = [kind if name in names else f"{struct.calcsize(kind)}x" for name, kind in kinds]
+    return "<" + "".join(parts)
+
+
+def topic_id_of(buffer: Buffer, position: int = 0) -> int:
+    """The topic of a batch, of its header alone."""
+    found: int = _TOPIC_ID.unpack_from(buffer, position)[0]
+    return found
+
+
 def pack_sealed(*fields: int) -> bytearray:
     """Encode and seal a header, its fields from the length on in order: a producer's hot path."""
     checked = _CHECKED.pack(*fields)
@@ -133,6 +149,9 @@ def pack(header: BatchHeader) -> bytearray:
         header.span,
         header.sequence,
     )
+
+
+_TOPIC_ID = struct.Struct(excerpt("topic_id"))
 
 
 def unpack(buffer: Buffer, position: int = 0) -> BatchHeader:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from stentor import limits
+from stentor.broker.environment import Identity
 from stentor.broker.sessions.admission import Admission
 from stentor.errors import Closed
 
@@ -12,8 +13,10 @@ from stentor.errors import Closed
 class Guest:
     """A session that was refused or not."""
 
-    def __init__(self):
-        self.peer = ""
+    connections = 1
+
+    def __init__(self, *, is_peer=False):
+        self.is_peer = is_peer
         self.refusals = []
         self.connection = SimpleNamespace(favoured=False, unsent_bytes=0)
         self.deaf_since = 0.0
@@ -28,16 +31,17 @@ class Guest:
 @pytest.fixture
 def broker():
     return SimpleNamespace(
-        stopping=False,
-        config=SimpleNamespace(connections_max=3),
-        replicas=SimpleNamespace(single=False, partitions={}),
-        clock=SimpleNamespace(monotonic=lambda: 100.0),
+        environment=SimpleNamespace(
+            config=SimpleNamespace(connections_max=3), clock=SimpleNamespace(monotonic=lambda: 100.0)
+        ),
+        identity=Identity(),
+        partitions={},
     )
 
 
 @pytest.fixture
 def guests(broker):
-    return Admission(broker)
+    return Admission(broker.environment, broker.identity, broker.partitions)
 
 
 def arrive(guests, count=1):
@@ -47,20 +51,26 @@ def arrive(guests, count=1):
     return arrived
 
 
+def prove(guests, newcomer):
+    """It is another broker."""
+    peer = Guest(is_peer=True)
+    guests.became(newcomer, peer)
+    return peer
+
+
 def test_a_broker_that_comes_back_gets_in_although_strangers_fill_the_house(guests):
     arrive(guests, 3)
-    (peer,) = arrive(guests)
-    peer.peer = "b2"
-    guests.proved(peer)
+    (newcomer,) = arrive(guests)
+    peer = prove(guests, newcomer)
     guests.sweep(200.0, lagged=False)
+    assert not newcomer.refusals
     assert not peer.refusals
     assert peer.connection.favoured
 
 
 def test_brokers_are_not_counted_against_clients(guests):
-    for peer in arrive(guests, 3):
-        peer.peer = "b2"
-        guests.proved(peer)
+    for newcomer in arrive(guests, 3):
+        prove(guests, newcomer)
     clients = arrive(guests, 3)
     for client in clients:
         guests.greeted(client)
@@ -82,15 +92,14 @@ def test_who_does_not_greet_at_once_leaves_the_antechamber(guests):
 def test_a_full_antechamber_lets_the_oldest_go_for_the_newest(guests):
     arrive(guests, 3)
     waiting = arrive(guests, limits.ANTECHAMBER_CONNECTIONS)
-    (peer,) = arrive(guests)
+    (newcomer,) = arrive(guests)
     assert [len(guest.refusals) for guest in waiting[:2]] == [1, 0]
-    peer.peer = "b2"
-    guests.proved(peer)
-    assert not peer.refusals
+    assert not prove(guests, newcomer).refusals
+    assert not newcomer.refusals
 
 
 def test_a_broker_on_its_own_says_at_once_that_it_is_full(guests, broker):
-    broker.replicas.single = True
+    broker.identity.alone = True
     arrive(guests, 3)
     (late,) = arrive(guests)
     assert isinstance(late.refusals[0], Closed)
@@ -106,7 +115,7 @@ def test_places_are_given_back(guests):
 
 def test_logs_take_descriptors_from_clients(guests, broker, monkeypatch):
     monkeypatch.setattr("stentor.broker.sessions.admission.descriptor_limit", lambda: 1024)
-    broker.config.connections_max = 10_000
+    guests._connections_max = 10_000
     assert guests.clients_max == 1024 - limits.DESCRIPTORS_RESERVED - limits.HTTP_CONNECTIONS_MAX
-    broker.replicas.partitions = dict.fromkeys(range(600))
+    broker.partitions.update(dict.fromkeys(range(600)))
     assert guests.clients_max == 1024 - limits.DESCRIPTORS_RESERVED - limits.HTTP_CONNECTIONS_MAX - 600

@@ -17,12 +17,12 @@ def local(request):
 
 
 def key(local):
-    return (local.inner.catalogue.topics["t"].record.id, 0)
+    return (local.inner.parts.ground.catalogue.topics["t"].record.id, 0)
 
 
 def put_aside(local, topic_id, partition=0):
     """A copy that was replaced just now."""
-    directory = local.inner.replicas._directory
+    directory = local.inner.parts.ground.directory
     place = directory.partition_directory(topic_id, partition)
     kept = place.rename(place.with_suffix(".kept")) if place.exists() else None
     place.mkdir()
@@ -34,16 +34,16 @@ def put_aside(local, topic_id, partition=0):
 
 
 def later(local, monkeypatch, seconds):
-    now_us = local.inner.clock.now_us
-    monkeypatch.setattr(local.inner.clock, "now_us", lambda: now_us() + seconds * 1_000_000)
+    now_us = local.inner.parts.ground.environment.clock.now_us
+    monkeypatch.setattr(local.inner.parts.ground.environment.clock, "now_us", lambda: now_us() + seconds * 1_000_000)
 
 
 def test_a_copy_that_was_replaced_long_ago_goes_and_a_younger_one_stays(local, monkeypatch):
     aside = put_aside(local, *key(local))
-    local.inner.replicas.clear_aside()
+    local.inner.parts.letting_go.clear_aside()
     assert aside.exists()
     later(local, monkeypatch, AGE_S + 1)
-    local.inner.replicas.clear_aside()
+    local.inner.parts.letting_go.clear_aside()
     assert not aside.exists()
 
 
@@ -51,26 +51,26 @@ def test_a_copy_that_was_replaced_long_ago_goes_and_a_younger_one_stays(local, m
 def test_if_the_operator_wants_it_they_stay_for_ever(local, monkeypatch):
     aside = put_aside(local, *key(local))
     later(local, monkeypatch, 10**9)
-    local.inner.replicas.clear_aside()
+    local.inner.parts.letting_go.clear_aside()
     assert aside.exists()
 
 
 def test_a_copy_stays_while_the_chain_is_short(local, monkeypatch):
     aside = put_aside(local, *key(local))
     later(local, monkeypatch, AGE_S + 1)
-    chains = local.inner.catalogue.chains
+    chains = local.inner.parts.ground.catalogue.chains
     held = chains[key(local)]
     short = HeldRecord(msgspec.structs.replace(held.record, factor=2), held.revision)
     monkeypatch.setitem(chains, key(local), short)
-    local.inner.replicas.clear_aside()
+    local.inner.parts.letting_go.clear_aside()
     assert aside.exists()
 
 
 def test_of_a_topic_that_nobody_knows_only_what_was_deleted_goes(local, monkeypatch):
     lost, deleted = put_aside(local, 1), put_aside(local, 2)
-    local.inner.catalogue.deleted.add(2)
+    local.inner.parts.ground.catalogue.deleted.add(2)
     later(local, monkeypatch, AGE_S + 1)
-    local.inner.replicas.clear_aside()
+    local.inner.parts.letting_go.clear_aside()
     assert lost.exists()
     assert not deleted.exists()
 
@@ -79,5 +79,5 @@ def test_what_is_not_ours_stays(local, monkeypatch):
     aside = put_aside(local, *key(local))
     (aside.parent / "notes").mkdir()
     later(local, monkeypatch, AGE_S + 1)
-    local.inner.replicas.clear_aside()
+    local.inner.parts.letting_go.clear_aside()
     assert [path.name for path in aside.parent.iterdir()] == ["notes"]

@@ -47,12 +47,12 @@ def test_batches_get_through_while_half_sent_frames_hold_the_memory(raw):
         crowd = [raw(local.url).greet() for _ in range(20)]
         for guest in crowd:
             send_what_it_takes(guest, frames.HEADER.pack(15 * MIB, Kind.PUBLISH, 0, 0, 1) + bytes(3 * MIB))
-        assert local.inner.receiving.contended
+        assert local.inner.parts.admission.receiving.contended
         producer.send_many([bytes(1000)] * 2000)
         producer.send(bytes(7 * MIB))
         producer.flush()
         assert list(client.offsets("t").values()) == [2002]
-        assert local.inner.receiving.closed_frames > 0
+        assert local.inner.parts.admission.receiving.closed_frames > 0
 
 
 def test_answers_that_a_client_asked_for_and_does_not_read_are_not_made(raw, wait_until, monkeypatch):
@@ -64,8 +64,8 @@ def test_answers_that_a_client_asked_for_and_does_not_read_are_not_made(raw, wai
 
     with broker() as local:
         deaf = raw(local.url, receive_buffer=4096).greet()
-        monkeypatch.setattr(local.inner, "serve_request", large)
-        (session,) = local.inner.sessions
+        (session,) = local.inner.parts.admission.sessions
+        monkeypatch.setattr(session._desk, "serve", large)
         asked = frames.frame(Kind.REQUEST, 1, messages.encode(messages.GetStatistics()))
         deaf.send_bytes(asked * 40)
         wait_until(lambda: len(made) >= 40, "all are under way")
@@ -77,7 +77,7 @@ def test_a_client_that_does_not_read_what_changes_is_dropped(raw, wait_until):
     with broker() as local:
         deaf = raw(local.url, receive_buffer=4096).greet()
         deaf.ask(messages.WatchRoutes())
-        (session,) = local.inner.sessions
+        (session,) = local.inner.parts.admission.sessions
         loop = local.inner.loop
         for _ in range(40):
             loop.call_soon_threadsafe(session.routes_changed, bytes(MIB))
@@ -90,8 +90,8 @@ def test_of_many_clients_that_do_not_read_those_go_that_took_nothing_for_longest
     with broker() as local:
         for _ in range(6):
             raw(local.url, receive_buffer=4096).greet()
-        sessions = list(local.inner.sessions)
+        sessions = list(local.inner.parts.admission.sessions)
         for session in sessions:
             local.inner.loop.call_soon_threadsafe(session.connection.write, [bytes(6 * MIB)])
         wait_until(lambda: sum(session.ended for session in sessions) >= 4, "most are dropped")
-        assert sum(session.connection.unsent_bytes for session in local.inner.sessions) <= 8 * MIB
+        assert sum(session.connection.unsent_bytes for session in local.inner.parts.admission.sessions) <= 8 * MIB

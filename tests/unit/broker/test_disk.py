@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from stentor import limits
+from stentor.core.replica_events import Tick
 from stentor.errors import CorruptData, DirectoryInUse, DirectoryUnusable, DiskFull, StentorError
 from stentor.storage import journal
 from stentor.storage.files import FileKind, atomic_write, seal
@@ -142,7 +143,7 @@ def test_a_topic_for_which_there_is_no_room_is_not_made_and_its_name_stays_free(
                 client.create_topic("wide", partitions=300)
         assert [topic.name for topic in client.topics()] == ["there"]
         assert len(list((local.data_directory / "partitions").iterdir())) == 1, "nothing of it stays"
-        assert len(local.inner._journal.replicas()) == len(local.inner.partitions) == 1
+        assert len(local.inner.parts.ground.journal.replicas()) == len(local.inner.partitions) == 1
         filler.unlink()
         assert client.create_topic("wide", partitions=3).settings.partitions == 3
         assert client.publish("wide", b"x").offset == 0
@@ -246,7 +247,7 @@ def test_a_broker_that_cannot_write_its_last_words_lets_go_of_everything(tmp_pat
         raise DiskFull("There is no room on the disk.")
 
     monkeypatch.setattr(journal, "atomic_write", full)
-    inner._journal.note_revision(5)  # so that there is something to write
+    inner.parts.ground.journal.note_revision(5)  # so that there is something to write
     stopping = asyncio.run_coroutine_threadsafe(inner.stop(), inner.loop)
     with pytest.raises(DiskFull):
         stopping.result(20)
@@ -306,7 +307,7 @@ def flipped(tmp_path):
         for number in range(100):
             client.publish("t", b"%04d" % number + bytes(1000))
         (path,) = log_files(local)
-        partition = local.inner.partition(client.describe_topic("t").id, 0)
+        partition = local.inner.parts.serving.partition(client.describe_topic("t").id, 0)
         partition.tail._limit = 0
         partition.tail._trim()
         with path.open("r+b") as file:
@@ -436,6 +437,10 @@ def test_a_failed_log_that_also_lost_something_does_not_keep_the_others_from_sta
 # --- threads that are busy ----------------------------------------------------------------------
 
 
+def is_tick(event):
+    return isinstance(event, Tick)
+
+
 def test_a_sync_that_waits_for_a_thread_is_not_one_that_the_disk_does_not_finish(monkeypatch, wait_until):
     """It would be taken to have begun with the one before, long ago, and the broker would report its own disk."""
     from stentor.broker.sessions import inline_sync as lone
@@ -444,10 +449,10 @@ def test_a_sync_that_waits_for_a_thread_is_not_one_that_the_disk_does_not_finish
     with broker() as local, local.client() as client, client.producer("t") as producer:
         producer.send("first")
         producer.flush()
-        (partition,) = local.inner.replicas.partitions.values()
-        ticks = []
-        monkeypatch.setattr(partition, "step", ticks.append)
-        syncs, release = local.inner.syncs, threading.Event()
+        (partition,) = local.inner.parts.replicas.partitions.values()
+        ticks, step = [], partition.step
+        monkeypatch.setattr(partition, "step", lambda event: ticks.append(event) if is_tick(event) else step(event))
+        syncs, release = local.inner.parts.ground.environment.syncs, threading.Event()
         try:
             for _ in syncs._threads:
                 syncs.submit(release.wait, lambda *_: None)

@@ -14,6 +14,7 @@ class Partition:
         self.settings = SimpleNamespace(flush_interval_ms=interval_ms)
         self.replica = SimpleNamespace(failed="")
         self.deleted = self.busy = False
+        self.sync = self
         self.dirty = True
         self.flushed_at = []
 

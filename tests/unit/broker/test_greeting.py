@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from stentor.broker.cluster.greeting import Arrival, Dialling, listener_of, relayed
+from stentor.broker.environment import Identity
 from stentor.errors import NotReady, PeerRefused, ProtocolError
 from stentor.wire import messages
 
@@ -16,24 +17,40 @@ WELCOME = messages.Welcome(version=1, broker=INFO)
 
 def make_broker(name, *secrets, must_prove=True, single=False, known=("b1", "b2")):
     told, looks = [], []
+    identity = Identity()
+    identity.broker_id, identity.cluster_id, identity.alone = name, "c", single
     return SimpleNamespace(
-        broker_id=name,
-        cluster_id="c",
+        identity=identity,
         trust=SimpleNamespace(
             secrets=secrets, all_prove=must_prove, must_prove=lambda _: must_prove, tell_unproven=told.append
         ),
-        replicas=SimpleNamespace(single=single),
         catalogue=SimpleNamespace(brokers=dict.fromkeys(known)),
-        cluster=SimpleNamespace(senders=SimpleNamespace(look=lambda: looks.append(1))),
+        look=lambda: looks.append(1),
         told=told,
         looks=looks,
     )
 
 
+def dial(broker, name, purpose):
+    return Dialling(broker.identity, broker.trust, name, purpose)
+
+
+def arrive(broker, hello):
+    return Arrival(broker.identity, broker.trust, hello)
+
+
+def pass_on(broker, hello, listener):
+    return relayed(broker.identity, broker.trust, hello, listener)
+
+
+def came_in_by(broker, hello, own):
+    return listener_of(broker.identity, broker.trust, hello, own)
+
+
 def greet(one, two, purpose="data"):
     """The secrets by which the dialler believes the acceptor and the acceptor the dialler."""
-    dialling = Dialling(one, two.broker_id, purpose)
-    arrival = Arrival(two, messages.decode(dialling.hello(), messages.Hello))
+    dialling = dial(one, two.identity.broker_id, purpose)
+    arrival = arrive(two, messages.decode(dialling.hello(), messages.Hello))
     answer = dialling.answer(arrival.challenge(WELCOME))
     return dialling.proven_by, arrival.proven_by(memoryview(answer))
 
@@ -58,7 +75,7 @@ def test_a_dialler_tells_nothing_to_who_has_another_secret():
 
 
 def test_a_dialler_tells_nothing_to_who_proves_nothing():
-    dialling = Dialling(make_broker("b1", NEW), "b2", "control")
+    dialling = dial(make_broker("b1", NEW), "b2", "control")
     for welcome in (WELCOME, msgspec.structs.replace(WELCOME, nonce=b"n" * 32)):
         with pytest.raises(PeerRefused):
             dialling.answer(welcome)
@@ -66,18 +83,18 @@ def test_a_dialler_tells_nothing_to_who_proves_nothing():
 
 def test_an_older_version_is_told_what_it_understands_while_the_level_allows_it():
     broker = make_broker("b1", NEW, must_prove=False)
-    assert Dialling(broker, "b2", "control").answer(WELCOME) is None
+    assert dial(broker, "b2", "control").answer(WELCOME) is None
     assert broker.told == ["b2"]
     other = make_broker("b2", NEW, must_prove=False)
     hello = messages.Hello(version_min=1, version_max=1, broker="b1", cluster_id="c", purpose="control")
-    assert not Arrival(other, hello).proves
-    assert Arrival(other, hello).challenge(WELCOME) == WELCOME
+    assert not arrive(other, hello).proves
+    assert arrive(other, hello).challenge(WELCOME) == WELCOME
 
 
 def test_who_says_that_it_can_prove_itself_must_whatever_the_level():
     broker = make_broker("b2", NEW, must_prove=False)
-    dialling = Dialling(make_broker("b1", OLD), "b2", "control")
-    arrival = Arrival(broker, messages.decode(dialling.hello(), messages.Hello))
+    dialling = dial(make_broker("b1", OLD), "b2", "control")
+    arrival = arrive(broker, messages.decode(dialling.hello(), messages.Hello))
     with pytest.raises(PeerRefused):
         arrival.proven_by(memoryview(messages.encode(messages.Prove(proof=b"p" * 32))))
 
@@ -94,24 +111,24 @@ def test_who_says_that_it_can_prove_itself_must_whatever_the_level():
     ],
 )
 def test_a_greeting_that_cannot_be_true_is_refused(changes, error):
-    hello = messages.decode(Dialling(make_broker("b1", NEW), "b2", "data").hello(), messages.Hello)
+    hello = messages.decode(dial(make_broker("b1", NEW), "b2", "data").hello(), messages.Hello)
     with pytest.raises(error):
-        Arrival(make_broker("b2", NEW), msgspec.structs.replace(hello, **changes))
+        arrive(make_broker("b2", NEW), msgspec.structs.replace(hello, **changes))
 
 
 def test_a_broker_on_its_own_takes_no_others_and_one_without_a_secret_none_yet():
-    hello = messages.decode(Dialling(make_broker("b1", NEW), "b2", "data").hello(), messages.Hello)
+    hello = messages.decode(dial(make_broker("b1", NEW), "b2", "data").hello(), messages.Hello)
     with pytest.raises(PeerRefused, match="on its own"):
-        Arrival(make_broker("b2", NEW, single=True), hello)
+        arrive(make_broker("b2", NEW, single=True), hello)
     with pytest.raises(NotReady, match="secret"):
-        Arrival(make_broker("b2"), hello)
+        arrive(make_broker("b2"), hello)
 
 
 def test_a_broker_that_is_not_registered_is_looked_up():
-    hello = messages.decode(Dialling(make_broker("b9", NEW), "b2", "data").hello(), messages.Hello)
+    hello = messages.decode(dial(make_broker("b9", NEW), "b2", "data").hello(), messages.Hello)
     broker = make_broker("b2", NEW)
     with pytest.raises(NotReady, match="not registered"):
-        Arrival(broker, hello).check_registered()
+        arrive(broker, hello).check_registered(broker.catalogue, broker.look)
     assert broker.looks
 
 
@@ -121,22 +138,22 @@ CLIENT = messages.Hello(version_min=1, version_max=1, name="n", library="l", fea
 
 
 def test_a_listener_counts_that_a_relay_has_proved():
-    passed = relayed(make_broker("b1", OLD), CLIENT, "public")
+    passed = pass_on(make_broker("b1", OLD), CLIENT, "public")
     assert (passed.name, passed.library, passed.features, passed.target) == ("n", "l", ["rows"], "")
     assert not passed.broker
-    assert listener_of(make_broker("b2", NEW, OLD), passed, "internal") == "public"
+    assert came_in_by(make_broker("b2", NEW, OLD), passed, "internal") == "public"
 
 
 @pytest.mark.parametrize(
     "changes", [{"listener": "secret"}, {"relay": "b3"}, {"nonce": b"n" * 32}, {"proof": b""}, {"proof": b"p" * 32}]
 )
 def test_a_listener_that_nobody_proves_is_the_one_that_the_client_came_in_by(changes):
-    passed = msgspec.structs.replace(relayed(make_broker("b1", NEW), CLIENT, "public"), **changes)
-    assert listener_of(make_broker("b2", NEW), passed, "internal") == "internal"
-    assert listener_of(make_broker("b3", NEW), relayed(make_broker("b1", NEW), CLIENT, "public"), "own") == "own"
+    passed = msgspec.structs.replace(pass_on(make_broker("b1", NEW), CLIENT, "public"), **changes)
+    assert came_in_by(make_broker("b2", NEW), passed, "internal") == "internal"
+    assert came_in_by(make_broker("b3", NEW), pass_on(make_broker("b1", NEW), CLIENT, "public"), "own") == "own"
 
 
 def test_the_word_of_an_older_relay_is_taken_while_the_level_allows_it():
     passed = messages.Hello(version_min=1, version_max=1, listener="public")
-    assert listener_of(make_broker("b2", NEW, must_prove=False), passed, "internal") == "public"
-    assert listener_of(make_broker("b2", single=True, must_prove=False), passed, "internal") == "internal"
+    assert came_in_by(make_broker("b2", NEW, must_prove=False), passed, "internal") == "public"
+    assert came_in_by(make_broker("b2", single=True, must_prove=False), passed, "internal") == "internal"

@@ -172,14 +172,14 @@ def test_a_lost_coordination_store_is_a_warning_and_no_reason_to_go_elsewhere(ca
     with broker(http=True) as local:
         seen = Seen(local, capsys)
         assert seen.metric("stentor_store_reachable") == 1
-        in_loop(local, lambda: local.inner.cluster.note_store(answers=False))
+        in_loop(local, lambda: local.inner.parts.cluster._note_store(*[False]))
         assert seen.metric("stentor_store_reachable") == 0
         code, answer = seen.ready()
         assert code == 200
         assert "coordination store" in answer["warnings"][0]
         assert "coordination store" in seen.health()
         assert [found.object for found in seen.findings()] == ["coordination store"]
-        in_loop(local, lambda: local.inner.cluster.note_store(answers=True))
+        in_loop(local, lambda: local.inner.parts.cluster._note_store(*[True]))
         assert (seen.ready(), seen.findings()) == ((200, {"ready": True}), [])
         assert (seen.health(), seen.metric("stentor_store_reachable")) == ("ok", 1)
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import functools
-from types import SimpleNamespace
 
 import pytest
 from tests.unit.core.test_members import A, B, C, adopt, replica
 
 from stentor.broker.catalogue import Catalogue, News, TopicRecord, chain_key, encode, topic_key
 from stentor.broker.cluster.hearsay import Hearsay
+from stentor.broker.cluster.store_follower import StoreFollower
 from stentor.broker.cluster.store_rollback import StoreRollback
 from stentor.core import replica_events as r
 from stentor.core.controller import HeldRecord
@@ -56,14 +56,23 @@ class Place:
         self.store_answers = True
         self.catalogue = Catalogue()
         self.catalogue.put(Entry(topic_key("t"), encode(TopicRecord("t", TOPIC, TopicSettings(), 0)), 1), News())
-        self.replicas = SimpleNamespace(partitions={KEY: self.copy})
-        self.store = self
-        self.restored = StoreRollback()
+        self.copies = {KEY: self.copy}
+        rollback = StoreRollback()
+        self.follower = StoreFollower(self, self.catalogue, rollback)
         self.tasks = []
         self.reads = 0
         self.asked_three_times = asyncio.Event()
         self.catalogue.put(self.entry(), News())
-        self.hearsay = Hearsay(self, self)
+        self.hearsay = Hearsay(
+            self.copies,
+            store=self,
+            catalogue=self.catalogue,
+            rollback=rollback,
+            follower=self.follower,
+            background=self,
+        )
+        self.follower.on_news.append(self.take_news)
+        self.follower.on_read.append(self.hearsay.settle)
 
     def entry(self):
         return Entry(chain_key(KEY), encode(self.stored.record), self.stored.revision)
@@ -172,7 +181,7 @@ async def test_a_member_cut_off_from_the_store_still_believes_the_predecessor_th
 async def test_a_rumour_that_the_store_does_not_know_is_dropped(invented):
     """Also by a broker that holds no copy, and would tell its clients wrong routes for ever."""
     place = Place()
-    place.replicas.partitions.clear()
+    place.copies.clear()
     rumour = HeldRecord(record(9, GHOST), invented)
     assert place.hearsay.believed({KEY: rumour}) == {KEY: rumour}
     place.catalogue.put_chain(KEY, rumour, News(), confirmed=False)

@@ -160,7 +160,7 @@ def test_a_broker_can_be_started_and_stopped_many_times(tmp_path):
                 assert client.publish("t", b"x").offset == number
             local.stop()
             local.start()
-            assert local.inner._journal.incarnation == number + 2
+            assert local.inner.parts.ground.journal.incarnation == number + 2
     assert threading.active_count() <= before + 1
 
 
@@ -183,7 +183,7 @@ def test_the_commit_floor_is_written_down_while_running(tmp_path, wait_until, mo
     with broker(tmp_path) as local, local.client() as client:
         for _ in range(10):
             client.publish("t", b"x")
-        path = local._node.broker._journal._path
+        path = local.inner.parts.ground.journal._path
 
         def floors():
             return [(state.synced_end, state.committed) for _, _, state in load_journal(path).replicas]

@@ -6,7 +6,7 @@ import pytest
 
 from stentor import Client
 from stentor.broker import load_config
-from stentor.broker.sessions.listeners import ListenerPlan, plan_listeners
+from stentor.broker.listener_plans import ListenerPlan, plan_listeners
 from stentor.errors import ConnectionFailed, InvalidArgument
 from stentor.testing import broker
 
@@ -79,7 +79,7 @@ def test_clients_are_told_the_address_of_their_own_listener():
                 assert client.broker().address == address
                 assert [info.address for info in client._core.links.brokers.values()] == [address]
                 client.publish("orders", address)
-                local.inner.loop.call_soon_threadsafe(local.inner.cluster.routes.brokers_changed)
+                local.inner.loop.call_soon_threadsafe(local.inner.parts.routes.brokers_changed)
                 client.create_topic(f"t-{port}")  # asked after the change, so answered after it too
                 assert [info.address for info in client._core.links.brokers.values()] == [address]
 

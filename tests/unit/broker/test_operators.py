@@ -56,7 +56,7 @@ def test_a_topic_that_changes_to_flush_always_leaves_nothing_unsynced(tmp_path):
     with broker(tmp_path) as local, local.client() as client:
         client.create_topic("t", flush="interval", flush_interval_ms=3_600_000)
         client.publish("t", "only in memory")
-        partition = local.inner.partition(client.describe_topic("t").id, 0)
+        partition = local.inner.parts.serving.partition(client.describe_topic("t").id, 0)
         assert partition.log.synced_end == 0
         client.alter_topic("t", flush="always")
         client.publish("t", "synced")

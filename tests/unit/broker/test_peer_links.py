@@ -24,15 +24,21 @@ def test_what_is_said_in_one_turn_is_split_before_it_is_too_large_for_a_frame(mo
     assert all(len(body) <= 1000 or len(peer.decode(memoryview(body))) == 1 for body in bodies)
 
 
+def link_to(local, name, address):
+    """As the broker itself would dial another one."""
+    parts = local.inner.parts
+    return PeerLink(parts.ground.environment, name, address, peer.CONTROL, parts.cluster.peers._greeting)
+
+
 def test_a_broker_that_takes_no_more_connections_is_not_dialled_all_the_time(wait_until):
     with broker(connections_max=1) as full, broker() as other, full.client():
-        before, made = full.inner.guests.refusals, []
+        before, made = full.inner.parts.admission.refusals, []
         address = full.url.removeprefix("stentor://")
         started = other.inner.loop.time()
-        other.inner.loop.call_soon_threadsafe(lambda: made.append(PeerLink(other.inner, "full", address, peer.CONTROL)))
-        wait_until(lambda: full.inner.guests.refusals - before >= 5, "five attempts")
+        other.inner.loop.call_soon_threadsafe(lambda: made.append(link_to(other, "full", address)))
+        wait_until(lambda: full.inner.parts.admission.refusals - before >= 5, "five attempts")
         took = other.inner.loop.time() - started
-        attempts = full.inner.guests.refusals - before
+        attempts = full.inner.parts.admission.refusals - before
         other.inner.loop.call_soon_threadsafe(made[0].close)
     assert attempts <= 10 + 25 * took
 
@@ -43,7 +49,7 @@ def test_a_broker_that_takes_a_connection_and_says_nothing_is_dialled_again(monk
     with socket.create_server(("127.0.0.1", 0)) as silent, broker() as local:
         silent.settimeout(15)
         address, made, accepted = "{}:{}".format(*silent.getsockname()), [], []
-        dial = lambda: made.append(PeerLink(local.inner, "silent", address, peer.CONTROL))  # noqa: E731
+        dial = lambda: made.append(link_to(local, "silent", address))  # noqa: E731
         local.inner.loop.call_soon_threadsafe(dial)
         try:
             accepted.extend(silent.accept()[0] for _ in range(2))

@@ -116,7 +116,7 @@ def test_a_lasting_producer_shows_its_token_again_on_a_new_connection(local, cli
     with client.producer("t", identity="orders") as producer:
         producer.send(b"a")
         producer.flush()
-        for session in list(local.inner.sessions):
+        for session in list(local.inner.parts.admission.sessions):
             local.inner.loop.call_soon_threadsafe(session.connection.abort)
         wait_until(lambda: client._core.links_made > 1, "the client is connected again")
         producer.send(b"b")
@@ -126,9 +126,11 @@ def test_a_lasting_producer_shows_its_token_again_on_a_new_connection(local, cli
 def test_a_broker_that_knows_no_tokens_is_sent_none(local, monkeypatch, read):
     """A client may be newer than the brokers."""
     monkeypatch.setattr(frames, "FEATURES", ("rows", "arrow"))
-    monkeypatch.setattr("stentor.broker.sessions.session.LASTING", 1 << 64)
+    monkeypatch.setattr("stentor.broker.sessions.client_session.LASTING", 1 << 64)
     shown = []
-    monkeypatch.setattr("stentor.broker.sessions.session.Session._use", lambda _, request: shown.append(request))
+    monkeypatch.setattr(
+        "stentor.broker.sessions.client_session.ClientSession._use", lambda _, request: shown.append(request)
+    )
     with local.client() as client:
         assert [receipt.offset for receipt in send_all(client, [b"a"], identity="orders")] == [0]
     assert shown == []
@@ -187,7 +189,7 @@ def test_many_old_batches_cost_one_search(local, link):
     publish_many(link, target, 300)
     for sequence in range(200):
         link.published(link.publish(target, [b"%d" % sequence], producer_id=PRODUCER, sequence=sequence))
-    assert local.inner.partition(target, 0).statistics()["dedupe"]["searches"] == 1
+    assert local.inner.parts.serving.partition(target, 0).statistics()["dedupe"]["searches"] == 1
 
 
 def test_a_batch_of_an_older_generation_is_found_in_the_log(link):
@@ -224,7 +226,7 @@ def test_what_was_found_counts_no_more_in_another_epoch(local, link, wait_until)
     publish_many(link, target, 50)
     again = {"producer_id": PRODUCER, "sequence": 0}
     assert link.published(link.publish(target, [b"0"], **again)) == 0
-    partition = local.inner.partition(target, 0)
+    partition = local.inner.parts.serving.partition(target, 0)
     partition.replica.epoch += 1
     assert link.published(link.publish(target, [b"0"], **again)) == 0
     assert partition.statistics()["dedupe"]["searches"] == 2
@@ -233,7 +235,7 @@ def test_what_was_found_counts_no_more_in_another_epoch(local, link, wait_until)
 def test_a_search_during_which_the_epoch_changes_is_asked_for_again(local, link, monkeypatch):
     target = make_topic(link)
     publish_many(link, target, 50)
-    partition = local.inner.partition(target, 0)
+    partition = local.inner.parts.serving.partition(target, 0)
     submit = partition.reads.submit
 
     def overtaken(work, done):

@@ -48,11 +48,11 @@ def test_a_batch_without_acknowledgement_is_not_answered(link):
 
 def test_a_batch_without_acknowledgement_is_not_remembered(local, link, wait_until):
     target = make_topic(link)
-    partition = local.inner.partition(target, 0)
+    partition = local.inner.parts.serving.partition(target, 0)
     for _ in range(50):
         link.publish(target, [b"x"], ack=Ack.NONE)
     link.published(link.publish(target, [b"y"]))
-    wait_until(lambda: not partition._requests, "nobody is waited for")
+    wait_until(lambda: not partition._requests._waiting, "nobody is waited for")
 
 
 def test_a_publisher_far_ahead_of_the_disk_is_not_read_from_until_the_disk_follows(
@@ -60,8 +60,8 @@ def test_a_publisher_far_ahead_of_the_disk_is_not_read_from_until_the_disk_follo
 ):
     monkeypatch.setattr(limits, "UNSYNCED_BYTES_MAX", 200_000)
     target = make_topic(link)
-    partition = local.inner.partition(target, 0)
-    (session,) = local.inner.sessions
+    partition = local.inner.parts.serving.partition(target, 0)
+    (session,) = local.inner.parts.admission.sessions
     gate, sync = threading.Event(), partition.log.sync
 
     def slow():
@@ -73,7 +73,7 @@ def test_a_publisher_far_ahead_of_the_disk_is_not_read_from_until_the_disk_follo
     publishing = threading.Thread(target=lambda: sent.extend(link.publish(target, [bytes(50_000)]) for _ in range(200)))
     publishing.start()
     wait_until(lambda: session._holds, "the broker stops reading")
-    taken = partition.bytes_in
+    taken = partition.traffic.bytes_in
     assert taken <= 200_000 + 2 * limits.READ_BUFFER_BYTES
     gate.set()
     publishing.join(30)
@@ -83,7 +83,7 @@ def test_a_publisher_far_ahead_of_the_disk_is_not_read_from_until_the_disk_follo
 
 def test_an_answer_means_that_the_disk_has_it(local, link):
     target = make_topic(link)
-    log = local.inner.partition(target, 0).log
+    log = local.inner.parts.serving.partition(target, 0).log
     for number in range(20):
         link.published(link.publish(target, [b"x" * 100]))
         assert log.synced_end >= number + 1
@@ -105,7 +105,7 @@ def test_answers_come_in_the_order_of_the_log(link):
 def test_a_topic_that_flushes_by_interval_answers_before_the_disk_and_flushes_soon(client, local, wait_until):
     client.create_topic("t", flush="interval", flush_interval_ms=50)
     client.publish("t", b"x")
-    log = local.inner.partition(client.describe_topic("t").id, 0).log
+    log = local.inner.parts.serving.partition(client.describe_topic("t").id, 0).log
     wait_until(lambda: log.synced_end == 1, "the interval brings it to disk")
 
 
@@ -114,7 +114,7 @@ def test_a_topic_that_turns_to_flush_always_has_everything_on_disk_soon(client, 
     for _ in range(5):
         client.publish("t", b"x")
     client.alter_topic("t", flush="always")
-    log = local.inner.partition(client.describe_topic("t").id, 0).log
+    log = local.inner.parts.serving.partition(client.describe_topic("t").id, 0).log
     wait_until(lambda: log.synced_end == 5, "what was acknowledged before is on disk too")
     client.publish("t", b"y")
     assert log.synced_end == 6
@@ -122,17 +122,17 @@ def test_a_topic_that_turns_to_flush_always_has_everything_on_disk_soon(client, 
 
 def test_changing_flush_back_and_forth_leaves_one_timer(client, local, wait_until):
     client.create_topic("t", flush="interval", flush_interval_ms=20)
-    partition = local.inner.partition(client.describe_topic("t").id, 0)
+    partition = local.inner.parts.serving.partition(client.describe_topic("t").id, 0)
     for _ in range(10):
         client.alter_topic("t", flush="always")
         client.alter_topic("t", flush="interval")
     calls = []
-    flush = partition.flush_interval
-    partition.flush_interval = lambda: (calls.append(1), flush())
+    flush = partition.sync.flush_interval
+    partition.sync.flush_interval = lambda: (calls.append(1), flush())
     client.publish("t", b"x")
     wait_until(lambda: partition.log.synced_end == 1)
-    began = local.inner.clock.monotonic()
-    wait_until(lambda: local.inner.clock.monotonic() - began > 0.4)
+    began = local.inner.parts.ground.environment.clock.monotonic()
+    wait_until(lambda: local.inner.parts.ground.environment.clock.monotonic() - began > 0.4)
     assert len(calls) <= 60, "each change left a timer behind"
 
 
@@ -197,7 +197,7 @@ def test_a_resend_after_a_restart_gets_the_original_offset(tmp_path, raw, crash)
         before = [link.published(correlation) for correlation in sent]
         if crash:
             # Whatever the journal and snapshots would have learnt at a graceful stop is not written.
-            local.inner._checkpoint_now = lambda: None
+            local.inner.parts.books.store_now = lambda: None
         local.stop()
         local.start()
         link = raw(local.url).greet()
@@ -225,7 +225,7 @@ def test_a_resend_is_recognised_after_many_segments_and_restarts(tmp_path, raw):
                 )
             local.stop()
             local.start()
-        assert local.inner.partition(target, 0).log.statistics().segments > 5
+        assert local.inner.parts.serving.partition(target, 0).log.statistics().segments > 5
         link = raw(local.url).greet()
         for sequence in range(60 - 32, 60):
             values = [b"%d" % sequence * 3000]
@@ -251,7 +251,7 @@ def test_a_client_publishes_on_through_a_restart_without_loss_or_repeat(local, r
 def test_a_partition_whose_sync_failed_refuses_writes_and_serves_reads(client, local, link, monkeypatch, read):
     target = make_topic(link)
     link.published(link.publish(target, [b"before"]))
-    partition = local.inner.partition(target, 0)
+    partition = local.inner.parts.serving.partition(target, 0)
 
     def fails(fd):
         raise OSError(5, "Input/output error")

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stentor import Last, limits
-from stentor.client.subscription_core import Reader
+from stentor.client.reader import Reader
 from stentor.errors import DeadlineExceeded, OffsetOutOfRange, SlowSubscriber
 from stentor.testing import broker
 
@@ -173,7 +173,7 @@ def test_a_reader_far_behind_catches_up_from_disk_and_becomes_live(client, monke
         for number in range(3000):
             producer.send(b"%06d" % number + bytes(4000))
         producer.flush()
-        partition = local.inner.partition(client.describe_topic("t").id, 0)
+        partition = local.inner.parts.serving.partition(client.describe_topic("t").id, 0)
         assert partition.tail.bytes < partition.log.bytes / 2, "most of it is only on disk"
         with client.subscribe("t", start="earliest") as subscription:
             for number in range(3000):
@@ -207,8 +207,8 @@ def test_a_stopped_reader_does_not_grow_the_broker_and_misses_nothing(client, lo
         with other.producer("t") as producer:
             for number in range(count):
                 producer.send(b"%04d" % number + bytes(size))
-        partition = local.inner.partition(client.describe_topic("t").id, 0)
-        (stream,) = partition.streams
+        partition = local.inner.parts.serving.partition(client.describe_topic("t").id, 0)
+        (stream,) = partition.followers.streams
         wait_until(lambda: stream.cursor.credit <= 0, "the credit is used up")
         pushed = stream.cursor.position * size
         assert pushed <= limits.SUBSCRIPTION_CREDIT_BYTES + 2 * limits.DELIVERY_BYTES

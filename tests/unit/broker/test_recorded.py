@@ -48,9 +48,9 @@ def state(client, topic="t", partition=0):
 
 def retained(local):
     """Retention has been there since now: two rounds, as one may be under way."""
-    replicas = local.inner.replicas
+    letting_go = local.inner.parts.letting_go
     for _ in range(2):
-        replicas.retain()
+        letting_go.retain()
 
 
 def test_what_is_not_recorded_stays_whatever_retention_says(local, client, wait_until):
@@ -165,11 +165,11 @@ def test_a_topic_made_again_starts_at_zero(local, client, wait_until):
     client.create_topic("t")
     client.publish("t", "x")
     client.mark_recorded("t", {0: 1})
-    wait_until(lambda: local.inner.catalogue.recorded, "the mark is stored")
+    wait_until(lambda: local.inner.parts.ground.catalogue.recorded, "the mark is stored")
     client.delete_topic("t")
     client.create_topic("t")
     assert state(client).recorded == 0
-    wait_until(lambda: not local.inner.catalogue.recorded, "nothing is left of it")
+    wait_until(lambda: not local.inner.parts.ground.catalogue.recorded, "nothing is left of it")
 
 
 def test_an_unclean_recovery_takes_back_what_lies_beyond_its_end(local, client):
@@ -177,16 +177,16 @@ def test_an_unclean_recovery_takes_back_what_lies_beyond_its_end(local, client):
     fill(client, count=5)
     client.mark_recorded("t", {0: 4})
     key = (topic.id, 0)
-    assert local.inner.recorded.cut(key, 4) == {}
-    ((name, value),) = local.inner.recorded.cut(key, 3).items()
-    local.inner.catalogue.put(Entry(name, value, 10**9), News())
+    assert local.inner.parts.recorded.cut(key, 4) == {}
+    ((name, value),) = local.inner.parts.recorded.cut(key, 3).items()
+    local.inner.parts.ground.catalogue.put(Entry(name, value, 10**9), News())
     assert state(client).recorded == 3
 
 
 def test_a_store_that_does_not_answer_keeps_nobody_waiting_and_has_it_later(local, client, monkeypatch, wait_until):
     client.create_topic("t")
     client.publish("t", "x")
-    store = local.inner.store
+    store = local.inner.parts.ground.store
     swap, failures = store.swap, []
 
     async def failing(**changes):
@@ -198,7 +198,7 @@ def test_a_store_that_does_not_answer_keeps_nobody_waiting_and_has_it_later(loca
     monkeypatch.setattr(store, "swap", failing)
     client.mark_recorded("t", {0: 1}, timeout=5)
     assert state(client).recorded == 1
-    wait_until(lambda: local.inner.catalogue.recorded, "the mark is stored")
+    wait_until(lambda: local.inner.parts.ground.catalogue.recorded, "the mark is stored")
     assert len(failures) == 3
 
 

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from stentor.broker.catalogue import HeldTopic
-from stentor.broker.partitions import replicas as replicas_module
+from stentor.broker.partitions import epoch_store
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Linked
 from stentor.core.controller import HeldRecord
 from stentor.errors import CorruptData, DiskFull, FormatTooNew, StorageError
 from stentor.storage import journal
+from stentor.storage.log import PartitionLog
 from stentor.storage.recovery import ForeignSegment
 
 
@@ -23,9 +24,12 @@ class Inside:
         for _ in range(3):
             client.publish("t", "x")
         self.broker = local.inner
-        self.replicas = local.inner.replicas
+        self.replicas, self.desk = local.inner.parts.replicas, local.inner.parts.desk
         ((self.key, self.partition),) = self.replicas.partitions.items()
-        self.topic = self.broker.catalogue.get("t")
+        self.catalogue = local.inner.parts.ground.catalogue
+        self.directory, self.journal = local.inner.parts.ground.directory, local.inner.parts.ground.journal
+        self.copies = local.inner.parts.copies
+        self.topic = self.catalogue.get("t")
         self._steps = 0
 
     def run(self, work, *arguments):
@@ -45,7 +49,7 @@ class Inside:
     def held(self, **changes):
         """The record as it would be after a change."""
         self._steps += 1
-        held = self.broker.catalogue.chains[self.key]
+        held = self.catalogue.chains[self.key]
         record = msgspec.structs.replace(held.record, epoch=held.record.epoch + self._steps, **changes)
         return HeldRecord(record, held.revision + self._steps)
 
@@ -55,7 +59,7 @@ class Inside:
         return HeldTopic(msgspec.structs.replace(self.topic.record, settings=settings), 1)
 
     def name_another_log(self):
-        member = self.broker.catalogue.chains[self.key].record.chain[0]
+        member = self.catalogue.chains[self.key].record.chain[0]
         self._log_id = member.log_id + self._steps + 1
         chain = (msgspec.structs.replace(member, log_id=self._log_id),)
         self.run(self.replicas.configure, self.topic, self.key, self.held(chain=chain))
@@ -71,7 +75,7 @@ def inside(local, client):
 
 
 def test_a_copy_that_is_cut_right_now_can_be_replaced(inside, wait_until):
-    go_on, cut_log = threading.Event(), inside.replicas.cut_log
+    go_on, cut_log = threading.Event(), inside.desk.cut_log
 
     def slowly(partition, effect):
         go_on.wait(10)
@@ -79,7 +83,7 @@ def test_a_copy_that_is_cut_right_now_can_be_replaced(inside, wait_until):
 
     def cut():
         partition = inside.partition
-        inside.replicas.cut_log = slowly
+        inside.desk.cut_log = slowly
         partition.replica._cutting = Linked(partition.replica.epoch, 1, partition.log.end)
         partition._perform([r.Truncate(partition.log.end, reset=False, snapshot=None)])
 
@@ -101,8 +105,8 @@ def test_a_cut_that_fails_lets_those_go_who_wait_for_the_disk(inside, wait_until
 
     def cut():
         partition, publisher = inside.partition, Publisher()
-        inside.replicas.cut_log = lambda *_: (_ for _ in ()).throw(DiskFull("There is no room."))
-        partition._held.add(publisher)
+        inside.desk.cut_log = lambda *_: (_ for _ in ()).throw(DiskFull("There is no room."))
+        partition.sync._held.add(publisher)
         publisher.hold()
         partition.replica._cutting = Linked(partition.replica.epoch, 1, partition.log.end)
         partition._perform([r.Truncate(partition.log.end, reset=False, snapshot=None)])
@@ -113,16 +117,16 @@ def test_a_cut_that_fails_lets_those_go_who_wait_for_the_disk(inside, wait_until
 
 
 def test_a_copy_that_could_not_be_made_is_made_with_the_next_record(inside, wait_until):
-    put_aside = inside.replicas._directory.put_aside
+    put_aside = inside.directory.put_aside
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    inside.replicas._directory.put_aside = full
+    inside.directory.put_aside = full
     inside.name_another_log()
     wait_until(lambda: not inside.replicas._creating, "the failure")
     assert inside.key not in inside.replicas.partitions
-    inside.replicas._directory.put_aside = put_aside
+    inside.directory.put_aside = put_aside
     inside.name_another_log()
     wait_until(inside.is_replaced, "the new copy")
 
@@ -175,7 +179,7 @@ def test_an_epoch_that_found_no_room_is_stored_when_there_is_some(inside, client
 def test_epochs_that_follow_each_other_while_there_is_no_room_are_stored_when_there_is_some(
     inside, client, wait_until, monkeypatch
 ):
-    monkeypatch.setattr(replicas_module, "_ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(epoch_store, "_ASK_AGAIN_S", 0.05)
     with monkeypatch.context() as patch:
         refused = leave_no_room(patch)
         for _ in range(2):
@@ -190,22 +194,22 @@ def refuse_to_open(monkeypatch, error):
     def refuse(*_, **__):
         raise error
 
-    monkeypatch.setattr(replicas_module.PartitionLog, "open", refuse)
+    monkeypatch.setattr(PartitionLog, "open", refuse)
 
 
 @pytest.mark.parametrize("error", [FormatTooNew("Format 2."), StorageError("Too many open files.")])
 def test_a_copy_that_cannot_be_opened_for_another_reason_is_not_put_aside(inside, monkeypatch, error):
     refuse_to_open(monkeypatch, error)
     with pytest.raises(type(error)):
-        inside.replicas._reopen(inside.replicated(), inside.key, 1)
+        inside.copies.reopen(inside.replicated(), inside.key, 1, inside.desk)
     assert inside.partition.log.directory.exists()
-    assert inside.replicas._journal.get(*inside.key) is not None
+    assert inside.journal.get(*inside.key) is not None
 
 
 @pytest.mark.parametrize("error", [CorruptData("Not a batch."), ForeignSegment("Not a segment.")])
 def test_a_damaged_copy_of_a_replicated_partition_is_put_aside(inside, monkeypatch, error):
     refuse_to_open(monkeypatch, error)
-    assert inside.replicas._reopen(inside.replicated(), inside.key, 1) is None
+    assert inside.copies.reopen(inside.replicated(), inside.key, 1, inside.desk) is None
     assert not inside.partition.log.directory.exists()
 
 
@@ -218,10 +222,10 @@ def test_what_a_torn_tail_took_is_remembered_until_the_copy_is_reconciled(inside
     (file,) = log.directory.glob("*.log")
     with file.open("ab") as torn:
         torn.write(file.read_bytes()[-60:])
-    first = inside.replicas._open(topic, inside.key, log.identity.log_id)
+    first = inside.copies._open(topic, inside.key, log.identity.log_id, inside.desk)
     assert first.replica.damaged
     first.log.close()
-    again = inside.replicas._open(topic, inside.key, log.identity.log_id)
+    again = inside.copies._open(topic, inside.key, log.identity.log_id, inside.desk)
     assert not again.log.recovery.truncated
     assert again.replica.damaged
     again.let_lead()

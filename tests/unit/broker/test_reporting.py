@@ -1,5 +1,6 @@
 """What a broker tells the controller: everything once, then what changed."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,23 @@ from stentor.core.records import Member
 from stentor.wire import frames
 
 A, B = (1, 0), (1, 1)
+
+
+class Copies(Mapping):
+    """The copies of the partitions that there are at the moment."""
+
+    def __init__(self, place):
+        self._place = place
+
+    def __getitem__(self, key):
+        self._place.ends[key]
+        return SimpleNamespace(replica=SimpleNamespace(report=lambda: self._place.report(key)))
+
+    def __iter__(self):
+        return iter(self._place.ends)
+
+    def __len__(self):
+        return len(self._place.ends)
 
 
 class Place:
@@ -28,17 +46,9 @@ class Place:
         self.peers = SimpleNamespace(
             knows=lambda _, feature: feature in self.features, send=lambda to, said: self.sent.append((to, said))
         )
-        broker = SimpleNamespace(
-            broker_id="b1",
-            incarnation=3,
-            loop=SimpleNamespace(call_later=lambda _, work: self.due.append(work)),
-            replicas=self,
-        )
-        self.reporting = Reporting(broker, self)
-
-    @property
-    def partitions(self):
-        return {key: SimpleNamespace(replica=SimpleNamespace(report=lambda k=key: self.report(k))) for key in self.ends}
+        environment = SimpleNamespace(loop=SimpleNamespace(call_later=lambda _, work: self.due.append(work)))
+        identity = SimpleNamespace(broker_id="b1", incarnation=3)
+        self.reporting = Reporting(environment, identity, Copies(self), self.peers, self)
 
     def report(self, key):
         self.looked_at.append(key)

@@ -65,7 +65,7 @@ def test_ordinary_messages_are_refused_with_the_way_to_go(client, send):
 def test_who_loses_a_race_looks_again(local, client, monkeypatch, rival):
     """Another broker has swapped in a version that this one has not heard of."""
     client.create_topic("orders")
-    store, catalogue = local.inner.store, local.inner.catalogue
+    store, catalogue = local.inner.parts.ground.store, local.inner.parts.ground.catalogue
     swap, rivals = store.swap, [rival]
 
     async def swap_behind(**wish):

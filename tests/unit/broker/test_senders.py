@@ -24,8 +24,8 @@ class Cluster:
     """Reads the store, as it was told to."""
 
     def __init__(self):
-        self.member = object()
-        self.restored = SimpleNamespace(noticed=False)
+        self.joined = True
+        self.noticed = False
         self.reads = 0
         self.finds = None
 
@@ -56,7 +56,16 @@ def broker():
 
 @pytest.fixture
 def senders(broker):
-    return Senders(broker)
+    cluster = broker.cluster
+    return Senders(
+        broker.clock,
+        catalogue=broker.catalogue,
+        trust=broker.trust,
+        rollback=cluster,
+        follower=cluster,
+        background=cluster,
+        control=cluster,
+    )
 
 
 def complaint(**fields):

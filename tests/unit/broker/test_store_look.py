@@ -7,9 +7,11 @@ from stentor.broker.cluster.store_look import StoreLook
 
 def a_look(revision=10):
     due, looks = [], []
-    broker = SimpleNamespace(stopping=False, loop=SimpleNamespace(call_later=lambda _, work: due.append(work)))
-    restored = SimpleNamespace(revision=revision)
-    return StoreLook(broker, restored, lambda: looks.append(1)), restored, due, looks
+    environment = SimpleNamespace(loop=SimpleNamespace(call_later=lambda _, work: due.append(work)))
+    rollback = SimpleNamespace(revision=revision)
+    follower = SimpleNamespace(look_again=lambda: "a look")
+    background = SimpleNamespace(closed=False, spawn=looks.append)
+    return StoreLook(environment, rollback, follower, background), rollback, due, looks
 
 
 def test_a_watch_that_tells_in_time_saves_the_look():

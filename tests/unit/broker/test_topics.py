@@ -287,7 +287,7 @@ def test_a_topic_that_is_deleted_while_it_is_made_on_the_way_is_made_again(local
 def test_a_topic_made_a_moment_ago_says_where_it_is(local, client, monkeypatch):
     """Also before this broker's own copy has heard of its chain."""
     topic = client.create_topic("new")
-    partition = local.inner.partition(topic.id, 0)
+    partition = local.inner.parts.serving.partition(topic.id, 0)
     known = partition.info()
     monkeypatch.setattr(partition, "info", lambda: msgspec.structs.replace(known, chain=[], epoch=0))
     (found,) = client.describe_topic("new").partitions
@@ -316,7 +316,7 @@ class LostAnswers:
 
 
 def test_a_topic_that_was_made_without_an_answer_is_made(local, client):
-    LostAnswers(local.inner.store, made=True)
+    LostAnswers(local.inner.parts.ground.store, made=True)
     client.create_topic("t")
     assert client.publish("t", "x").offset == 0
     assert [message.value for message in client.read("t")] == [b"x"]
@@ -324,7 +324,7 @@ def test_a_topic_that_was_made_without_an_answer_is_made(local, client):
 
 def test_a_topic_that_may_have_been_made_keeps_its_logs(local, client, wait_until):
     """Others see it, publish, and are told that their messages are safe."""
-    LostAnswers(local.inner.store, made=True, readable=False)
+    LostAnswers(local.inner.parts.ground.store, made=True, readable=False)
     with pytest.raises(UnknownSwap):
         client.create_topic("t")
     wait_until(lambda: "t" in names(client), "the topic")
@@ -335,7 +335,7 @@ def test_a_topic_that_may_have_been_made_keeps_its_logs(local, client, wait_unti
 
 
 def test_a_topic_that_was_not_made_is_an_unknown_outcome(local, client):
-    LostAnswers(local.inner.store, made=False)
+    LostAnswers(local.inner.parts.ground.store, made=False)
     with pytest.raises(UnknownSwap):
         client.create_topic("t")
     assert names(client) == []
@@ -356,7 +356,7 @@ def stop_watching(inner):
     """The coordination store tells this broker nothing from now on; it has to ask."""
 
     def stop():
-        for task in inner.cluster._tasks:
+        for task in inner.parts.cluster._tasks:
             if task.get_coro().__name__ == "_watch":
                 task.cancel()
 

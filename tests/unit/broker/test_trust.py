@@ -13,6 +13,7 @@ import pytest
 
 from stentor.broker.catalogue import broker_key, decode_broker, encode
 from stentor.broker.cluster.trust import LEVEL_KEY, PEERS_PROVE, SECRET_KEY, rotate
+from stentor.broker.sessions.peer_session import PeerSession
 from stentor.coordination.etcd import open_etcd
 from stentor.core.controller import BrokerRecord
 from stentor.core.membership import Heartbeat
@@ -80,7 +81,11 @@ def started(store: Store, data: Path | None = None, broker_id: str = "b0", **set
 def greeting(local: LocalBroker, name: str = "old") -> bytes:
     """What a broker of the version before says first."""
     hello = messages.Hello(
-        version_min=1, version_max=1, broker=name, cluster_id=local.inner.cluster_id, purpose="control"
+        version_min=1,
+        version_max=1,
+        broker=name,
+        cluster_id=local.inner.parts.ground.identity.cluster_id,
+        purpose="control",
     )
     return frames.frame(Kind.HELLO, 0, messages.encode(hello))
 
@@ -90,25 +95,25 @@ def greeting(local: LocalBroker, name: str = "old") -> bytes:
 
 def test_a_new_cluster_has_a_secret_and_the_newest_level_at_once(store, tmp_path):
     with started(store, tmp_path / "b0") as local:
-        assert local.inner.trust.all_prove
-        assert local.inner.trust.secrets == store.secret.valid
+        assert local.inner.parts.cluster.trust.all_prove
+        assert local.inner.parts.cluster.trust.secrets == store.secret.valid
         assert store.get(LEVEL_KEY) == b"1"
         assert (tmp_path / "b0" / SECRET_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_all_brokers_of_a_cluster_have_the_same_secret(store, wait_until):
     with started(store) as one, started(store, broker_id="b1") as two:
-        assert one.inner.trust.secrets == two.inner.trust.secrets
+        assert one.inner.parts.cluster.trust.secrets == two.inner.parts.cluster.trust.secrets
         for local, other in ((one, "b1"), (two, "b0")):
-            peers = local.inner.cluster.peers
+            peers = local.inner.parts.cluster.peers
             wait_until(lambda peers=peers, other=other: peers.is_connected(other), "the links")
-            proven = {session.proven_by for session in local.inner.sessions if session.peer == other}
-            assert proven <= set(one.inner.trust.secrets)
+            proven = {session.proven_by for session in peers_of(local, other)}
+            assert proven <= set(one.inner.parts.cluster.trust.secrets)
 
 
 def test_a_single_broker_has_no_secret(tmp_path):
     with broker(tmp_path) as local:
-        assert local.inner.trust.secrets == ()
+        assert local.inner.parts.cluster.trust.secrets == ()
         assert not (tmp_path / SECRET_FILE).exists()
 
 
@@ -121,7 +126,7 @@ def test_brokers_of_the_version_before_are_taken_at_their_word_until_the_last_is
     caplog.set_level(logging.WARNING)
     store.put(identity__cluster=b"c", brokers__old=encode(OLD))
     with started(store) as local:
-        trust = local.inner.trust
+        trust = local.inner.parts.cluster.trust
         assert not trust.all_prove
         old = raw(local.url)
         old.send_bytes(greeting(local))
@@ -130,7 +135,7 @@ def test_brokers_of_the_version_before_are_taken_at_their_word_until_the_last_is
 
         def is_heard() -> bool:
             old.send_bytes(heartbeat)  # again and again, as a broker does: one counts only for a moment
-            return local.inner.cluster.view("old") == "heard"
+            return local.inner.parts.cluster.control.view("old") == "heard"
 
         wait_until(is_heard, "the old broker is heard")
         assert caplog.text.count("broker old cannot prove who it is") == 1
@@ -145,7 +150,7 @@ def test_brokers_of_the_version_before_are_taken_at_their_word_until_the_last_is
         again.send_bytes(greeting(local))
         assert again.refusal().code == "peer_refused"
         store.put(brokers__old=encode(OLD))
-        wait_until(lambda: not local.inner.catalogue.brokers["old"].level, "the old version is back")
+        wait_until(lambda: not local.inner.parts.ground.catalogue.brokers["old"].level, "the old version is back")
         assert trust.all_prove
 
 
@@ -163,7 +168,7 @@ def test_who_says_in_the_store_that_it_can_prove_itself_must_whatever_the_level(
         store.put(brokers__third=encode(msgspec.structs.replace(OLD, id="third")))
         store.put(brokers__old=encode(msgspec.structs.replace(OLD, level=PEERS_PROVE)))
         assert early.refusal().code == "peer_refused"
-        assert not local.inner.trust.all_prove
+        assert not local.inner.parts.cluster.trust.all_prove
 
 
 def test_a_broker_registers_which_level_it_knows(store):
@@ -179,7 +184,7 @@ def test_a_level_never_goes_down(store, tmp_path, wait_until):
     store.delete(LEVEL_KEY)
     store.put(brokers__old=encode(OLD))
     with started(store, tmp_path / "b0") as local:
-        assert local.inner.trust.all_prove
+        assert local.inner.parts.cluster.trust.all_prove
         wait_until(lambda: store.get(LEVEL_KEY) == b"1", "the store has it again")
 
 
@@ -190,34 +195,43 @@ def test_a_rotated_secret_reaches_running_brokers_and_ends_no_connection(store, 
     with started(store) as one, started(store, broker_id="b1") as two:
         first = store.secret.current
         for local, other in ((one, "b1"), (two, "b0")):
-            wait_until(lambda local=local, other=other: local.inner.cluster.peers.is_connected(other), "the links")
-        before = set(one.inner.sessions)
+            wait_until(lambda local=local, other=other: len(peers_of(local, other)) == 2, "the links")
+        before = set(one.inner.parts.admission.sessions)
         store.do(lambda inner: rotate(inner, 1))
         second = store.secret
         assert second.previous == first
         for local in (one, two):
-            wait_until(lambda local=local: local.inner.trust.secrets == second.valid, "the rotation is heard")
-        assert set(one.inner.sessions) == before
+            wait_until(
+                lambda local=local: local.inner.parts.cluster.trust.secrets == second.valid, "the rotation is heard"
+            )
+        assert set(one.inner.parts.admission.sessions) == before
         store.do(lambda inner: rotate(inner, 10**12))
-        wait_until(lambda: one.inner.trust.secrets == store.secret.valid, "the second rotation is heard")
-        assert first not in one.inner.trust.secrets
+        wait_until(lambda: one.inner.parts.cluster.trust.secrets == store.secret.valid, "the second rotation is heard")
+        assert first not in one.inner.parts.cluster.trust.secrets
         for local, other in ((one, "b1"), (two, "b0")):
             wait_until(lambda local=local, other=other: proven_now(local, other), "all have proved themselves anew")
 
 
+def peers_of(local: LocalBroker, other: str) -> list[PeerSession]:
+    sessions = local.inner.parts.admission.sessions
+    return [session for session in sessions if isinstance(session, PeerSession) and session.peer == other]
+
+
 def proven_now(local: LocalBroker, other: str) -> bool:
-    sessions = [session for session in local.inner.sessions if session.peer == other]
-    return len(sessions) == 2 and all(session.proven_by in local.inner.trust.secrets for session in sessions)
+    sessions = peers_of(local, other)
+    return len(sessions) == 2 and all(
+        session.proven_by in local.inner.parts.cluster.trust.secrets for session in sessions
+    )
 
 
 def test_brokers_that_have_and_have_not_heard_of_a_rotation_still_know_each_other(store, wait_until):
     with started(store) as one, started(store, broker_id="b1") as two:
-        wait_until(lambda: one.inner.cluster.peers.is_connected("b1"), "the links")
-        held = one.inner.trust._secret
+        wait_until(lambda: one.inner.parts.cluster.peers.is_connected("b1"), "the links")
+        held = one.inner.parts.cluster.trust._secret
         assert held is not None
-        one.inner.trust._secret = held.rotated(1)  # it alone has heard
+        one.inner.parts.cluster.trust._secret = held.rotated(1)  # it alone has heard
         for local, other in ((one, "b1"), (two, "b0")):
-            local.inner.loop.call_soon_threadsafe(local.inner.cluster.peers.restart, other)
+            local.inner.loop.call_soon_threadsafe(local.inner.parts.cluster.peers.restart, other)
         for local, other in ((one, "b1"), (two, "b0")):
             wait_until(lambda local=local, other=other: proven_now(local, other), "they are connected again")
 
@@ -235,7 +249,8 @@ def test_the_file_is_what_a_broker_has_without_the_store(store, tmp_path):
         secrets = store.secret.valid
     from stentor.broker.cluster.trust import Trust
 
-    trust = Trust(None)  # type: ignore[arg-type]
+    parts = {"store": None, "catalogue": None, "rollback": None, "background": None}
+    trust = Trust(None, **parts)  # type: ignore[arg-type]
     trust.open(tmp_path / "b0" / SECRET_FILE)
     assert trust.secrets == secrets
     assert trust.all_prove
@@ -247,7 +262,7 @@ def test_a_store_without_a_secret_gets_that_of_the_file(store, tmp_path):
     store.delete(SECRET_KEY)
     with started(store, tmp_path / "b0") as local:
         assert store.secret == secret
-        assert local.inner.trust.secrets == secret.valid
+        assert local.inner.parts.cluster.trust.secrets == secret.valid
 
 
 def test_the_store_wins_over_the_file_and_that_is_said(store, tmp_path, caplog):
@@ -257,7 +272,7 @@ def test_the_store_wins_over_the_file_and_that_is_said(store, tmp_path, caplog):
     other = first_secret()
     store.put(identity__secret=encode_secret(other))
     with started(store, tmp_path / "b0") as local:
-        assert local.inner.trust.secrets == other.valid
+        assert local.inner.parts.cluster.trust.secrets == other.valid
     assert "the store's counts" in caplog.text
 
 
@@ -266,14 +281,14 @@ def test_after_a_restore_that_was_accepted_the_secret_of_the_file_is_valid_until
 ):
     with started(store, tmp_path / "b0") as local:
         kept = store.secret.current
-        local.inner.cluster.restored.revision = 2**40  # of a store of later days, which is lost
+        local.inner.parts.cluster.rollback.revision = 2**40  # of a store of later days, which is lost
         wait_until(lambda: load_journal(tmp_path / "b0" / JOURNAL_FILE).store_revision == 2**40, "it is remembered")
     other = first_secret()
     store.put(identity__secret=encode_secret(other))
     with started(store, tmp_path / "b0", accept_older_store=True) as local:
-        assert local.inner.trust.secrets == (other.current, kept)
+        assert local.inner.parts.cluster.trust.secrets == (other.current, kept)
     with started(store, tmp_path / "b0") as local:
-        assert local.inner.trust.secrets == other.valid
+        assert local.inner.parts.cluster.trust.secrets == other.valid
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish" * 20])
@@ -282,17 +297,17 @@ def test_a_damaged_file_is_replaced_by_what_the_store_has(store, tmp_path, conte
         pass
     (tmp_path / "b0" / SECRET_FILE).write_bytes(content)
     with started(store, tmp_path / "b0") as local:
-        assert local.inner.trust.secrets == store.secret.valid
+        assert local.inner.parts.cluster.trust.secrets == store.secret.valid
     with started(store, tmp_path / "b0") as local:
-        assert local.inner.trust.secrets == store.secret.valid
+        assert local.inner.parts.cluster.trust.secrets == store.secret.valid
 
 
 def test_rubbish_in_the_store_changes_nothing_for_running_brokers(store, wait_until, caplog):
     with started(store) as local:
-        secrets = local.inner.trust.secrets
+        secrets = local.inner.parts.cluster.trust.secrets
         store.put(identity__secret=b"rubbish")
         wait_until(lambda: "is not one" in caplog.text, "it is said")
-        assert local.inner.trust.secrets == secrets
+        assert local.inner.parts.cluster.trust.secrets == secrets
 
 
 # --- the other side -----------------------------------------------------------------------------
@@ -314,13 +329,13 @@ def test_a_listener_at_a_brokers_address_that_proves_nothing_is_told_nothing(sto
             connection.sendall(frames.frame(Kind.WELCOME, 0, messages.encode(welcome)))
             with suppress(ConnectionResetError):
                 assert connection.recv(1) == b""
-            assert not local.inner.cluster.peers.is_connected("fake")
+            assert not local.inner.parts.cluster.peers.is_connected("fake")
             connection.close()
 
 
 def test_a_broker_whose_record_lost_its_level_registers_again(store, wait_until):
     """A broker of the version before that drains it writes the record without the level."""
     with started(store) as local:
-        record = msgspec.structs.replace(local.inner.catalogue.brokers["b0"], level=0)
+        record = msgspec.structs.replace(local.inner.parts.ground.catalogue.brokers["b0"], level=0)
         store.put(brokers__b0=encode(record))
         wait_until(lambda: decode_broker(store.get(broker_key("b0"))).level == PEERS_PROVE, "it is registered again")

@@ -36,9 +36,9 @@ def shown(monkeypatch, capsys):
         (topic("abc", replicas=3), "ok"),
         (topic("a"), "ok"),
         (topic("abc", "ab", replicas=3), "2 of 3 replicas"),
-        (topic("abc", "a", replicas=3), "1 of 3 replicas, takes no messages"),
+        (topic("abc", "a", replicas=3), "1 of 3 replicas, accepts no messages"),
         (topic("abc", "a", replicas=3, min_replicas=1), "1 of 3 replicas"),
-        (topic("", replicas=3), "0 of 3 replicas, takes no messages"),
+        (topic("", replicas=3), "0 of 3 replicas, accepts no messages"),
         (topic("ab", replicas=3, failed="input/output error"), "damaged, 2 of 3 replicas"),
     ],
 )
@@ -49,7 +49,7 @@ def test_the_list_of_topics_tells_what_chains_lack(shown, found, health):
 
 def test_a_topic_shows_the_health_of_each_partition_and_the_minimum_that_holds(shown):
     lines = shown(topic("abc", "ab", replicas=3), "topic", "describe", "orders").splitlines()
-    assert "replicas     3, at least 2, spread" in lines
+    assert "replicas      3, at least 2, spread" in lines
     assert [line.rpartition("  ")[2] for line in lines[-2:]] == ["ok", "2 of 3 replicas"]
 
 

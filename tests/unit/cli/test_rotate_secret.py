@@ -15,15 +15,15 @@ def etcd():
 
 def test_running_brokers_get_a_new_secret(etcd, capsys, wait_until):
     with broker(coordination=etcd.url, broker_id="b0") as local:
-        (first,) = local.inner.trust.secrets
+        (first,) = local.inner.parts.cluster.trust.secrets
         assert run(["broker", "rotate-secret", "--coordination", etcd.url]) == 0
-        wait_until(lambda: len(local.inner.trust.secrets) == 2, "the rotation is heard")
-        assert local.inner.trust.secrets[1] == first
+        wait_until(lambda: len(local.inner.parts.cluster.trust.secrets) == 2, "the rotation is heard")
+        assert local.inner.parts.cluster.trust.secrets[1] == first
         said = capsys.readouterr()
         assert "new secret" in said.out
         assert run(["broker", "rotate-secret", "--coordination", etcd.url]) != 0
         assert "rotated less than 60 s ago" in capsys.readouterr().err
-        assert len(local.inner.trust.secrets) == 2
+        assert len(local.inner.parts.cluster.trust.secrets) == 2
 
 
 def test_the_store_is_found_as_a_broker_finds_it(etcd, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Clients: one API in two faces, errors in words, no hangs."""
 
 import asyncio
-import inspect
 import multiprocessing
 import os
 import threading
@@ -13,7 +12,9 @@ import pydantic
 import pytest
 
 import stentor
-from stentor.client.core import parse_url
+from stentor import limits
+from stentor.broker.sessions import client_session
+from stentor.client.url import parse_url
 from stentor.testing import broker
 
 
@@ -25,19 +26,6 @@ def test_the_public_names_are_these_and_all_load():
         _ = stentor.nonsense
 
 
-def test_sync_and_async_clients_have_the_same_methods():
-    def public(kind):
-        return {name for name, _ in inspect.getmembers(kind) if not name.startswith("_")}
-
-    assert public(stentor.Client) <= public(stentor.AsyncClient) | {"name"}
-    for sync, other in (
-        (stentor.Producer, stentor.AsyncProducer),
-        (stentor.Subscription, stentor.AsyncSubscription),
-        (stentor.History, stentor.AsyncHistory),
-    ):
-        assert public(sync) <= public(other), sync
-
-
 @pytest.mark.parametrize(
     ("url", "addresses"),
     [
@@ -45,6 +33,7 @@ def test_sync_and_async_clients_have_the_same_methods():
         ("a:1,b:2", ["a:1", "b:2"]),
         ("stentor://a,b:9/", ["a:7440", "b:9"]),
         ("[::1]:7440", ["[::1]:7440"]),
+        ("[::1], ::1:7441", ["[::1]:7440", "[::1]:7441"]),
     ],
 )
 def test_urls_name_one_or_more_addresses(url, addresses):
@@ -329,6 +318,44 @@ def test_the_async_client_does_the_same(shared):
             assert (await client.broker()).address in shared.url
 
     asyncio.run(work())
+
+
+def test_both_clients_say_who_they_are_and_whether_they_are_closed(shared):
+    address = shared.url.removeprefix("stentor://")
+
+    async def work():
+        async with stentor.connect_async(shared.url, name="me") as client:
+            opened = repr(client)
+        return opened, repr(client)
+
+    assert asyncio.run(work()) == (f"<stentor.AsyncClient 'me' {address}>", "<stentor.AsyncClient 'me' closed>")
+    with stentor.connect(shared.url, name="me") as client:
+        assert repr(client) == f"<stentor.Client 'me' {address}>"
+    assert repr(client) == "<stentor.Client 'me' closed>"
+
+
+def test_the_error_that_ended_a_block_is_the_one_to_see(shared, monkeypatch):
+    async def failing(core):
+        raise stentor.PublishError("A message was not acknowledged.")
+
+    async def work():
+        async with stentor.connect_async(shared.url) as client:
+            close = client._core.close
+            monkeypatch.setattr(client._core, "close", lambda: failing(client._core))
+            try:
+                async with client:
+                    raise KeyError("mine")
+            finally:
+                await close()
+
+    with pytest.raises(KeyError):
+        asyncio.run(work())
+
+
+def test_a_client_asks_no_more_at_a_time_than_a_broker_allows_one_connection():
+    allowed = getattr(client_session, "_REQUESTS_UNDER_WAY_MAX", limits.REQUESTS_UNDER_WAY_MAX)
+    assert allowed == limits.REQUESTS_UNDER_WAY_MAX
+    assert allowed > limits.CLIENT_REQUESTS_UNDER_WAY_MAX
 
 
 def test_the_sync_client_works_beside_a_running_loop(shared):

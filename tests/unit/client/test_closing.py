@@ -111,6 +111,20 @@ def test_closing_a_producer_that_was_carried_over_a_fork_does_nothing(client):
     producer.close()
 
 
+def test_closing_an_async_producer_that_was_carried_over_a_fork_does_nothing_either(shared):
+    async def work():
+        async with stentor.connect_async(shared.url) as client:
+            producer = await client.producer("forked.async")
+            await producer.send("the parent's")
+            client._core.forked = True  # as it is in the child
+            await producer.close()
+            closed = producer._core.closed
+            client._core.forked = False
+            return closed
+
+    assert asyncio.run(work()) is False
+
+
 def test_what_a_producer_sent_gets_out_at_exit_although_its_client_was_let_go():
     with broker() as local, local.client() as client:
         client.create_topic("let.go")

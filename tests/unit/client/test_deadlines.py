@@ -44,7 +44,7 @@ def test_a_publish_ends_at_its_own_deadline_when_too_much_is_under_way(shared, m
     with shared.client(timeout=10) as client:
         client.publish("full", "x")
         (publisher,) = client._publishers.values()
-        publisher._core.buffer_bytes = 1
+        publisher._core.room.buffer_bytes = 1
         monkeypatch.setattr(BrokerLink, "publish", lambda *_: None)  # nobody answers
         began = time.monotonic()
         with pytest.raises(stentor.DeadlineExceeded, match=r"within 0\.2 s"):
@@ -58,7 +58,7 @@ def test_an_awaited_publish_does_so_too(shared, monkeypatch):
         async with stentor.connect_async(shared.url, timeout=10) as client:
             await client.publish("full", "x")
             (publisher,) = client._publishers.values()
-            publisher._core.buffer_bytes = 1
+            publisher._core.room.buffer_bytes = 1
             monkeypatch.setattr(BrokerLink, "publish", lambda *_: None)
             began = time.monotonic()
             with pytest.raises(stentor.DeadlineExceeded, match=r"within 0\.2 s"):
@@ -118,7 +118,7 @@ def test_a_call_of_several_steps_has_one_deadline(shared, slow_broker, step):
     with shared.client(timeout=10) as client:
         client.publish("steps", "x")
         slow_broker()
-        client._core.routes = {}
+        client._core.routing.routes = {}
         began = time.monotonic()
         with pytest.raises(stentor.DeadlineExceeded, match="within 1 s"):
             STEPS[step](client)

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from stentor.client.identity import ProducerIdentity
 from stentor.client.lane import Lane
+from stentor.client.outcomes import Outcomes
 from stentor.client.producer_core import _Flush
 from stentor.errors import NotReady, PublishError, SequenceError
 from stentor.wire import batch
@@ -30,30 +32,25 @@ class Producer(SimpleNamespace):
         super().__init__(
             topic="t",
             topic_id=1,
-            producer_id=9,
-            generation=0,
+            sender=ProducerIdentity(9, generation=0),
             ack=int(Ack.ALL),
             timeout=10.0,
             batch_messages=100,
             batch_bytes=1_000_000,
             compression="",
             extras=False,
-            lasting=False,
-            messages_acknowledged=0,
+            outcomes=Outcomes(),
             wire=wire,
             core=SimpleNamespace(
-                head_link=lambda *_: wire, loop=SimpleNamespace(call_soon_threadsafe=lambda work, *given: work(*given))
+                routing=SimpleNamespace(head_link=lambda *_: wire),
+                loop=SimpleNamespace(call_soon_threadsafe=lambda work, *given: work(*given)),
             ),
             heard=[],
-            failures=[],
             resends=[],
         )
 
     def call_back(self, callback, receipt, error):
         callback(receipt, error)
-
-    def record_failure(self, failed):
-        self.failures.append(failed)
 
     def progressed(self):
         pass
@@ -90,7 +87,7 @@ def test_answers_are_told_as_they_come(producer, lane):
         lane.acknowledged(sent, offset)
         assert len(producer.heard) == offset + 1
     assert told(producer) == [("a", 0), ("b", 1), ("c", 2), ("d", 3)]
-    assert producer.messages_acknowledged == 4
+    assert producer.outcomes.acknowledged == 4
     assert not lane.pending
 
 
@@ -139,7 +136,7 @@ def test_what_is_in_the_log_is_not_said_to_have_failed_with_what_was_before_it(p
     lane.give_up(first, PublishError("Too late."))
     assert told(producer)[:2] == [("a", PublishError), ("b", 1)]
     assert [name for name, *_ in producer.heard] == ["a", "b", "c", "d"]
-    assert [failed.count for failed in producer.failures] == [1, 1, 1]
+    assert [failed.count for failed in producer.outcomes.failures] == [1, 1, 1]
     assert third.done
     assert fourth.done
     assert not lane.pending
@@ -151,7 +148,7 @@ def test_rows_that_cannot_get_a_header_are_told_of_and_do_not_stop_the_next_ones
     lane.generation = 2**40
     lane.rows.extend((b"lost", None))
     lane.seal()
-    assert [failed.count for failed in producer.failures] == [1]
+    assert [failed.count for failed in producer.outcomes.failures] == [1]
     lane.generation = 1
     lane.rows.extend((b"next", None))
     lane.pump()

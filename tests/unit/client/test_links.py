@@ -48,9 +48,9 @@ def dialled(monkeypatch):
     found = []
     dial = BrokerLink._dial
 
-    async def counted(link, host, port):
-        found.append(f"{host}:{port}")
-        await dial(link, host, port)
+    async def counted(link, address):
+        found.append(str(address))
+        await dial(link, address)
 
     monkeypatch.setattr(BrokerLink, "_dial", counted)
     return found
@@ -175,7 +175,7 @@ def test_a_link_in_use_that_does_not_become_home_stays_in_use(shared, monkeypatc
             with monkeypatch.context() as patched:
                 patched.setattr(BrokerLink, "request", never)
                 with pytest.raises(DeadlineExceeded):
-                    await core._adopt(core.link, 0.01)
+                    await core.home.adopt(core.link, 0.01)
             assert core.link.alive
             await client.publish("home", "after", timeout=10)
             assert core.links_made == 1
@@ -191,7 +191,7 @@ def test_a_link_that_was_made_to_be_home_and_is_not_is_closed(shared, there, mon
             link = await core.links.race([there], 5.0)
             monkeypatch.setattr(BrokerLink, "request", answer)
             with pytest.raises(StentorError):
-                await core._adopt(link, 0.01)
+                await core.home.adopt(link, 0.01)
             return link.alive
 
     assert uvloop.run(run()) is False

@@ -62,7 +62,7 @@ def test_after_an_ordinary_outage_a_client_wants_a_home_that_knows_what_is(asked
             client.topics(timeout=0.3)  # so some attempts have failed
         local.start()
         client.topics()
-        assert not client._core._settled
+        assert not client._core.home.settled
     assert asked == [False, False]
 
 
@@ -86,12 +86,12 @@ def test_a_home_that_only_knows_what_was_hides_no_topic_until_it_knows_what_is(s
             cut_off.set()
             core.link.give_way()
             await core.link_within(10, "find a home again")
-            assert core._settled
+            assert core.home.settled
             assert "newer.than.the.table" in core.routes
             await client.publish("newer.than.the.table", "meanwhile", timeout=10)
             cut_off.clear()
             async with asyncio.timeout(10):
-                while core._settled:
+                while core.home.settled:
                     await core.changes(0.1)
             return core.links_made
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import stentor
-from stentor.client.subscription_core import Delivery
+from stentor.client.reader import Delivery
 from stentor.wire import batch, header
 
 COUNT = 1_000  # in batches that come in one delivery

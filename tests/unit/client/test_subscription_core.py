@@ -1,6 +1,7 @@
 """Streams that a member refuses: another one is asked, and nobody is asked too often."""
 
 import asyncio
+import queue
 from types import SimpleNamespace
 
 import msgspec
@@ -8,7 +9,9 @@ import pytest
 
 import stentor
 from stentor import limits
-from stentor.client.subscription_core import Reader, SubscriptionCore
+from stentor.client.reader import Reader
+from stentor.client.subscription import Subscription
+from stentor.client.subscription_core import SubscriptionCore
 from stentor.errors import NotReady, OffsetOutOfRange, PartitionNotFound
 from stentor.wire import messages
 from stentor.wire.messages import BrokerInfo
@@ -66,6 +69,7 @@ class Core:
         self.routes = {"t": SimpleNamespace(id=1, partitions=chain)}
         self.link_listeners = self.route_listeners = self.closers = set()
         self.seen = SimpleNamespace(saw=lambda *_: None)
+        self.routing = self
 
     def member_link(self, topic, topic_id, partition, avoid=frozenset()):
         return next((member for name, member in self.members.items() if name not in avoid), None)
@@ -77,7 +81,7 @@ def opened(core, partitions=1):
     for partition in range(partitions):
         subscription.readers[1, partition] = Reader(subscription, "t", 1, partition)
     subscription.opened = True
-    subscription._reopen()
+    subscription.streams.reopen()
     return subscription
 
 
@@ -111,7 +115,7 @@ def test_a_refusal_is_forgotten_once_a_reader_is_served():
     assert second.asked == [reader]
     reader.state(1, 1)
     second.alive = False
-    subscription._reopen()
+    subscription.streams.reopen()
     assert first.asked == [reader]
 
 
@@ -126,6 +130,43 @@ def test_a_partition_that_a_member_does_not_know_yet_may_be_at_another(brokers):
     core.loop.fire()
     assert reader.finished == (brokers == 1)
     assert members[-1].asked == [reader]
+
+
+class Restless(Reader):
+    """A reader that another thread looks at while the loop finds one more partition."""
+
+    def __init__(self, owner, *place):
+        self._readers = owner.readers
+        super().__init__(owner, *place)
+
+    @property
+    def topic(self):
+        partition = len(self._readers)
+        self._readers[1, partition] = Reader(self.owner, "t", 1, partition)
+        return "t"
+
+    @topic.setter
+    def topic(self, name):
+        pass
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda core: Subscription(core, queue.SimpleQueue()).topics,
+        lambda core: core.statistics(),
+        lambda core: core.positions(None),
+        lambda core: core.ends(),
+    ],
+    ids=["topics", "statistics", "positions", "ends"],
+)
+def test_a_subscription_may_be_looked_at_while_partitions_are_found(look):
+    core = Core(Member("only"))
+    core.timeout = 10.0
+    subscription = opened(core)
+    subscription.readers[1, 0] = Restless(subscription, "t", 1, 0)
+    assert look(subscription)
+    assert len(subscription.readers) > 1
 
 
 def test_a_closed_subscription_asks_nobody_again():

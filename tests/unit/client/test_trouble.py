@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 
+import msgspec
 import pyarrow as pa
 import pytest
 import uvloop
@@ -95,9 +96,9 @@ def test_a_refused_batch_leaves_those_before_it_alone(shared, client, monkeypatc
     wait_for(lambda: producer.statistics()["in_flight_batches"] == 1)
     bad = batch.encode([1], [None], [b"bad"])
     lane = producer._core.lanes[0]
-    lane.add_encoded(stentor.client.lane.msgspec.structs.replace(bad, body_checksum=bad.body_checksum ^ 1))
+    lane.add_encoded(msgspec.structs.replace(bad, body_checksum=bad.body_checksum ^ 1))
     producer._post(lane.pump)
-    wait_for(lambda: producer._core.messages_failed == 1)
+    wait_for(lambda: producer._core.outcomes.failed == 1)
     proceed.set()
     with pytest.raises(stentor.PublishError) as error:
         producer.flush()

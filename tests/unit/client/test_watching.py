@@ -56,13 +56,13 @@ def look(link, seconds, *, answers):
     for _ in range(round(seconds / STEP_S)):
         link._loop.now += STEP_S
         link.look(impatient=True)
-        if answers and len(link.connection.sent) > began and link._asked_at == link._loop.now:
+        if answers and len(link.connection.sent) > began and link._pulse.asked_at == link._loop.now:
             link.connection.bytes_in += 12
     return len(link.connection.sent) - began
 
 
 def want(link):
-    link._streams[1] = None
+    link._waiting.streams[1] = None
 
 
 def test_an_idle_link_is_pinged_seldom_and_one_that_is_wanted_often(link):

@@ -3,6 +3,7 @@
 import pytest
 
 from stentor import limits
+from stentor.core import cluster_events as e
 from stentor.core.cluster import ClusterMember
 from stentor.core.membership import ControllerKey, Heartbeat, Membership
 
@@ -224,13 +225,13 @@ def controlling(now_us=0):
     """Broker a as the controller of a cluster of three, hearing both others."""
     member = ClusterMember("a", 1, now_us, lambda: 1)
     member.membership.register("abc", now_us)
-    member.controller_is(ControllerKey("a", 1), 5)
+    member.step(e.ControllerSeen(ControllerKey("a", 1), 5), 0)
     assert member.controller is not None
     return member
 
 
 def beat(member, name, now_us, **said):
-    member.heard(Heartbeat(name, 1, controller_revision=5, **said), now_us)
+    member.step(e.Beaten(Heartbeat(name, 1, controller_revision=5, **said)), now_us)
 
 
 def lose_store(member, until_us, **others):
@@ -239,7 +240,7 @@ def lose_store(member, until_us, **others):
         member.membership.store_answers(answers=False, now_us=now_us)
         for name in "bc":
             beat(member, name, now_us, reaches_store=others.get(name, True))
-        member.tick(now_us)
+        member.step(e.Ticked(), now_us)
     return until_us
 
 
@@ -264,7 +265,7 @@ def test_who_resigned_takes_the_office_again_when_the_store_is_back_and_nobody_e
     now_us = lose_store(member, 2 * SECOND)
     member.membership.store_answers(answers=True, now_us=now_us)
     assert member.membership.should_take_over(now_us)
-    member.took_over(ControllerKey("a", 1), 9)
+    member.step(e.TookOver(ControllerKey("a", 1), 9), 0)
     assert member.controller is not None
     assert member.office_revision == 9
 
@@ -287,17 +288,17 @@ def test_a_broker_without_the_store_hears_of_the_new_controller_from_its_peers_a
     member = controlling()
     member.membership.store_answers(answers=False, now_us=0)
     newer = Heartbeat("b", 1, controller_revision=8, controller="b", controller_incarnation=1)
-    member.heard(newer, 0)
+    member.step(e.Beaten(newer), 0)
     assert member.controller is None
     assert member.controller_broker == "b"
     assert member.office_revision == 5
-    member.controller_is(ControllerKey("c", 1), 7)
+    member.step(e.ControllerSeen(ControllerKey("c", 1), 7), 0)
     assert member.controller_broker == "c", "the store's word counts, whatever a peer has said"
 
 
 def test_who_reaches_the_store_believes_no_peer_about_the_controller():
     member = controlling()
-    member.heard(Heartbeat("b", 1, controller_revision=8, controller="b", controller_incarnation=1), 0)
+    member.step(e.Beaten(Heartbeat("b", 1, controller_revision=8, controller="b", controller_incarnation=1)), 0)
     assert member.controller is not None
 
 

@@ -33,7 +33,7 @@ class Machine:
         """Publish, and let the log take it if it is to be appended."""
         self.tickets += 1
         checksum = sequence if checksum is None else checksum
-        event = Publish(self.tickets, ack, count, producer, generation, sequence, checksum)
+        event = Publish(self.tickets, ack, count, producer, generation, sequence, checksum, stamp_us=self.now)
         effects = self.step(event)
         if append and isinstance(effects[0], Append):
             effects = [*effects, *self.step(Appended(event, effects[0]))]

@@ -2,8 +2,10 @@
 
 import pytest
 
+from stentor.core import cluster_events as e
 from stentor.core.chain_messages import ReplicaReport
-from stentor.core.cluster import AskReports, ClusterMember
+from stentor.core.cluster import ClusterMember
+from stentor.core.cluster_events import AskReports
 from stentor.core.controller import Controller
 from stentor.core.membership import ControllerKey
 from stentor.core.records import Member
@@ -56,9 +58,9 @@ def test_another_life_of_a_broker_counts_anew(book):
 
 def test_a_controller_asks_for_everything_when_it_missed_a_report():
     member = ClusterMember("b0", 1, 0, lambda: 1)
-    assert member.heard_changes("b1", 3, {A: report(1)}, [], 5, 0) == [], "who is no controller asks nobody"
-    member.took_over(ControllerKey("b0", 1), 9)
+    assert member.step(e.ReportedChanges("b1", 3, {A: report(1)}, [], 5), 0) == [], "who is no controller asks nobody"
+    member.step(e.TookOver(ControllerKey("b0", 1), 9), 0)
     assert isinstance(member.controller, Controller)
-    assert member.heard_changes("b1", 3, {A: report(1)}, [], 5, 0) == [AskReports("b1")]
-    member.heard_reports("b1", 3, {A: report(1)}, 0, 6)
-    assert AskReports("b1") not in member.heard_changes("b1", 3, {A: report(2)}, [], 7, 0)
+    assert member.step(e.ReportedChanges("b1", 3, {A: report(1)}, [], 5), 0) == [AskReports("b1")]
+    member.step(e.Reported("b1", 3, {A: report(1)}, 6), 0)
+    assert AskReports("b1") not in member.step(e.ReportedChanges("b1", 3, {A: report(2)}, [], 7), 0)

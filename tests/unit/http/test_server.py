@@ -14,6 +14,7 @@ from stentor import limits
 from stentor.http.metrics import render
 from stentor.http.server import HttpServer
 from stentor.ports import Health, Problem
+from stentor.security.permissions import Permissions
 from stentor.testing import broker
 
 WELL = Health()
@@ -23,7 +24,8 @@ def a_status(*, ready=True, stopping=False, confirmed=True, active="", health=WE
     return SimpleNamespace(
         ready=ready,
         stopping=stopping,
-        cluster=SimpleNamespace(confirmed=confirmed, active=active),
+        confirmed=confirmed,
+        active=active,
         info=lambda: SimpleNamespace(id="b0"),
         health=lambda: health,
     )
@@ -33,7 +35,7 @@ def ask(status, path, method="GET"):
     """What a broker in that state answers: (status code, body)."""
 
     async def serve():
-        server = HttpServer(status)
+        server = HttpServer(status, permissions=Permissions())
         await server.start("127.0.0.1", 0)
         try:
             return await asyncio.to_thread(fetch, f"http://127.0.0.1:{server.port}{path}", method)
@@ -100,7 +102,7 @@ def test_a_broker_that_stands_by_is_ready_but_not_active():
 def test_a_real_broker_answers_all_of_them():
     with broker(http=True) as local:
         assert [fetch(local.http_url + path)[0] for path in PATHS] == [200, 200, 200]
-        local.inner.cluster.confirmed = False
+        local.inner.parts.ground.standing.confirmed = False
         assert [fetch(local.http_url + path)[0] for path in PATHS] == [200, 503, 503]
 
 
@@ -115,7 +117,7 @@ TELLING = ["/", "/metrics", "/statistics"]
 
 
 def ask_as(local, path, host):
-    request = urllib.request.Request(f"http://{local.inner.http_address}{path}", headers={"Host": host})
+    request = urllib.request.Request(f"http://{local.inner.info().http_address}{path}", headers={"Host": host})
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status
@@ -149,7 +151,7 @@ def test_what_is_not_http_costs_few_log_lines_and_no_traceback(caplog):
         b"GET / HTTP/1.1\r\nbad\r\n\r\n",
     ]
     with broker(http=True) as local:
-        host, _, port = local.inner.http_address.rpartition(":")
+        host, _, port = local.inner.info().http_address.rpartition(":")
         for number in range(60):
             with socket.create_connection((host, int(port)), timeout=10) as stranger:
                 stranger.sendall(garbage[number % 3])
@@ -167,7 +169,7 @@ def test_headers_that_come_drop_by_drop_are_closed_in_time(monkeypatch):
     monkeypatch.setattr(limits, "SWEEP_S", 0.1)
 
     async def drip():
-        server = HttpServer(a_status())
+        server = HttpServer(a_status(), permissions=Permissions())
         await server.start("127.0.0.1", 0)
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -188,7 +190,7 @@ def test_headers_that_come_drop_by_drop_are_closed_in_time(monkeypatch):
 
 def test_beyond_its_connections_it_says_so_and_serves_again_when_one_leaves():
     async def crowd():
-        server = HttpServer(a_status(), connections_max=2)
+        server = HttpServer(a_status(), permissions=Permissions(), connections_max=2)
         await server.start("127.0.0.1", 0)
         try:
             guests = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
@@ -217,7 +219,8 @@ def test_a_scrape_lets_the_loop_look_at_others_between_slices():
 
         async def scrape():
             partition = next(iter(inner.partitions.values()))
-            inner.replicas.partitions = dict.fromkeys(range(5 * limits.STATISTICS_SLICE), partition)
+            inner.partitions.clear()
+            inner.partitions.update(dict.fromkeys(range(5 * limits.STATISTICS_SLICE), partition))
             done = asyncio.ensure_future(inner.gather_statistics())
             shared = asyncio.ensure_future(inner.gather_statistics())
             while not done.done():
@@ -225,11 +228,12 @@ def test_a_scrape_lets_the_loop_look_at_others_between_slices():
                 await asyncio.sleep(0)
             return len((await done)["partitions"]), (await shared) is (await done)
 
-        kept = dict(inner.replicas.partitions)
+        kept = dict(inner.partitions)
         try:
             counted = asyncio.run_coroutine_threadsafe(scrape(), inner.loop).result(20)
         finally:
-            inner.replicas.partitions = kept
+            inner.partitions.clear()
+            inner.partitions.update(kept)
         assert counted == (5 * limits.STATISTICS_SLICE, True)
         assert len(turns) >= 5
 

@@ -23,6 +23,24 @@ def test_the_head_stamps_in_place_and_seals(makes):
     wire.check_body(data, 4, header)
 
 
+@pytest.mark.parametrize("name", wire.BatchHeader.__struct_fields__)
+def test_a_field_can_be_read_without_the_others(makes, name):
+    data = bytearray(makes.plain(3))
+    wire.stamp(memoryview(data), 0, base_offset=2**40, epoch=9, appended_at_us=77)
+    layout = struct.Struct(wire.excerpt(name))
+    assert layout.size == wire.HEADER_BYTES
+    assert layout.unpack_from(data) == (getattr(wire.check_header(data), name),)
+
+
+def test_several_fields_come_in_the_order_of_the_header(makes):
+    data = makes.plain(3)
+    header = wire.check_header(data)
+    found = struct.unpack_from(wire.excerpt("count", "magic", "length"), data)
+    assert found == (wire.MAGIC, header.length, header.count)
+    assert wire.topic_id_of(data) == header.topic_id
+    assert wire.appended_at_us(data) == header.appended_at_us
+
+
 def test_the_bodys_checksum_does_not_change_on_the_way(makes):
     data = bytearray(makes.plain(3))
     before = wire.check_header(data).body_checksum

@@ -3,31 +3,54 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stentor.broker.catalogue import ACTIVE, CONTROLLER
 from stentor.errors import StentorError
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
-    from stentor.broker.cluster.cluster import Cluster
+    from stentor.broker.background import Background
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.store_follower import StoreFollower
+    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.core.cluster import ClusterMember
+    from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
+
+
+class Office(Protocol):
+    """Whether this broker is the controller."""
+
+    @property
+    def machine(self) -> ClusterMember: ...
 
 
 class ActivePassive:
     """Sees to it that there is one, while this broker is the controller."""
 
-    def __init__(self, broker: Broker, cluster: Cluster) -> None:
-        self._broker = broker
-        self._cluster = cluster
+    def __init__(
+        self,
+        store: CoordinationStore,
+        catalogue: Catalogue,
+        rollback: StoreRollback,
+        follower: StoreFollower,
+        background: Background,
+        office: Office,
+    ) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._rollback = rollback
+        self._follower = follower
+        self._background = background
+        self._office = office
         self._choosing = False
 
     def choose(self) -> None:
         """Name another one if the present one is gone, or is being drained."""
-        catalogue = self._broker.catalogue
-        controller = self._cluster.machine.controller
-        if controller is None or self._choosing or self._cluster.restored.noticed:
+        catalogue = self._catalogue
+        controller = self._office.machine.controller
+        if controller is None or self._choosing or self._rollback.noticed:
             return
         if not any(topic.record.settings.placement == "active-passive" for topic in catalogue.topics.values()):
             return
@@ -37,18 +60,18 @@ class ActivePassive:
         candidates = sorted(name for name in alive if not catalogue.brokers[name].draining)
         if candidates:
             self._choosing = True
-            self._cluster.spawn(self._name(candidates[0]))
+            self._background.spawn(self._name(candidates[0]))
 
     async def _name(self, name: str) -> None:
         expect = {
-            ACTIVE: self._broker.catalogue.active_revision,
-            CONTROLLER: self._cluster.machine.office_revision,
+            ACTIVE: self._catalogue.active_revision,
+            CONTROLLER: self._office.machine.office_revision,
         }
         try:
-            swap = await self._broker.store.swap(expect=expect, put={ACTIVE: name.encode()})
+            swap = await self._store.swap(expect=expect, put={ACTIVE: name.encode()})
             if swap.succeeded:
                 logger.warning("broker %s is the active one now", name)
-            await self._cluster.look_again()
+            await self._follower.look_again()
         except StentorError as error:
             logger.warning("no active broker could be named: %s", error)
         finally:

@@ -4,45 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, chain_key, encode
+from stentor.core import cluster_events as e
 from stentor.core.membership import ControllerKey
 from stentor.errors import CoordinationUnavailable, StentorError
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
-    from stentor.broker.cluster.cluster import Cluster
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.reporting import Reporting
+    from stentor.broker.cluster.store_follower import StoreFollower
+    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.environment import Identity
+    from stentor.core.cluster import ClusterMember
     from stentor.core.controller import Propose
+    from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
+
+
+class Machinery(Protocol):
+    """The cluster machine, and who performs what it says."""
+
+    @property
+    def machine(self) -> ClusterMember: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def reporting(self) -> Reporting: ...
+
+    def step(self, event: e.ClusterEvent) -> None: ...
 
 
 class Controlling:
     """Takes the office, reads everything, and swaps chains."""
 
-    def __init__(self, broker: Broker, cluster: Cluster) -> None:
-        self._broker = broker
-        self._cluster = cluster
+    def __init__(
+        self,
+        identity: Identity,
+        store: CoordinationStore,
+        catalogue: Catalogue,
+        rollback: StoreRollback,
+        follower: StoreFollower,
+        control: Machinery,
+    ) -> None:
+        self._identity = identity
+        self._store = store
+        self._catalogue = catalogue
+        self._rollback = rollback
+        self._follower = follower
+        self._control = control
         self._loading = False
         self._load_again = False
 
     async def take_over(self, revision: int) -> None:
-        if self._cluster.restored.noticed:
+        if self._rollback.noticed:
             return
-        key = ControllerKey(self._broker.broker_id, self._broker.incarnation)
+        key = ControllerKey(self._identity.broker_id, self._identity.incarnation)
         swap = None
         try:
-            swap = await self._broker.store.swap(expect={CONTROLLER: revision}, put={CONTROLLER: encode(key)})
+            swap = await self._store.swap(expect={CONTROLLER: revision}, put={CONTROLLER: encode(key)})
         except StentorError as error:
             logger.info("the controller's key could not be taken: %s", error)
         if swap is not None and swap.succeeded:
-            logger.info("broker %s is the controller", self._broker.broker_id)
-            self._cluster.do(self._cluster.machine.took_over(key, swap.revision))
+            logger.info("broker %s is the controller", self._identity.broker_id)
+            self._control.step(e.TookOver(key, swap.revision))
         else:
-            self._cluster.machine.takeover_failed(self._cluster.now_us())
-            await self._cluster.look_again()
+            self._control.step(e.TakeoverFailed())
+            await self._follower.look_again()
 
     async def load(self) -> None:
         """The controller rereads everything (C16); who asks while it does is served by one more reading."""
@@ -51,37 +82,33 @@ class Controlling:
             return
         self._loading = self._load_again = True
         try:
-            while self._load_again and not self._cluster.closed:
+            while self._load_again and not self._control.closed:
                 self._load_again = False
                 await self._load()
         finally:
             self._loading = False
 
     async def _load(self) -> None:
-        while not self._cluster.closed:
+        while not self._control.closed:
             try:
-                await self._cluster.look_again()
+                await self._follower.look_again()
                 break
             except CoordinationUnavailable:
                 await asyncio.sleep(limits.PEER_HEARTBEAT_S)
-        catalogue = self._broker.catalogue
+        catalogue = self._catalogue
         plans = {topic.record.id: topic.plan for topic in catalogue.topics.values()}
-        if self._cluster.machine.controller is not None:
-            self._cluster.machine.controller.set_active(catalogue.active)
-        self._cluster.do(
-            self._cluster.machine.loaded(catalogue.brokers, plans, catalogue.chains, self._cluster.now_us())
-        )
-        self._cluster.reporting.soon()
+        self._control.step(e.Loaded(catalogue.brokers, plans, catalogue.chains, catalogue.active))
+        self._control.reporting.soon()
 
     async def propose(self, propose: Propose) -> None:
-        if self._cluster.restored.noticed:
+        if self._rollback.noticed:
             return  # not even said to have failed: nothing more is to be proposed
         expect = {chain_key(change.key): change.revision for change in propose.changes}
-        expect[CONTROLLER] = self._cluster.machine.office_revision
+        expect[CONTROLLER] = self._control.machine.office_revision
         put = {chain_key(change.key): encode(change.record) for change in propose.changes}
         revision = None
         try:
-            swap = await self._broker.store.swap(expect=expect, put=put)
+            swap = await self._store.swap(expect=expect, put=put)
             revision = swap.revision if swap.succeeded else None
         except StentorError as error:
             logger.warning("chains could not be changed: %s", error)
@@ -90,4 +117,4 @@ class Controlling:
             names = "→".join(member.broker for member in change.record.chain)
             joining = f", joining {change.record.joining.broker}" if change.record.joining is not None else ""
             logger.info("%x/%d: epoch %d, chain %s%s", *change.key, change.record.epoch, names, joining)
-        self._cluster.do(self._cluster.machine.proposed(propose, revision, self._cluster.now_us()))
+        self._control.step(e.Proposed(propose, revision))

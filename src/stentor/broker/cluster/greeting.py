@@ -17,7 +17,11 @@ from stentor.security.proof import NONCE_BYTES, Claim, new_nonce, prove, proving
 from stentor.wire import frames, messages, peer
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
+    from collections.abc import Callable
+
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.trust import Trust
+    from stentor.broker.environment import Identity
 
 _RELAY: Final = "relay"
 
@@ -25,23 +29,22 @@ _RELAY: Final = "relay"
 class Arrival:
     """A broker that dials this one, until it has proved who it is. PeerRefused if it cannot be."""
 
-    def __init__(self, broker: Broker, hello: messages.Hello) -> None:
+    def __init__(self, identity: Identity, trust: Trust, hello: messages.Hello) -> None:
         self.name = hello.broker
         self.purpose = hello.purpose
-        self._broker = broker
+        self._trust = trust
         self._claim: Claim | None = None  # None: of a version that proves nothing
-        trust = broker.trust
-        if broker.replicas.single:
+        if identity.alone:
             raise refused("This broker is on its own and takes no other brokers.")
-        if hello.cluster_id != broker.cluster_id:
+        if hello.cluster_id != identity.cluster_id:
             raise refused(f"Broker {hello.broker} belongs to another cluster than this one.")
-        if hello.broker == broker.broker_id:
+        if hello.broker == identity.broker_id:
             raise refused(f"{hello.broker} is the id of the broker that was dialled.")
         if hello.purpose not in (peer.CONTROL, peer.DATA):
             raise ProtocolError(f"A broker connects for control or data, not for {hello.purpose!r}.")
         if len(hello.nonce) == NONCE_BYTES and trust.secrets:
             self._claim = Claim(
-                broker.cluster_id, hello.purpose, hello.broker, broker.broker_id, hello.nonce, new_nonce()
+                identity.cluster_id, hello.purpose, hello.broker, identity.broker_id, hello.nonce, new_nonce()
             )
         elif not trust.secrets:
             raise NotReady("This broker does not know its cluster's secret yet.", hint="Try again in a moment.")
@@ -58,21 +61,21 @@ class Arrival:
         claim = self._claim
         if claim is None:
             return welcome
-        proofs = [prove(secret, "acceptor", claim) for secret in self._broker.trust.secrets]
+        proofs = [prove(secret, "acceptor", claim) for secret in self._trust.secrets]
         return msgspec.structs.replace(welcome, nonce=claim.acceptor_nonce, proofs=proofs)
 
     def proven_by(self, body: memoryview) -> bytes:
         """The secret that a PROVE frame was made with."""
         claim, proof = self._claim, messages.decode(body, messages.Prove).proof
-        secret = None if claim is None else proving_secret(self._broker.trust.secrets, "dialler", claim, [proof])
+        secret = None if claim is None else proving_secret(self._trust.secrets, "dialler", claim, [proof])
         if secret is None:
             raise refused(f"Broker {self.name} does not prove who it is.")
         return secret
 
-    def check_registered(self) -> None:
+    def check_registered(self, catalogue: Catalogue, look: Callable[[], None]) -> None:
         """A broker registers before it dials, so an unknown one is looked up in the store."""
-        if self.name not in self._broker.catalogue.brokers:
-            self._broker.cluster.senders.look()
+        if self.name not in catalogue.brokers:
+            look()
             raise NotReady(
                 f"Broker {self.name} is not registered as far as this broker knows.",
                 hint="It looks into the coordination store now; try again in a moment.",
@@ -82,9 +85,9 @@ class Arrival:
 class Dialling:
     """One connection that this broker dials to another, until both have proved themselves."""
 
-    def __init__(self, broker: Broker, name: str, purpose: str) -> None:
-        self._broker = broker
-        self._claim = Claim(broker.cluster_id, purpose, broker.broker_id, name, new_nonce())
+    def __init__(self, identity: Identity, trust: Trust, name: str, purpose: str) -> None:
+        self._trust = trust
+        self._claim = Claim(identity.cluster_id, purpose, identity.broker_id, name, new_nonce())
         self.proven_by = b""
 
     def hello(self) -> bytes:
@@ -104,7 +107,7 @@ class Dialling:
 
     def answer(self, welcome: messages.Welcome) -> bytes | None:
         """Check the acceptor's proofs; the body of PROVE, or None for a broker of an older version that needs none."""
-        trust, name = self._broker.trust, self._claim.acceptor
+        trust, name = self._trust, self._claim.acceptor
         if len(welcome.nonce) != NONCE_BYTES:
             if trust.must_prove(name):
                 raise refused(f"Broker {name} does not prove who it is.")
@@ -118,15 +121,15 @@ class Dialling:
         return messages.encode(messages.Prove(proof=prove(secret, "dialler", claim)))
 
 
-def relayed(broker: Broker, hello: messages.Hello, listener: str) -> messages.Hello:
+def relayed(identity: Identity, trust: Trust, hello: messages.Hello, listener: str) -> messages.Hello:
     """What a relay says to the target: the client's own words, and the listener that it came in by, signed.
 
     The signature can be replayed; all it is good for is to be told the addresses of that listener.
     """
     nonce, proof = b"", b""
-    if broker.trust.secrets:
-        claim = Claim(broker.cluster_id, _RELAY, broker.broker_id, hello.target, new_nonce(), listener=listener)
-        nonce, proof = claim.dialler_nonce, prove(broker.trust.secrets[0], "relay", claim)
+    if trust.secrets:
+        claim = Claim(identity.cluster_id, _RELAY, identity.broker_id, hello.target, new_nonce(), listener=listener)
+        nonce, proof = claim.dialler_nonce, prove(trust.secrets[0], "relay", claim)
     return messages.Hello(
         version_min=hello.version_min,
         version_max=hello.version_max,
@@ -134,7 +137,7 @@ def relayed(broker: Broker, hello: messages.Hello, listener: str) -> messages.He
         library=hello.library,
         features=hello.features,
         listener=listener,
-        relay=broker.broker_id,
+        relay=identity.broker_id,
         nonce=nonce,
         proof=proof,
     )
@@ -146,11 +149,10 @@ def check_relayable(hello: messages.Hello) -> None:
         raise refused("A greeting that is passed on to another broker may not speak for one.")
 
 
-def listener_of(broker: Broker, hello: messages.Hello, own: str) -> str:
+def listener_of(identity: Identity, trust: Trust, hello: messages.Hello, own: str) -> str:
     """By which listener a client came in: by this broker's own, unless a broker that passed it on proves another."""
     if not hello.listener:
         return own
-    claim = Claim(broker.cluster_id, _RELAY, hello.relay, broker.broker_id, hello.nonce, listener=hello.listener)
-    trust = broker.trust
+    claim = Claim(identity.cluster_id, _RELAY, hello.relay, identity.broker_id, hello.nonce, listener=hello.listener)
     proven = proving_secret(trust.secrets, "relay", claim, [hello.proof]) is not None
-    return hello.listener if proven or not (trust.all_prove or broker.replicas.single) else own
+    return hello.listener if proven or not (trust.all_prove or identity.alone) else own

@@ -20,13 +20,16 @@ from stentor.core.replica_events import Doubted, Trusted
 from stentor.errors import StentorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from stentor.broker.broker import Broker
-    from stentor.broker.cluster.cluster import Cluster
-    from stentor.broker.partitions.partition import Partition
+    from stentor.broker.background import Background
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.interfaces import LocalCopy
+    from stentor.broker.cluster.store_follower import StoreFollower
+    from stentor.broker.cluster.store_rollback import StoreRollback
     from stentor.core.controller import HeldRecord
     from stentor.core.records import Key
+    from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +39,22 @@ _ASK_AGAIN_S = 0.2
 class Hearsay:
     """Keeps what was only heard apart from what the store has said."""
 
-    def __init__(self, broker: Broker, cluster: Cluster) -> None:
-        self._broker = broker
-        self._cluster = cluster
+    def __init__(
+        self,
+        copies: Mapping[Key, LocalCopy],
+        *,
+        store: CoordinationStore,
+        catalogue: Catalogue,
+        rollback: StoreRollback,
+        follower: StoreFollower,
+        background: Background,
+    ) -> None:
+        self._copies = copies
+        self._store = store
+        self._catalogue = catalogue
+        self._rollback = rollback
+        self._follower = follower
+        self._background = background
         self._asking: set[int] = set()  # topics that are being looked up
         self._waiting: dict[Key, list[Callable[[], None]]] = {}  # work for when the store has said so
         self._rumours: dict[Key, int] = {}  # what was only heard, as of the last look
@@ -50,7 +66,7 @@ class Hearsay:
         """The records of a peer that may be followed at once; the others are looked up."""
         found = {}
         for key, held in records.items():
-            partition = self._broker.replicas.partitions.get(key)
+            partition = self._copies.get(key)
             if partition is None or self._keeps(partition, held):
                 found[key] = held
             elif held.revision > partition.replica.revision:
@@ -59,7 +75,7 @@ class Hearsay:
                 self.look_up(key[0])
         return found
 
-    def _keeps(self, partition: Partition, held: HeldRecord) -> bool:
+    def _keeps(self, partition: LocalCopy, held: HeldRecord) -> bool:
         """Whether following the record takes nothing away: this copy is in it, or has no part in the chain anyway."""
         position, me = partition.replica.position, partition.replica.me
         members = held.record.members
@@ -72,7 +88,7 @@ class Hearsay:
         """Read the chains of a topic from the store, until it answers."""
         if topic_id not in self._asking:
             self._asking.add(topic_id)
-            self._cluster.spawn(self._look_up(topic_id))
+            self._background.spawn(self._look_up(topic_id))
 
     async def _look_up(self, topic_id: int) -> None:
         try:
@@ -84,16 +100,16 @@ class Hearsay:
             self._asking.discard(topic_id)
 
     async def _read(self, topic_id: int) -> bool:
-        before, catalogue = self._cluster.restored.revision, self._broker.catalogue
+        before, catalogue = self._rollback.revision, self._catalogue
         rumours = {
             key: held for key in list(catalogue.chains) if key[0] == topic_id and (held := catalogue.unconfirmed(key))
         }
         try:
-            found = await self._broker.store.range(chains_prefix(topic_id))
+            found = await self._store.range(chains_prefix(topic_id))
         except StentorError as error:
             logger.debug("what a peer said could not be looked up yet: %s", error)
             return False
-        if not self._cluster.restored.follows(before, found.revision):
+        if not self._rollback.follows(before, found.revision):
             return True
         news = News()
         for entry in found.entries:
@@ -104,32 +120,27 @@ class Hearsay:
             ):  # it was heard before the store was asked, so the store would have it
                 logger.error("a peer told a chain of partition %d that the store does not have: %s", key[1], held)
                 catalogue.drop_rumour(key, news)
-        self._cluster.take_news(news)
-        self.settle()
+        self._follower.tell_read(news)
         return True
 
     async def learn_topic(self, name: str, topic_id: int) -> None:
         """A peer has made or changed a topic: read that one, and not everything."""
-        store, restored = self._broker.store, self._cluster.restored
-        before = restored.revision
+        store, rollback = self._store, self._rollback
+        before = rollback.revision
         try:
             topic = await store.get(topic_key(name))
             chains = await store.range(chains_prefix(topic_id))
         except StentorError as error:
             logger.debug("topic %s could not be looked up yet: %s", name, error)
             return
-        gone = topic is None or topic_id in self._broker.catalogue.deleted  # as the watch has told meanwhile
-        if topic is None or gone or not restored.follows(before, chains.revision):
+        gone = topic is None or topic_id in self._catalogue.deleted  # as the watch has told meanwhile
+        if topic is None or gone or not rollback.follows(before, chains.revision):
             return
-        news = News()
-        for entry in (topic, *chains.entries):
-            self._broker.catalogue.put(entry, news)
-        self._cluster.take_news(news)
-        self.settle()
+        self._follower.put_read((topic, *chains.entries), News())
 
     def check_rumours(self) -> None:
         """Called now and then: what a peer told and the store has not said since is looked up."""
-        catalogue = self._broker.catalogue
+        catalogue = self._catalogue
         heard = {key: held.revision for key in catalogue.chains if (held := catalogue.unconfirmed(key)) is not None}
         for key, revision in heard.items():
             if self._rumours.get(key) == revision:
@@ -138,7 +149,7 @@ class Hearsay:
 
     # --- what waits for the store ---------------------------------------------------------------
 
-    def when_confirmed(self, partition: Partition, work: Callable[[], None]) -> None:
+    def when_confirmed(self, partition: LocalCopy, work: Callable[[], None]) -> None:
         """Do something that cannot be undone, once the store has named this member's predecessor."""
         if self.is_confirmed(partition):
             work()
@@ -146,10 +157,10 @@ class Hearsay:
         self._waiting.setdefault(partition.key, []).append(work)
         self.look_up(partition.key[0])
 
-    def is_confirmed(self, partition: Partition) -> bool:
+    def is_confirmed(self, partition: LocalCopy) -> bool:
         """Whether the store has this member's record, or one with the same predecessor."""
         replica = partition.replica
-        held = self._broker.catalogue.confirmed.get(partition.key)
+        held = self._catalogue.confirmed.get(partition.key)
         if held is None:
             return False
         return held.revision >= replica.revision or held.record.before(replica.me) == replica.position.predecessor
@@ -157,17 +168,17 @@ class Hearsay:
     def settle(self) -> None:
         """The store has said something: who waited for it goes on, and who was doubted wrongly is trusted again."""
         for key in list(self._waiting):
-            partition = self._broker.replicas.partitions.get(key)
+            partition = self._copies.get(key)
             if partition is None:
                 del self._waiting[key]
             elif self.is_confirmed(partition):
                 for work in self._waiting.pop(key):
                     work()
         for key in list(self._doubted):
-            partition = self._broker.replicas.partitions.get(key)
+            partition = self._copies.get(key)
             if partition is None or not partition.replica.doubted:
                 self._doubted.discard(key)
                 continue
-            held = self._broker.catalogue.confirmed.get(key)
+            held = self._catalogue.confirmed.get(key)
             if held is not None and held.revision == partition.replica.revision:
                 partition.step(Trusted())

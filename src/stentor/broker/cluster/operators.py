@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -16,92 +16,130 @@ from stentor.errors import InvalidArgument, NotReady, PartitionNotFound
 from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
+    from collections.abc import Callable, Mapping
+
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.control import Control
+    from stentor.broker.cluster.store_follower import StoreFollower
+    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.environment import Identity
+    from stentor.core.records import Key
+    from stentor.core.replica import Replica
+    from stentor.ports import CoordinationStore
+    from stentor.storage.log import PartitionLog
 
 logger = logging.getLogger(__name__)
+
+
+class RecoverableCopy(Protocol):
+    """A copy that an operator may let lead."""
+
+    log: PartitionLog
+
+    @property
+    def replica(self) -> Replica: ...
+    @property
+    def committed(self) -> int: ...
+
+    def let_lead(self) -> None: ...
 
 
 class Operators:
     """Requests of people; rare, so each reads and swaps the store itself."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        store: CoordinationStore,
+        catalogue: Catalogue,
+        rollback: StoreRollback,
+        follower: StoreFollower,
+        control: Control,
+        copies: Mapping[Key, RecoverableCopy],
+        recorded_cut: Callable[[Key, int], dict[str, bytes]],
+    ) -> None:
+        self._identity = identity
+        self._store = store
+        self._catalogue = catalogue
+        self._rollback = rollback
+        self._follower = follower
+        self._control = control
+        self._copies = copies
+        self._recorded_cut = recorded_cut
 
-    def brokers(self) -> list[messages.BrokerState]:
+    def brokers(self, known: list[messages.BrokerInfo]) -> list[messages.BrokerState]:
         """All registered brokers, as this one sees them."""
-        broker, cluster = self._broker, self._broker.cluster
+        catalogue, control = self._catalogue, self._control
         replicas: Counter[str] = Counter()
         heads: Counter[str] = Counter()
-        for held in broker.catalogue.chains.values():
+        for held in catalogue.chains.values():
             replicas.update(member.broker for member in held.record.chain)
             heads[held.record.chain[0].broker] += 1
         return [
             messages.BrokerState(
                 info=info,
-                incarnation=broker.catalogue.brokers[info.id].incarnation,
-                view=cluster.view(info.id),
-                controller=info.id == cluster.machine.controller_broker,
-                draining=broker.catalogue.brokers[info.id].draining,
+                incarnation=catalogue.brokers[info.id].incarnation,
+                view=control.view(info.id),
+                controller=info.id == control.machine.controller_broker,
+                draining=catalogue.brokers[info.id].draining,
                 replicas=replicas[info.id],
                 heads=heads[info.id],
             )
-            for info in cluster.routes.brokers()
+            for info in known
         ]
 
     async def drain(self, name: str, *, draining: bool) -> None:
         """The controller moves its replicas elsewhere, one after the other, without stopping writes."""
-        broker = self._broker
-        broker.cluster.restored.check()
+        self._rollback.check()
         key = broker_key(name)
-        held = await broker.store.get(key)
+        held = await self._store.get(key)
         if held is None:
             raise self._unknown(name)
         changed = msgspec.structs.replace(decode_broker(held.value), draining=draining)
-        swap = await broker.store.swap(expect={key: held.revision}, put={key: encode(changed)})
+        swap = await self._store.swap(expect={key: held.revision}, put={key: encode(changed)})
         if not swap.succeeded:
             raise NotReady(f"Broker {name} was changed by someone else.", hint="Try again.", object=name)
-        await broker.cluster.look_again()
+        await self._follower.look_again()
         logger.info("broker %s %s", name, "is being drained" if draining else "takes replicas again")
 
     async def forget(self, name: str) -> None:
         """A broker that is gone for good no longer counts, for majorities neither."""
-        broker = self._broker
-        broker.cluster.restored.check()
-        if name not in broker.catalogue.brokers:
+        self._rollback.check()
+        if name not in self._catalogue.brokers:
             raise self._unknown(name)
-        if broker.cluster.view(name) == "heard":
+        if self._control.view(name) == "heard":
             raise InvalidArgument(f"Broker {name} is running.", hint="Drain it and stop it first.", object=name)
-        holds = [key for key, held in broker.catalogue.chains.items() if name in {m.broker for m in held.record.chain}]
-        if holds and not broker.cluster.restored.accepted:  # after a restore nothing is replaced before this
+        holds = [key for key, held in self._catalogue.chains.items() if name in {m.broker for m in held.record.chain}]
+        if holds and not self._rollback.accepted:  # after a restore nothing is replaced before this
             raise InvalidArgument(
                 f"Broker {name} is still a member of {len(holds)} chains.",
                 hint="Start it again and drain it, or wait until its replicas are replaced.",
                 object=name,
             )
-        await broker.store.swap(expect={}, put={}, delete=(broker_key(name),))
-        await broker.cluster.look_again()
+        await self._store.swap(expect={}, put={}, delete=(broker_key(name),))
+        await self._follower.look_again()
 
     def _unknown(self, name: str) -> InvalidArgument:
         return InvalidArgument(
             f"There is no broker {name}.",
-            hint=f"Known: {', '.join(sorted(self._broker.catalogue.brokers))}.",
+            hint=f"Known: {', '.join(sorted(self._catalogue.brokers))}.",
             object=name,
         )
 
     async def recover(self, topic: str, index: int) -> messages.PartitionRecovered:
         """C13: by an operator's explicit word, this broker's copy leads; what it lacks is lost, and said."""
-        broker = self._broker
-        broker.cluster.restored.check()
-        key = (broker.catalogue.get(topic).record.id, index)
-        partition = broker.replicas.partitions.get(key)
-        held = broker.catalogue.chains.get(key)
+        self._rollback.check()
+        key = (self._catalogue.get(topic).record.id, index)
+        partition = self._copies.get(key)
+        held = self._catalogue.chains.get(key)
         if partition is None or held is None:
             raise PartitionNotFound(f"This broker has no copy of {topic}/{index}.", hint="Ask a broker that has one.")
         restored = held.record.epoch < partition.replica.epoch  # the store came from a backup (C27)
         if not (restored or partition.replica.halted) and any(
-            broker.cluster.view(member.broker) == "heard"
+            self._control.view(member.broker) == "heard"
             for member in held.record.chain
-            if member.broker != broker.broker_id
+            if member.broker != self._identity.broker_id
         ):
             raise InvalidArgument(
                 f"A member of the chain of {topic}/{index} is running.",
@@ -119,10 +157,10 @@ class Operators:
             proposal=secrets.randbits(62),
         )
         partition.let_lead()
-        controller = broker.cluster.machine.membership.controller_revision
+        controller = self._control.machine.membership.controller_revision
         expect = {chain_key(key): held.revision, CONTROLLER: controller}
-        put = {chain_key(key): encode(record), **broker.recorded.cut(key, partition.log.end)}
-        swap = await broker.store.swap(expect=expect, put=put)
+        put = {chain_key(key): encode(record), **self._recorded_cut(key, partition.log.end)}
+        swap = await self._store.swap(expect=expect, put=put)
         if not swap.succeeded:
             raise NotReady(f"{topic}/{index} was changed by someone else.", hint="Look again.", object=topic)
         logger.critical(
@@ -132,7 +170,7 @@ class Operators:
             partition.log.end,
             held.record.committed,
         )
-        broker.cluster.push({key: HeldRecord(record, swap.revision)})
+        self._control.push({key: HeldRecord(record, swap.revision)})
         return messages.PartitionRecovered(
             epoch=record.epoch, end=partition.log.end, committed=max(held.record.committed, partition.committed)
         )

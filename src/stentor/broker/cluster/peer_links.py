@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stentor import limits
 from stentor.broker.cluster.greeting import Dialling
 from stentor.errors import PeerRefused, StentorError
 from stentor.transport.connection import Connection
+from stentor.transport.dial import dial, jittered_s
 from stentor.wire import frames, messages, peer
 from stentor.wire.frames import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from stentor.broker.broker import Broker
-    from stentor.broker.partitions.chain_feed import ChainFeed
+    from stentor.broker.cluster.trust import Trust
+    from stentor.broker.environment import Environment, Identity
     from stentor.core.chain_messages import PartitionMessage
     from stentor.core.records import Key
 
@@ -39,21 +39,29 @@ _GATHERED_BYTES_MAX = 512 * 1024
 """More than this is written at once instead of at the end of the turn."""
 
 
+class Woken(Protocol):
+    """Something that sends on a link for as long as the link takes it."""
+
+    def wake(self) -> None: ...
+
+
 class PeerLink:
     """One dialled connection to one other broker, for one purpose; dialled again whenever it breaks."""
 
-    def __init__(self, broker: Broker, name: str, address: str, purpose: str) -> None:
+    def __init__(
+        self, environment: Environment, name: str, address: str, purpose: str, prove: Callable[[str, str], Dialling]
+    ) -> None:
         self.name = name
         self.address = address
         self.purpose = purpose
-        self.feeds: set[ChainFeed] = set()
+        self._feeds: set[Woken] = set()
         self.greeted = False
         self.features: frozenset[str] = frozenset()  # what the other one knows beyond the version
         self.on_greeted: Callable[[PeerLink], None] = lambda _: None
         self.on_refused: Callable[[PeerLink], None] = lambda _: None
-        self.turn = broker.turn
-        self._broker = broker
-        self._loop = broker.loop
+        self.coalescing = environment.coalescing
+        self._prove = prove
+        self._loop = environment.loop
         self._connection: Connection | None = None
         self._dialling: Dialling | None = None
         self._told = ""
@@ -63,6 +71,13 @@ class PeerLink:
         self._closed = False
         self._lost = asyncio.Event()
         self._task = self._loop.create_task(self._keep())
+
+    def join(self, feed: Woken) -> None:
+        """It is woken whenever this link takes more."""
+        self._feeds.add(feed)
+
+    def leave(self, feed: Woken) -> None:
+        self._feeds.discard(feed)
 
     @property
     def writable(self) -> bool:
@@ -75,7 +90,7 @@ class PeerLink:
         if not self.greeted:
             return
         self._outbox.append(message)
-        self.turn.send(self._flush)
+        self.coalescing.send(self._flush)
 
     def write(self, buffers: Sequence[bytes], size: int) -> None:
         """Batches; they leave at the end of this turn too, after what was said before them."""
@@ -87,7 +102,7 @@ class PeerLink:
         if self._buffered_bytes > _GATHERED_BYTES_MAX:
             self._flush()  # so that `writable` tells the truth to the next feed
         else:
-            self.turn.send(self._flush)
+            self.coalescing.send(self._flush)
 
     def _flush(self) -> None:
         self._pack()
@@ -126,15 +141,13 @@ class PeerLink:
                 await self._lost.wait()
                 if self._loop.time() - dialled > _PROVEN_S:
                     continue  # dial again at once: the answer tells whether it is dead
-            await asyncio.sleep(limits.PEER_HEARTBEAT_S * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            await asyncio.sleep(jittered_s(0.5 * limits.PEER_HEARTBEAT_S, limits.PEER_HEARTBEAT_S))
 
     async def _dial(self) -> None:
         self._lost.clear()
         connection = Connection(self)
-        host, _, port = self.address.rpartition(":")
-        async with asyncio.timeout(limits.PEER_DIAL_S):
-            await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
-        self._dialling = Dialling(self._broker, self.name, self.purpose)
+        await dial(self._loop, self.address, lambda: connection, self._loop.time() + limits.PEER_DIAL_S)
+        self._dialling = self._prove(self.name, self.purpose)
         self._connection = connection
         connection.send(Kind.HELLO, 0, self._dialling.hello())
         self._loop.call_later(limits.HANDSHAKE_S, self._check_greeted, connection)
@@ -209,7 +222,7 @@ class PeerLink:
 
     def writable_changed(self, writable: bool) -> None:
         if writable:
-            for feed in list(self.feeds):
+            for feed in list(self._feeds):
                 feed.wake()
 
     def refused(self, error: StentorError) -> None:
@@ -228,10 +241,12 @@ class PeerLink:
 class Peers:
     """All other brokers."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, environment: Environment, identity: Identity, trust: Trust) -> None:
+        self._environment = environment
+        self._identity = identity
+        self._trust = trust
         self._links: dict[str, dict[str, PeerLink]] = {}
-        self.on_connected: Callable[[str], None] = lambda _: None
+        self.on_connected: list[Callable[[str], None]] = []  # both connections to a broker are there
         self.on_refused: Callable[[str], None] = lambda _: None
 
     def set(self, addresses: dict[str, str]) -> None:
@@ -248,11 +263,18 @@ class Peers:
                 }
 
     def _open(self, name: str, address: str, purpose: str) -> PeerLink:
-        link = PeerLink(self._broker, name, address, purpose)
-        link.on_greeted = lambda link: self.on_connected(link.name)
+        link = PeerLink(self._environment, name, address, purpose, self._greeting)
+        link.on_greeted = self._greeted
         if purpose == peer.CONTROL:
             link.on_refused = lambda link: self.on_refused(link.name)
         return link
+
+    def _greeted(self, link: PeerLink) -> None:
+        for listener in self.on_connected if self.is_connected(link.name) else ():
+            listener(link.name)
+
+    def _greeting(self, name: str, purpose: str) -> Dialling:
+        return Dialling(self._identity, self._trust, name, purpose)
 
     def _drop(self, name: str) -> None:
         for link in self._links.pop(name).values():
@@ -295,10 +317,11 @@ class Peers:
         for link in self._links.get(name, {}).values():
             link.restart()
 
-    def check(self, accepts: Callable[[str, bytes], bool]) -> None:
+    def check(self) -> None:
+        """The cluster's secret or feature level changed."""
         for links in self._links.values():
             for link in links.values():
-                link.check(accepts)
+                link.check(self._trust.accepts)
 
     def is_connected(self, name: str) -> bool:
         links = self._links.get(name)

@@ -8,25 +8,51 @@ partition changes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from stentor.wire import frames, peer
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
-    from stentor.broker.cluster.cluster import Cluster
+    from collections.abc import Mapping
+
+    from stentor.broker.cluster.interfaces import LocalCopy
+    from stentor.broker.cluster.peer_links import Peers
+    from stentor.broker.environment import Environment, Identity
     from stentor.core.chain_messages import ReplicaReport
+    from stentor.core.cluster import ClusterMember
     from stentor.core.records import Key
 
 _GATHER_S: Final = 0.01
 
 
+class ControllerWay(Protocol):
+    """How a report gets to the controller."""
+
+    @property
+    def machine(self) -> ClusterMember: ...
+    @property
+    def closed(self) -> bool: ...
+
+    def way_to_controller(self) -> tuple[str, bool]: ...
+    def heard_reports(self, said: peer.Reports) -> None: ...
+
+
 class Reporting:
     """Reports to whoever is the controller."""
 
-    def __init__(self, broker: Broker, cluster: Cluster) -> None:
-        self._broker = broker
-        self._cluster = cluster
+    def __init__(
+        self,
+        environment: Environment,
+        identity: Identity,
+        copies: Mapping[Key, LocalCopy],
+        peers: Peers,
+        way: ControllerWay,
+    ) -> None:
+        self._loop = environment.loop
+        self._identity = identity
+        self._copies = copies
+        self._peers = peers
+        self._way = way
         self._due = False
         self._changed: set[Key] | None = set()  # partitions to report; None: look at all
         self._told: dict[Key, ReplicaReport] = {}
@@ -41,7 +67,7 @@ class Reporting:
             self._changed.add(key)
         if not self._due:
             self._due = True
-            self._broker.loop.call_later(_GATHER_S, self._now)
+            self._loop.call_later(_GATHER_S, self._now)
 
     def everything(self) -> None:
         """The controller has missed something."""
@@ -51,43 +77,42 @@ class Reporting:
     def _now(self) -> None:
         self._due = False
         keys, self._changed = self._changed, set()
-        if self._cluster.closed:
+        if self._way.closed:
             return
-        me = self._broker.broker_id
-        to, pass_on = self._cluster.way_to_controller()
+        me = self._identity.broker_id
+        to, pass_on = self._way.way_to_controller()
         if not to:
             return
-        told_to = (to, self._cluster.machine.membership.controller_revision)
-        knows = to == me or self._cluster.peers.knows(to, frames.REPORT_CHANGES)
+        told_to = (to, self._way.machine.membership.controller_revision)
+        knows = to == me or self._peers.knows(to, frames.REPORT_CHANGES)
         partial = knows and not pass_on and told_to == self._told_to
         self._told_to = ("", 0) if pass_on else told_to
         self._number += 1
         report = self._changes(keys) if partial else self._everything(pass_on=pass_on)
         if to == me:
-            self._cluster.heard_reports(report)
+            self._way.heard_reports(report)
         else:
-            self._cluster.peers.send(to, report)
+            self._peers.send(to, report)
 
     def _everything(self, *, pass_on: bool) -> peer.Reports:
-        partitions = self._broker.replicas.partitions
-        self._told = {key: partition.replica.report() for key, partition in partitions.items()}
+        self._told = {key: copy.replica.report() for key, copy in self._copies.items()}
         rows = [(*key, report) for key, report in self._told.items()]
-        return peer.Reports(self._broker.broker_id, self._broker.incarnation, rows, pass_on, number=self._number)
+        return peer.Reports(self._identity.broker_id, self._identity.incarnation, rows, pass_on, number=self._number)
 
     def _changes(self, keys: set[Key] | None) -> peer.Reports:
-        partitions, told = self._broker.replicas.partitions, self._told
+        copies, told = self._copies, self._told
         rows: list[tuple[int, int, ReplicaReport]] = []
-        for key in partitions if keys is None else keys:
-            partition = partitions.get(key)
-            if partition is not None and told.get(key) != (report := partition.replica.report()):
+        for key in copies if keys is None else keys:
+            copy = copies.get(key)
+            if copy is not None and told.get(key) != (report := copy.replica.report()):
                 told[key] = report
                 rows.append((*key, report))
-        gone = [key for key in (told if keys is None else keys) if key in told and key not in partitions]
+        gone = [key for key in (told if keys is None else keys) if key in told and key not in copies]
         for key in gone:
             del told[key]
         return peer.Reports(
-            self._broker.broker_id,
-            self._broker.incarnation,
+            self._identity.broker_id,
+            self._identity.incarnation,
             rows,
             number=self._number,
             partial=True,

@@ -5,26 +5,79 @@ A client gets the whole route table once and then what changes; changes of one t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
-    from stentor.broker.catalogue import HeldTopic
+    from collections.abc import Callable, Iterable
+
+    from stentor.broker.catalogue import Catalogue, HeldTopic, News
+    from stentor.broker.environment import Environment, Identity
+    from stentor.core.cluster import ClusterMember
+
+
+class Watcher(Protocol):
+    """A client that wants to hear of changes."""
+
+    @property
+    def listener(self) -> str: ...
+
+    def routes_changed(self, change: bytes) -> None: ...
+
+
+class Views(Protocol):
+    """How this broker sees the others."""
+
+    @property
+    def member(self) -> ClusterMember | None: ...
+
+    def view(self, name: str) -> str: ...
 
 
 class Routes:
     """Tells clients what changed."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        environment: Environment,
+        identity: Identity,
+        catalogue: Catalogue,
+        control: Views,
+        *,
+        own: Callable[[str], messages.BrokerInfo],
+        watchers: Callable[[], Iterable[Watcher]],
+    ) -> None:
+        self._loop = environment.loop
+        self._identity = identity
+        self._catalogue = catalogue
+        self._control = control
+        self._own = own  # this broker, as those see it who came in by a listener
+        self._watchers = watchers
+        self._version = 1
+        self._views: dict[str, str] = {}
         self._topics: dict[int, HeldTopic | None] = {}
         self._brokers = False
         self._announcing = False
         self._known: set[str] = set()
+
+    def take_news(self, news: News) -> None:
+        """What the store says."""
+        if news.brokers:
+            self.brokers_changed()
+        for topic_id, topic in news.topics.items():
+            self.topic_changed(topic_id, topic)
+        for key in news.chains:
+            if (topic := self._catalogue.by_id.get(key[0])) is not None:
+                self.topic_changed(key[0], topic)
+
+    def look_at_view(self, name: str, view: str) -> None:
+        """A broker is seen otherwise than before."""
+        if self._views.get(name) != view:
+            self._views[name] = view
+            self.brokers_changed()
 
     def topic_changed(self, topic_id: int, topic: HeldTopic | None) -> None:
         """A topic, or where its partitions are; None: it is gone."""
@@ -38,47 +91,61 @@ class Routes:
     def _announce_soon(self) -> None:
         if not self._announcing:
             self._announcing = True
-            self._broker.loop.call_soon(self.announce)
+            self._loop.call_soon(self.announce)
 
     def announce(self) -> None:
         """Tell everyone now."""
         self._announcing = False
         changed, self._topics = self._topics, {}
         brokers, self._brokers = self._brokers, False
-        catalogue = self._broker.catalogue
         if not changed and not brokers:
             return
         change = messages.RouteChange(
-            version=self._broker.next_route_version(),
-            topics=[catalogue.route(topic) for topic in changed.values() if topic is not None],
+            version=self._next_version(),
+            topics=[self._catalogue.route(topic) for topic in changed.values() if topic is not None],
             removed=[topic_id for topic_id, topic in changed.items() if topic is None],
             gone=self._gone() if brokers else [],
         )
 
-        def told(listener: str) -> messages.RouteChange:
-            return msgspec.structs.replace(change, brokers=self.brokers(listener)) if brokers else change
+        bodies: dict[str, bytes] = {}  # in the words of the listener that a client came in by
+        for watcher in self._watchers():
+            listener = watcher.listener
+            if listener not in bodies:
+                told = msgspec.structs.replace(change, brokers=self.brokers(listener)) if brokers else change
+                bodies[listener] = messages.encode(told)
+            watcher.routes_changed(bodies[listener])
 
-        self._broker.announce(told)
+    def _next_version(self) -> int:
+        self._version += 1
+        return self._version
+
+    def table(self, listener: str) -> messages.RouteTable:
+        """Everything, for a client that begins to watch."""
+        return messages.RouteTable(
+            version=self._version,
+            brokers=self.brokers(listener),
+            topics=[self._catalogue.route(topic) for topic in self._catalogue.topics.values()],
+        )
 
     def _gone(self) -> list[str]:
-        known, self._known = self._known, set(self._broker.catalogue.brokers)
+        known, self._known = self._known, set(self._catalogue.brokers)
         return sorted(known - self._known)
 
     def brokers(self, listener: str = "") -> list[messages.BrokerInfo]:
         """All brokers, as clients see them that came in by a listener; one without it is told as brokers reach it."""
-        broker, cluster = self._broker, self._broker.cluster
+        me, cluster_id, control = self._identity.broker_id, self._identity.cluster_id, self._control
         return [
-            broker.info(listener)
-            if record.id == broker.broker_id
+            self._own(listener)
+            if record.id == me
             else messages.BrokerInfo(
                 id=record.id,
-                cluster_id=broker.cluster_id,
+                cluster_id=cluster_id,
                 version=record.version,
                 address=record.addresses.get(listener, record.address),
                 http_address=record.http_address,
                 zone=record.zone,
-                alive=cluster.member is None or cluster.view(record.id) == "heard",
-                load=0 if cluster.member is None else cluster.member.membership.load_of(record.id),
+                alive=control.member is None or control.view(record.id) == "heard",
+                load=0 if control.member is None else control.member.membership.load_of(record.id),
             )
-            for record in broker.catalogue.brokers.values()
+            for record in self._catalogue.brokers.values()
         ]

@@ -6,20 +6,17 @@ keeps rows of an unknown schema, and messages that are no rows, out of a tabular
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stentor import limits
-from stentor.broker.catalogue import HeldTopic, TopicRecord, encode, topic_key
-from stentor.errors import LimitExceeded, NotReady, SchemaRefused
+from stentor.broker.catalogue import TopicRecord, encode
+from stentor.errors import LimitExceeded, SchemaRefused
 from stentor.wire import schemas
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
     from stentor.wire.schemas import SchemaColumn
-
-_TRIES_MAX: Final = 5  # each time somebody else has changed the topic meanwhile
 
 
 def refusal(topic: str, known: int, schema_id: int) -> SchemaRefused:
@@ -39,26 +36,11 @@ def refusal(topic: str, known: int, schema_id: int) -> SchemaRefused:
     return error
 
 
-async def register(broker: Broker, name: str, columns: list[SchemaColumn]) -> HeldTopic:
-    """Make a schema the next version of a topic's, by one swap; one that it has, or had, changes nothing."""
-    for _ in range(_TRIES_MAX):
-        topic = broker.catalogue.get(name)
-        if columns in topic.record.schemas:
-            return topic
-        record = _with_version(topic.record, columns)
-        key = topic_key(name)
-        swap = await broker.store.swap(expect={key: topic.revision}, put={key: encode(record)})
-        if swap.succeeded:
-            changed = HeldTopic(record, swap.revision)
-            broker.cluster.topic_changed(changed)
-            return changed
-        await broker.cluster.look_again()  # another broker was first, perhaps with the same schema
-    raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
-
-
-def _with_version(record: TopicRecord, columns: list[SchemaColumn]) -> TopicRecord:
-    """A topic's record with one more version, if it may be one."""
+def with_version(record: TopicRecord, columns: list[SchemaColumn]) -> TopicRecord:
+    """A topic's record with one more version, if it may be one; a version that it has, or had, changes nothing."""
     name, known = record.name, record.schemas
+    if columns in known:
+        return record
     schemas.check(name, columns)
     found = schemas.difference(known[-1], columns) if known else ""
     if found:

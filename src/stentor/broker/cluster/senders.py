@@ -10,7 +10,7 @@ broker that has proved who it is will do: it would be taken for dead otherwise.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -21,18 +21,52 @@ from stentor.errors import ProtocolError, StentorError
 from stentor.wire import peer
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
+    from stentor.broker.background import Background
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.store_follower import StoreFollower
+    from stentor.broker.cluster.store_rollback import StoreRollback
     from stentor.core.chain_messages import PartitionMessage
     from stentor.core.records import Key
+    from stentor.ports import Clock
 
 logger = logging.getLogger(__name__)
+
+
+class Proofs(Protocol):
+    """Whether brokers must prove who they are."""
+
+    @property
+    def all_prove(self) -> bool: ...
+
+
+class Joined(Protocol):
+    """Whether this broker takes part in its cluster yet."""
+
+    @property
+    def joined(self) -> bool: ...
 
 
 class Senders:
     """Judges messages before any machine hears them."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        catalogue: Catalogue,
+        trust: Proofs,
+        rollback: StoreRollback,
+        follower: StoreFollower,
+        background: Background,
+        control: Joined,
+    ) -> None:
+        self._clock = clock
+        self._catalogue = catalogue
+        self._trust = trust
+        self._rollback = rollback
+        self._follower = follower
+        self._background = background
+        self._control = control
         self._looked_at = -limits.PEER_LOOK_S
         self._looking = False
         self._believed: dict[str, int] = {}  # incarnations, told by proven brokers while the store did not answer
@@ -61,18 +95,18 @@ class Senders:
                 _check(about.member.broker == sender, sender, about.member.broker)
             return True
         _check(not (origin and message.pass_on), sender, origin)
-        if message.pass_on or not self._broker.trust.all_prove:  # older versions do not name the origin
+        if message.pass_on or not self._trust.all_prove:  # older versions do not name the origin
             return True
-        held = self._broker.catalogue.chains.get(key)
+        held = self._catalogue.chains.get(key)
         members = () if held is None else held.record.members
         return any(member.broker == (origin or sender) for member in members)
 
     def _is_registered(self, name: str) -> bool:
-        return name in self._broker.catalogue.brokers
+        return name in self._catalogue.brokers
 
     def _knows_life(self, name: str, incarnation: int) -> bool:
         """C28: a life of a broker that the store has not told of is looked up, not believed."""
-        record = self._broker.catalogue.brokers.get(name)
+        record = self._catalogue.brokers.get(name)
         if record is None:
             return False
         if incarnation <= max(record.incarnation, self._believed.get(name, 0)):
@@ -82,24 +116,22 @@ class Senders:
 
     def look(self, name: str = "", incarnation: int = 0) -> None:
         """Read the store, but not all the time: strangers may cause this."""
-        broker = self._broker
-        now = broker.clock.monotonic()
-        if self._looking or now - self._looked_at < limits.PEER_LOOK_S or broker.cluster.member is None:
+        now = self._clock.monotonic()
+        if self._looking or now - self._looked_at < limits.PEER_LOOK_S or not self._control.joined:
             return
         self._looked_at, self._looking = now, True
-        broker.cluster.spawn(self._look(name, incarnation))
+        self._background.spawn(self._look(name, incarnation))
 
     async def _look(self, name: str, incarnation: int) -> None:
-        broker = self._broker
         try:
-            await broker.cluster.look_again()
-            answered = not broker.cluster.restored.noticed
+            await self._follower.look_again()
+            answered = not self._rollback.noticed
         except StentorError as error:
             logger.info("the coordination store could not be asked about brokers: %s", error)
             answered = False
         finally:
             self._looking = False
-        if name and not answered and broker.trust.all_prove:
+        if name and not answered and self._trust.all_prove:
             self._believed[name] = incarnation
 
 

@@ -13,22 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
 from stentor import limits
-from stentor.broker.catalogue import Catalogue, HeldTopic, News, TopicRecord
+from stentor.broker.catalogue import HeldTopic, News, TopicRecord
 from stentor.core.controller import BrokerRecord, HeldRecord
 from stentor.core.records import ChainRecord
-from stentor.errors import Closed, CoordinationUnavailable, CorruptData, NotReady, StentorError, UnknownSwap
+from stentor.errors import CoordinationUnavailable, CorruptData, UnknownSwap
 from stentor.storage.files import FileKind, atomic_write, seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from stentor.broker.broker import Broker
-    from stentor.broker.partitions.partition import Partition
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.environment import Environment, Identity
+    from stentor.core.standing import Standing
+    from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +57,14 @@ class Remembered(msgspec.Struct, frozen=True, array_like=True):
             list(catalogue.brokers.values()),
         )
 
-    def catalogue(self) -> Catalogue:
-        found, news = Catalogue(), News()
+    def fill(self, found: Catalogue) -> None:
+        """Make a catalogue of it."""
+        news = News()
         for record, revision in self.topics:
             found.put_topic(HeldTopic(record, revision), news)
         for topic_id, partition, chain, revision in self.chains:
             found.put_chain((topic_id, partition), HeldRecord(chain, revision), news, confirmed=False)
-        found.brokers = {broker.id: broker for broker in self.brokers}
-        return found
+        found.brokers.update({broker.id: broker for broker in self.brokers})
 
 
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
@@ -74,12 +76,34 @@ def load_remembered(file: Path) -> Remembered:
     return _decoder.decode(unseal(FileKind.CATALOGUE, file.read_bytes(), what=str(file)))
 
 
+class Doors(Protocol):
+    """What is opened for readers meanwhile, and closed again before the ordinary start."""
+
+    async def open(self) -> str:
+        """Recover the logs and let clients in; what to say about it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class StorelessStart:
     """The wait for the store, and the memory of it that is written while all is well."""
 
-    def __init__(self, broker: Broker, file: Path) -> None:
-        self.serves = False  # reads, without a store
-        self._broker = broker
+    def __init__(
+        self,
+        environment: Environment,
+        identity: Identity,
+        standing: Standing,
+        *,
+        store: CoordinationStore,
+        catalogue: Catalogue,
+        file: Path,
+    ) -> None:
+        self._loop = environment.loop
+        self._identity = identity
+        self._standing = standing
+        self._store = store
+        self._catalogue = catalogue
         self._file = file
         self._noted_changes = 0
         self._noted: Remembered | None = None  # to be written
@@ -89,10 +113,9 @@ class StorelessStart:
 
     def note(self) -> None:
         """In the loop: what is known now is to be written, if it is news."""
-        catalogue = self._broker.catalogue
-        if catalogue.changes != self._noted_changes:
-            self._noted_changes = catalogue.changes
-            self._noted = Remembered.of(self._broker.cluster_id, catalogue)
+        if self._catalogue.changes != self._noted_changes:
+            self._noted_changes = self._catalogue.changes
+            self._noted = Remembered.of(self._identity.cluster_id, self._catalogue)
 
     def store(self) -> None:
         """In a thread: write it."""
@@ -112,10 +135,10 @@ class StorelessStart:
 
     # --- waiting --------------------------------------------------------------------------------
 
-    async def until_store_answers(self) -> None:
-        """Serve readers, if it takes long."""
-        deadline = self._broker.loop.time() + limits.STORE_AWAY_S
-        while self._broker.loop.time() < deadline:
+    async def until_store_answers(self, doors: Doors) -> None:
+        """Return when the store answers; meanwhile, if that takes long, serve reads."""
+        deadline = self._loop.time() + limits.STORE_AWAY_S
+        while self._loop.time() < deadline:
             if await self._store_answers():
                 return
         remembered = self._load()
@@ -123,10 +146,10 @@ class StorelessStart:
             await self._wait()
             return
         try:
-            await self._serve(remembered)
+            await self._serve(remembered, doors)
             await self._wait()
         finally:
-            await self._end()
+            await self._end(doors)
 
     async def insist(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the store until it answers: once a broker has begun to start, a lost answer is no reason to end.
@@ -137,7 +160,7 @@ class StorelessStart:
             try:
                 return await ask()
             except (CoordinationUnavailable, UnknownSwap) as error:
-                if self._broker.replicas.single:
+                if self._identity.alone:
                     raise
                 self._tell(str(error))
                 await asyncio.sleep(_ASK_AGAIN_S)
@@ -148,7 +171,7 @@ class StorelessStart:
 
     async def _store_answers(self) -> bool:
         try:
-            await self._broker.store.range("identity/")
+            await self._store.range("identity/")
         except CoordinationUnavailable as error:
             self._tell(str(error))
             await asyncio.sleep(_ASK_AGAIN_S)
@@ -158,51 +181,22 @@ class StorelessStart:
     def _tell(self, why: str) -> None:
         """The same thing is not said every second."""
         told, at = self._told
-        now = self._broker.loop.time()
+        now = self._loop.time()
         if why != told or now - at > _TELL_AGAIN_S:
             self._told = (why, now)
             logger.warning("waiting for the coordination store: %s", why)
 
-    async def _serve(self, remembered: Remembered) -> None:
-        broker = self._broker
-        broker.cluster_id = remembered.cluster_id
-        broker.catalogue = remembered.catalogue()
-        broker.cluster.confirmed = False  # C6: nobody hears this broker, it takes nothing
-        await broker.replicas.open_all(broker.catalogue.topics.values(), {})
-        self.serves = True
-        await broker.listen()
+    async def _serve(self, remembered: Remembered, doors: Doors) -> None:
+        self._identity.cluster_id = remembered.cluster_id
+        remembered.fill(self._catalogue)
+        self._standing.confirmed, self._standing.storeless = False, True  # C6: nobody hears this broker
         logger.warning(
-            "the coordination store is away: reads of %d partitions are served on %s, up to what is known to be"
-            " committed; all else waits",
-            len(broker.partitions),
-            broker.address,
+            "the coordination store is away: %s, up to what is known to be committed; all else waits",
+            await doors.open(),
         )
 
-    async def _end(self) -> None:
+    async def _end(self, doors: Doors) -> None:
         """Leave nothing behind: the ordinary start reads everything anew."""
-        broker = self._broker
-        self.serves = False
-        broker.listeners.close()
-        await broker.close_sessions()
-        for partition in broker.partitions.values():
-            partition.end_streams(Closed("The broker joins its cluster.", hint="Clients come back by themselves."))
-            await broker.replicas.settle(partition)
-            partition.log.close()
-        broker.partitions.clear()
-        broker.catalogue = Catalogue()
-        broker.cluster.confirmed = True
-
-    # --- refusals -------------------------------------------------------------------------------
-
-    def check_stream(self, partition: Partition, start: int, end: int | None) -> None:
-        """C25: only what is known to be committed, and nobody who would wait for more."""
-        if self.serves and (end is None or max(start, end) > partition.committed):
-            raise without_store(f"{partition.name} can be read up to {partition.committed}")
-
-
-def without_store(what: str = "Committed messages can be read") -> StentorError:
-    """C27: what a broker says that started without its store."""
-    return NotReady(
-        f"This broker started while its coordination store was away. {what}; all else waits for the store.",
-        hint="Bring etcd back, or ask another broker.",
-    )
+        await doors.close()
+        self._catalogue.forget()
+        self._standing.confirmed, self._standing.storeless = True, False

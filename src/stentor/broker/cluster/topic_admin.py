@@ -9,12 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from stentor import limits
-from stentor.broker.catalogue import HeldTopic, TopicRecord, chain_key, deleted_key, encode, recorded_prefix, topic_key
+from stentor.broker.catalogue import (
+    HeldTopic,
+    News,
+    TopicRecord,
+    chain_key,
+    deleted_key,
+    encode,
+    recorded_prefix,
+    topic_key,
+)
+from stentor.broker.cluster import schemas
 from stentor.core.controller import HeldRecord
 from stentor.core.names import check_topic_name
 from stentor.core.placement import Candidate, Load, place
@@ -29,27 +39,66 @@ from stentor.errors import (
     UnknownSwap,
 )
 from stentor.ports import Swap
+from stentor.wire import peer
 from stentor.wire.messages import merge_settings
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
+    from collections.abc import Callable
+
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.control import Control
+    from stentor.broker.cluster.peer_links import Peers
+    from stentor.broker.cluster.store_follower import StoreFollower
+    from stentor.broker.environment import Environment, Identity
     from stentor.ports import CoordinationStore
     from stentor.wire.messages import TopicChanges, TopicSettings
+    from stentor.wire.schemas import SchemaColumn
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPTS: Final = 5
+_TRIES_MAX: Final = 5  # each time somebody else has changed the topic meanwhile
+
+
+class Logs(Protocol):
+    """The logs of this broker, as topics come and go."""
+
+    async def create_many(self, topic: HeldTopic, log_ids: dict[Key, int]) -> None: ...
+    async def discard(self, keys: list[Key]) -> None: ...
+    async def drop(self, key: Key, error: StentorError) -> None: ...
+    async def wait_until_active(self, topic: HeldTopic) -> None: ...
 
 
 class TopicAdmin:
     """Changes of topics."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        environment: Environment,
+        identity: Identity,
+        *,
+        store: CoordinationStore,
+        catalogue: Catalogue,
+        follower: StoreFollower,
+        control: Control,
+        peers: Peers,
+        logs: Logs,
+        check_room: Callable[[int], None],
+    ) -> None:
+        self._environment = environment
+        self._identity = identity
+        self._store = store
+        self._catalogue = catalogue
+        self._follower = follower
+        self._control = control
+        self._peers = peers
+        self._logs = logs
+        self._check_room = check_room  # for so many more logs
+        self.changing = asyncio.Lock()  # topics change one at a time
+
+    # --- making ---------------------------------------------------------------------------------
 
     async def create(self, name: str, settings: TopicSettings) -> HeldTopic:
         """Make a topic: logs of this broker first, so that a full disk leaves nothing behind, then the store."""
-        broker = self._broker
         await self._learn_of(name)
         topic = self._plan(name, settings)
         chains = self._place(topic)
@@ -57,24 +106,25 @@ class TopicAdmin:
             key: member.log_id
             for key, record in chains.items()
             for member in record.chain
-            if member.broker == broker.broker_id
+            if member.broker == self._identity.broker_id
         }
-        broker.guests.check_descriptors(len(mine))
+        self._check_room(len(mine))
         try:
-            await broker.replicas.create_many(topic, mine)
+            await self._logs.create_many(topic, mine)
             held = await self._add(topic, chains)
         except UnknownSwap:
             raise  # it may be made yet, and be used: the logs stay
         except Exception:
-            await self._discard(list(mine))
+            await self._logs.discard(list(mine))
             raise
-        await broker.cluster.topic_made(topic, held)
+        self._tell(topic, held)
+        await self._logs.wait_until_active(topic)  # so that the first publish finds its chains at work
         logger.info("topic %s made with %d partitions", name, settings.partitions)
         return topic
 
     def _plan(self, name: str, settings: TopicSettings) -> HeldTopic:
         check_topic_name(name)
-        catalogue = self._broker.catalogue
+        catalogue = self._catalogue
         if name in catalogue.topics:
             raise TopicExists(f"Topic {name} exists already.", hint="Use it, or delete it first.", object=name)
         partitions = catalogue.partitions()
@@ -94,22 +144,22 @@ class TopicAdmin:
             )
         settings = msgspec.structs.replace(settings, replicas=replicas)
         _check_minimum(name, settings)
-        record = TopicRecord(name, secrets.randbits(62) + 1, settings, self._broker.clock.now_us())
+        record = TopicRecord(name, secrets.randbits(62) + 1, settings, self._environment.clock.now_us())
         return HeldTopic(record, 0)
 
     def _place(self, topic: HeldTopic) -> dict[Key, ChainRecord]:
         """Chains for all partitions, from who is there now."""
-        broker, plan = self._broker, topic.plan
-        alive = broker.cluster.alive()
+        plan, catalogue = topic.plan, self._catalogue
+        alive = self._control.alive()
         candidates = [
             Candidate(record.id, record.zone)
-            for record in broker.catalogue.brokers.values()
+            for record in catalogue.brokers.values()
             if record.id in alive and not record.draining
         ]
-        load = broker.catalogue.tally.load.copy()
+        load = catalogue.tally.load.copy()
         chains = {}
         for key in topic.keys:
-            names = place(key[1], plan.factor, candidates, load, mode=plan.mode, active=broker.cluster.active)
+            names = place(key[1], plan.factor, candidates, load, mode=plan.mode, active=catalogue.active)
             if len(names) < plan.min_replicas:
                 raise NotReady(
                     f"Topic {topic.record.name} needs {plan.min_replicas} brokers; {len(names)} answer.",
@@ -144,7 +194,7 @@ class TopicAdmin:
 
     async def _swap(self, expect: dict[str, int], put: dict[str, bytes]) -> Swap:
         """C17: a swap whose answer is missing is looked up; what is not there may still be made."""
-        store = self._broker.store
+        store = self._store
         try:
             return await store.swap(expect=expect, put=put)
         except UnknownSwap as unknown:
@@ -157,17 +207,41 @@ class TopicAdmin:
                 raise
             return Swap(succeeded=found.value == value, revision=found.revision)
 
-    async def _discard(self, keys: list[Key]) -> None:
-        """The topic was not made after all, for lack of room perhaps: nothing of it stays."""
-        error = StentorError("The topic could not be made.")
-        for key in keys:  # first: it lets go of descriptors, which the removal may need
-            await self._broker.replicas.drop(key, error)
-        await asyncio.to_thread(self._broker.remove_directories, keys)
+    def _tell(self, topic: HeldTopic, held: dict[Key, HeldRecord] | None = None) -> None:
+        """This broker changed a topic, or made it with these chains: everyone hears of it now."""
+        news = News()
+        self._catalogue.put_topic(topic, news)
+        for key, one in (held or {}).items():
+            self._catalogue.put_chain(key, one, news, confirmed=True)
+        self._follower.tell(news)
+        self._peers.send_all(peer.TopicsChanged(topic.revision, topic.record.name, topic.record.id))
+
+    # --- changing -------------------------------------------------------------------------------
+
+    async def _change(self, name: str, change: Callable[[TopicRecord], TopicRecord]) -> HeldTopic:
+        """Swap a topic's record. Another broker may have changed it a moment ago: then look once more, and try again.
+
+        `change` gets the record as it is now; what it returns unchanged is not written.
+        """
+        key = topic_key(name)
+        for _ in range(_TRIES_MAX):
+            topic = self._catalogue.get(name)
+            record = change(topic.record)
+            if record is topic.record:
+                return topic
+            swap = await self._store.swap(expect={key: topic.revision}, put={key: encode(record)})
+            if swap.succeeded:
+                changed = HeldTopic(record, swap.revision)
+                self._tell(changed)
+                return changed
+            await self._follower.look_again()
+        raise _changed_meanwhile(name)
 
     async def alter(self, name: str, changes: TopicChanges) -> HeldTopic:
-        broker = self._broker
-        topic = broker.catalogue.get(name)
-        settings = topic.record.settings
+        return await self._change(name, lambda record: self._altered(record, changes))
+
+    def _altered(self, record: TopicRecord, changes: TopicChanges) -> TopicRecord:
+        name, settings = record.name, record.settings
         merged = merge_settings(settings, changes)
         if merged.partitions != settings.partitions:
             raise InvalidArgument(
@@ -175,47 +249,56 @@ class TopicAdmin:
                 hint="Keys would move between partitions and lose their order; make a new topic instead.",
                 object=name,
             )
-        if merged.replicas > len(broker.catalogue.brokers):
+        if merged.replicas > len(self._catalogue.brokers):
             raise InvalidArgument(
-                f"{merged.replicas} replicas need as many brokers; the cluster has {len(broker.catalogue.brokers)}.",
+                f"{merged.replicas} replicas need as many brokers; the cluster has {len(self._catalogue.brokers)}.",
                 object=name,
             )
         _check_minimum(name, merged)
-        record = msgspec.structs.replace(topic.record, settings=merged)
-        key = topic_key(name)
-        swap = await broker.store.swap(expect={key: topic.revision}, put={key: encode(record)})
-        if not swap.succeeded:
-            await broker.cluster.look_again()
-            raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
-        altered = HeldTopic(record, swap.revision)
-        broker.cluster.topic_changed(altered)
-        return altered
+        return msgspec.structs.replace(record, settings=merged)
+
+    async def register_schema(self, name: str, columns: list[SchemaColumn]) -> HeldTopic:
+        """Make a schema the next version of a topic's; one that it has, or had, changes nothing."""
+        return await self._change(name, lambda record: schemas.with_version(record, columns))
+
+    # --- deleting -------------------------------------------------------------------------------
 
     async def delete(self, name: str) -> None:
-        broker = self._broker
+        """The mark first: what is found without it was lost, and is not removed (C27)."""
         topic = await self._delete_name(name)
         topic_id = topic.record.id
-        recorded = await broker.store.range(recorded_prefix(topic_id))
+        recorded = await self._store.range(recorded_prefix(topic_id))
         rest = [chain_key(partition) for partition in topic.keys] + [entry.key for entry in recorded]
-        await delete_all(broker.store, rest)
-        await broker.cluster.topic_deleted(topic)
+        await delete_all(self._store, rest)
+        await self._tell_deleted(topic)
         logger.info("topic %s deleted", name)
 
     async def _delete_name(self, name: str) -> HeldTopic:
         """Another broker may have changed the topic a moment ago: then look once more, and delete what it is now."""
-        broker, key = self._broker, topic_key(name)
-        for _ in range(_ATTEMPTS):
-            topic = broker.catalogue.get(name)
+        key = topic_key(name)
+        for _ in range(_TRIES_MAX):
+            topic = self._catalogue.get(name)
             mark = {deleted_key(topic.record.id): b""}
-            if (await broker.store.swap(expect={key: topic.revision}, put=mark, delete=(key,))).succeeded:
+            if (await self._store.swap(expect={key: topic.revision}, put=mark, delete=(key,))).succeeded:
                 return topic
-            await broker.cluster.look_again()
-        raise NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)
+            await self._follower.look_again()
+        raise _changed_meanwhile(name)
+
+    async def _tell_deleted(self, topic: HeldTopic) -> None:
+        catalogue, news = self._catalogue, News(topics={topic.record.id: None})
+        catalogue.drop_topic(topic)
+        for key in topic.keys:
+            catalogue.drop_chain(key)
+            news.chains[key] = None
+        self._follower.tell(news)
+        for key in topic.keys:
+            await self._logs.drop(key, deleted_error(topic.record.name))
+        self._peers.send_all(peer.TopicsChanged(0))
 
     async def _learn_of(self, name: str) -> None:
         """A topic that is known may have been deleted through another broker, which this one has not heard of yet."""
-        if name in self._broker.catalogue.topics and await self._broker.store.get(topic_key(name)) is None:
-            await self._broker.cluster.look_again()
+        if name in self._catalogue.topics and await self._store.get(topic_key(name)) is None:
+            await self._follower.look_again()
 
 
 def _check_brokers(name: str, load: Load) -> None:
@@ -249,3 +332,7 @@ async def delete_all(store: CoordinationStore, keys: list[str]) -> None:
 def deleted_error(name: str) -> TopicNotFound:
     """What readers of a deleted topic are told."""
     return TopicNotFound(f"Topic {name} was deleted.", object=name)
+
+
+def _changed_meanwhile(name: str) -> NotReady:
+    return NotReady(f"Topic {name} was changed by someone else.", hint="Try again.", object=name)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument, NotReady, PeerRefused, StentorError
@@ -26,9 +26,13 @@ from stentor.security.cluster_secret import ClusterSecret, Kept, decode_kept, de
 from stentor.storage.files import FileKind, atomic_write, seal, unseal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from stentor.broker.broker import Broker
+    from stentor.broker.background import Background
+    from stentor.broker.catalogue import Catalogue, News
+    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.environment import Identity
     from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
@@ -46,9 +50,22 @@ LEVEL_KNOWN: Final = PEERS_PROVE
 class Trust:
     """What proves to this broker that another one belongs to the cluster."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        store: CoordinationStore,
+        catalogue: Catalogue,
+        rollback: StoreRollback,
+        background: Background,
+    ) -> None:
         self.level = 0
-        self._broker = broker
+        self.on_change: list[Callable[[], None]] = []  # whoever came in by what no longer counts comes in again
+        self._identity = identity
+        self._store = store
+        self._catalogue = catalogue
+        self._rollback = rollback
+        self._background = background
         self._file: Path | None = None
         self._secret: ClusterSecret | None = None
         self._restored: tuple[bytes, ...] = ()  # valid too, after the store was restored
@@ -68,7 +85,7 @@ class Trust:
 
     def must_prove(self, name: str) -> bool:
         """Whether this one must: it says in the store that it can, or all must."""
-        record = self._broker.catalogue.brokers.get(name)
+        record = self._catalogue.brokers.get(name)
         return self.all_prove or (record is not None and record.level >= PEERS_PROVE)
 
     def accepts(self, name: str, proven_by: bytes) -> bool:
@@ -101,16 +118,14 @@ class Trust:
 
     def founding(self) -> dict[str, bytes]:
         """What a new cluster begins with, beside its id."""
-        if self._broker.replicas.single:
+        if self._identity.alone:
             return {}  # it takes no other brokers
         secret = self._secret or first_secret()
         return {SECRET_KEY: cluster_secret.encode(secret), LEVEL_KEY: str(LEVEL_KNOWN).encode()}
 
     async def learn(self) -> None:
         """From the store, which answers; or put there what it lacks."""
-        store = self._broker.store
-        if self._broker.replicas.single:
-            return
+        store = self._store
         while (found := await store.get(SECRET_KEY)) is None:
             await store.swap(
                 expect={SECRET_KEY: 0}, put={SECRET_KEY: cluster_secret.encode(self._secret or first_secret())}
@@ -118,7 +133,7 @@ class Trust:
         level = await store.get(LEVEL_KEY)
         secret = decode_secret(found.value)
         if self._secret is not None and self._secret.current not in secret.valid:
-            restored = self._broker.cluster.restored.accepted
+            restored = self._rollback.accepted
             self._restored = self._secret.valid if restored else ()
             logger.warning(
                 "the cluster's secret in the coordination store is not the one in %s: the store's counts%s",
@@ -141,24 +156,23 @@ class Trust:
 
     # --- news -----------------------------------------------------------------------------------
 
-    def take(self) -> None:
+    def take_news(self, news: News, register: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """The store has news of the cluster's secret, its level or its brokers."""
-        broker = self._broker
-        if broker.replicas.single:
+        if not news.brokers and not news.identity:
             return
-        identity = broker.catalogue.identity
+        identity = self._catalogue.identity
         found = identity.get("secret"), identity.get("level")
         if found != self._taken:
             self._taken = found
             self._change(*found)
         if not self.all_prove:
             self._check_connections()  # a broker that was upgraded proves itself from now on
-        mine = broker.catalogue.brokers.get(broker.broker_id)
-        if mine is not None and mine.level < LEVEL_KNOWN and not broker.cluster.restored.noticed:
-            broker.cluster.spawn(broker.cluster.register())  # an older version changed the record, and left that out
+        mine = self._catalogue.brokers.get(self._identity.broker_id)
+        if mine is not None and mine.level < LEVEL_KNOWN and not self._rollback.noticed:
+            self._background.spawn(register())  # an older version changed the record, and left that out
         if self._level_due() > _number(identity.get("level", b"")) and not self._raising:
             self._raising = True
-            broker.cluster.spawn(self._raise_level())
+            self._background.spawn(self._raise_level())
 
     def _change(self, value: bytes | None, level: bytes | None) -> None:
         before = self._secret, self.level
@@ -174,27 +188,24 @@ class Trust:
             self.level = _number(level)
             logger.info("the cluster's feature level is %d", self.level)
         if (self._secret, self.level) != before:
-            self._broker.cluster.spawn(asyncio.to_thread(self._keep))
+            self._background.spawn(asyncio.to_thread(self._keep))
             self._check_connections()
 
     def _check_connections(self) -> None:
-        """Who came in by what no longer counts comes in again."""
-        for session in list(self._broker.sessions):
-            if session.peer and not self.accepts(session.peer, session.proven_by):
-                session.refused(refused(f"Broker {session.peer} must prove again who it is."))
-        self._broker.cluster.peers.check(self.accepts)
+        for check in self.on_change:
+            check()
 
     def _level_due(self) -> int:
         """What the store's level should be: what every registered broker knows, and never less than it was."""
-        brokers = self._broker.catalogue.brokers
+        brokers = self._catalogue.brokers
         all_know = bool(brokers) and all(record.level >= LEVEL_KNOWN for record in brokers.values())
         return LEVEL_KNOWN if all_know else self.level
 
     async def _raise_level(self) -> None:
         """C27: whoever notices that it is due does it; the swap lets one of them."""
-        store = self._broker.store
+        store = self._store
         try:
-            while not self._broker.cluster.restored.noticed:
+            while not self._rollback.noticed:
                 try:
                     found, due = await store.get(LEVEL_KEY), self._level_due()
                     held = 0 if found is None else _number(found.value)

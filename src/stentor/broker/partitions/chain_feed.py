@@ -8,7 +8,7 @@ successor's machine, so a feed has nothing to decide.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stentor import limits
 from stentor.wire import frames, peer
@@ -16,19 +16,37 @@ from stentor.wire.frames import Kind
 from stentor.wire.header import unpack
 
 if TYPE_CHECKING:
-    from stentor.broker.cluster.peer_links import PeerLink
-    from stentor.broker.partitions.partition import Partition
+    from stentor.broker.disk_threads import DiskThreads
+    from stentor.broker.partitions.interfaces import DataLink
+    from stentor.broker.partitions.tail_cache import TailCache
     from stentor.core.chain_messages import Down
-    from stentor.core.replica_events import StartFeed as FeedEffect
+    from stentor.core.records import Key
+    from stentor.core.replica import Replica
+    from stentor.core.replica_events import StartFeed
     from stentor.errors import StentorError
+    from stentor.storage.log import PartitionLog
 
 _PUSHES_PER_TURN = 8  # then the loop looks at others
+
+
+class Fed(Protocol):
+    """The partition whose batches are sent."""
+
+    log: PartitionLog
+    tail: TailCache
+    reads: DiskThreads
+    key: Key
+
+    @property
+    def replica(self) -> Replica: ...
+
+    def feed_failed(self, error: StentorError) -> None: ...
 
 
 class ChainFeed:
     """One partition's batches to one other broker."""
 
-    def __init__(self, partition: Partition, link: PeerLink, effect: FeedEffect) -> None:
+    def __init__(self, partition: Fed, link: DataLink, effect: StartFeed) -> None:
         self.partition = partition
         self.link = link
         self.position = effect.base
@@ -38,12 +56,12 @@ class ChainFeed:
         self._down: Down | None = None  # to be said, unless the batches say it
         self._told_start = -1
         self.closed = False
-        link.feeds.add(self)
+        link.join(self)
 
     def wake(self) -> None:
         """Something was appended: send it at the end of this turn, together with what else comes in it."""
         if not self._reading:
-            self.link.turn.gather(self._end_turn)
+            self.link.coalescing.gather(self._end_turn)
 
     def tell(self, down: Down) -> None:
         """Say how far this log is on disk; batches that leave in the same turn say it too."""
@@ -57,7 +75,7 @@ class ChainFeed:
         down, self._down = self._down, None
         if down is not None and not self.closed:
             self._told_start = down.start
-            self.link.send(peer.ForPartition(self.partition.topic_id, self.partition.index, down))
+            self.link.send(peer.ForPartition(*self.partition.key, down))
 
     def _end_turn(self) -> None:
         self._pump()
@@ -87,8 +105,7 @@ class ChainFeed:
         if self._down is not None and self._down.durable <= durable and self._down.start == self._told_start:
             self._down = None
         prefix = frames.HEADER.pack(peer.REPLICATE.size + size, Kind.REPLICATE, 0, 0, 0) + peer.REPLICATE.pack(
-            partition.topic_id,
-            partition.index,
+            *partition.key,
             self._epoch,
             self._attempt,
             replica.table.epoch_before(base),
@@ -118,4 +135,4 @@ class ChainFeed:
 
     def close(self) -> None:
         self.closed = True
-        self.link.feeds.discard(self)
+        self.link.leave(self)

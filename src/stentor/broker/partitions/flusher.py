@@ -52,10 +52,10 @@ class Flusher:
         flushed = 0
         while self._due and self._due[0][0] <= now and flushed < limits.FLUSHES_PER_TURN:
             _, _, partition = heapq.heappop(self._due)
-            if partition.dirty and not partition.deleted and not partition.replica.failed:
+            if partition.sync.dirty and not partition.deleted and not partition.replica.failed:
                 flushed += 1
-                partition.flush_interval()
-                if partition.dirty:  # a sync is under way, and may have begun before the last write
+                partition.sync.flush_interval()
+                if partition.sync.dirty:  # a sync is under way, and may have begun before the last write
                     self._push(partition, now + limits.FLUSH_TURN_S)
         self._arm()
 

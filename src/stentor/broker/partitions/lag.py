@@ -8,7 +8,7 @@ not taken. That is exact to a delivery, and to the second by which a client tell
 from __future__ import annotations
 
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -17,7 +17,7 @@ from stentor import limits
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stentor.broker.sessions.reader_stream import ReaderStream
+    from stentor.core.flow import Cursor
 
 
 class ReaderLag(msgspec.Struct, frozen=True):
@@ -27,16 +27,29 @@ class ReaderLag(msgspec.Struct, frozen=True):
     seconds: float  # since the first of them was appended
 
 
+class Lagging(Protocol):
+    """A reader that may be behind."""
+
+    cursor: Cursor
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """Name and address, for people."""
+        ...
+
+    def lag(self) -> ReaderLag: ...
+
+
 ON_TIME: Final = ReaderLag(0, 0.0)
 
 
-def lag_of(streams: Iterable[ReaderStream]) -> ReaderLag:
+def lag_of(streams: Iterable[Lagging]) -> ReaderLag:
     """Of one client: all the messages, and the longest wait."""
     found = [stream.lag() for stream in streams]
     return ReaderLag(sum(lag.messages for lag in found), max((lag.seconds for lag in found), default=0.0))
 
 
-def lag_statistics(streams: Iterable[ReaderStream]) -> dict[str, Any]:
+def lag_statistics(streams: Iterable[Lagging]) -> dict[str, Any]:
     """Of one partition: its subscribers together."""
     found = [stream.lag() for stream in streams]
     return {
@@ -50,24 +63,25 @@ class MostBehind:
     """The subscribers that are furthest behind, found a partition at a time."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[int, float, ReaderStream]] = []
+        self._found: list[tuple[int, float, str, int, Lagging]] = []
 
-    def look_at(self, streams: Iterable[ReaderStream]) -> None:
+    def look_at(self, topic: str, partition: int, streams: Iterable[Lagging]) -> None:
+        """The followers of one partition."""
         lags = [(stream, stream.lag()) for stream in streams]
-        behind = [(lag.messages, lag.seconds, stream) for stream, lag in lags if lag.messages]
+        behind = [(lag.messages, lag.seconds, topic, partition, stream) for stream, lag in lags if lag.messages]
         if behind:
             self._found = nlargest(limits.LAGGING_TOLD_MAX, self._found + behind, key=lambda each: each[:2])
 
     def statistics(self) -> list[dict[str, Any]]:
         return [
             {
-                "client": stream.session.name,
-                "address": stream.session.connection.address,
-                "topic": stream.partition.topic,
-                "partition": stream.partition.index,
+                "client": stream.client[0],
+                "address": stream.client[1],
+                "topic": topic,
+                "partition": partition,
                 "taken": stream.cursor.taken,
                 "lag": messages,
                 "lag_s": round(seconds, 3),
             }
-            for messages, seconds, stream in self._found
+            for messages, seconds, topic, partition, stream in self._found
         ]

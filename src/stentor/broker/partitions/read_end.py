@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stentor import limits
 from stentor.broker.catalogue import chain_key
@@ -11,17 +11,37 @@ from stentor.core import replica_events as r
 from stentor.errors import EndUnknown, NotReady, StentorError
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
-    from stentor.broker.partitions.partition import Partition
+    from stentor.core.records import Key
+    from stentor.core.replica import Replica
+    from stentor.core.replica_events import ReplicaEvent
+    from stentor.ports import CoordinationStore
 
 _STALE_S = 0.25  # what a reader that allows staleness waits for certainty
 _POLL_S = 0.005
 
 
+class Ended(Protocol):
+    """The partition whose end is asked for."""
+
+    loop: asyncio.AbstractEventLoop
+    key: Key
+
+    @property
+    def ends(self) -> Ends: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def replica(self) -> Replica: ...
+    @property
+    def committed(self) -> int: ...
+
+    def step(self, event: ReplicaEvent) -> None: ...
+
+
 class Ends:
     """The readers of one partition that wait to be told where its messages end."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Ended) -> None:
         self._partition = partition
         self._waiting: dict[int, asyncio.Future[r.End]] = {}
         self._tickets = 0
@@ -51,30 +71,30 @@ class Ends:
             waiting.set_result(end)
 
 
-async def find_end(broker: Broker, partition: Partition, *, stale: bool) -> tuple[int, bool]:
+async def find_end(partition: Ended, *, alone: bool, stale: bool, store: CoordinationStore) -> tuple[int, bool]:
     """The end, and whether it is certain; EndUnknown if it is not and the reader did not allow that."""
-    if broker.waiting.serves:  # C27: it takes part in no chain, and knows what it knew
+    if partition.replica.standing.storeless:  # C27: it takes part in no chain, and knows what it knew
         return _uncertain(partition, stale=stale, why="this broker waits for its coordination store")
-    if broker.replicas.single and partition.replica.failed:
+    if alone and partition.replica.failed:
         return partition.committed, True  # there is no other copy that could know more
     end, certainty = await partition.ends.ask(_STALE_S if stale else limits.CONFIRM_S)
-    if certainty == "sure" or (certainty == "if_newest" and await _is_newest(broker, partition)):
+    if certainty == "sure" or (certainty == "if_newest" and await _is_newest(store, partition)):
         await _until_known(partition, end)
         return end, True
     return _uncertain(partition, stale=stale, why=_why(partition))
 
 
-async def _is_newest(broker: Broker, partition: Partition) -> bool:
+async def _is_newest(store: CoordinationStore, partition: Ended) -> bool:
     """Whether the store has no newer record: members that left a chain that is too short may lead again (C8)."""
     epoch = partition.replica.epoch
     try:
-        found = await broker.store.get(chain_key(partition.key))
+        found = await store.get(chain_key(partition.key))
     except StentorError:
         return False
     return found is not None and found.revision <= partition.replica.revision and partition.replica.epoch == epoch
 
 
-async def _until_known(partition: Partition, end: int) -> None:
+async def _until_known(partition: Ended, end: int) -> None:
     """Others may know of commits that this member will hear of in a moment."""
     deadline = partition.loop.time() + limits.CONFIRM_S
     while partition.committed < end:
@@ -86,7 +106,7 @@ async def _until_known(partition: Partition, end: int) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _uncertain(partition: Partition, *, stale: bool, why: str) -> tuple[int, bool]:
+def _uncertain(partition: Ended, *, stale: bool, why: str) -> tuple[int, bool]:
     if stale:
         return partition.committed, False
     raise EndUnknown(
@@ -97,7 +117,7 @@ def _uncertain(partition: Partition, *, stale: bool, why: str) -> tuple[int, boo
     )
 
 
-def _why(partition: Partition) -> str:
+def _why(partition: Ended) -> str:
     record = partition.replica.record
     if record is None:
         return "this broker knows no chain of it"

@@ -8,7 +8,7 @@ Whoever waits for a search is not read from meanwhile: a stranger cannot ask for
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -18,10 +18,12 @@ from stentor.core import replica_events as r
 from stentor.core.dedupe import Resend
 
 if TYPE_CHECKING:
-    from asyncio import TimerHandle
+    from asyncio import AbstractEventLoop, TimerHandle
 
-    from stentor.broker.partitions.partition import Partition
-    from stentor.broker.sessions.session import Session
+    from stentor.broker.disk_threads import DiskThreads
+    from stentor.broker.partitions.interfaces import Sender
+    from stentor.core.replica import Replica
+    from stentor.core.replica_events import ReplicaEffect, ReplicaEvent
     from stentor.errors import StentorError
     from stentor.storage.earlier import Earlier
     from stentor.storage.log import PartitionLog
@@ -39,38 +41,53 @@ class _Result(msgspec.Struct):
     found: dict[int, Earlier]
 
 
+class Searched(Protocol):
+    """The partition whose log is searched."""
+
+    log: PartitionLog
+    loop: AbstractEventLoop
+    reads: DiskThreads
+
+    @property
+    def replica(self) -> Replica: ...
+
+    def step(self, event: ReplicaEvent) -> None: ...
+    def read_failed(self, error: StentorError) -> StentorError: ...
+    def perform_one(self, effect: ReplicaEffect) -> None: ...
+
+
 class Resends:
     """The searches of one partition."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: Searched) -> None:
         self._partition = partition
-        self._waiting: deque[tuple[r.Find, Session, int]] = deque()  # with the epoch in which it was asked
+        self._waiting: deque[tuple[r.Find, Sender, int]] = deque()  # with the epoch in which it was asked
         self._result: _Result | None = None
         self._searching = False
         self._forget: TimerHandle | None = None
         self.searches = 0
 
-    def find(self, find: r.Find, session: Session) -> None:
+    def find(self, find: r.Find, sender: Sender) -> None:
         """Answer a publish once it is known whether the log has it."""
         if len(self._waiting) >= limits.PRODUCER_SEARCHES_WAITING_MAX:
             self._refuse(find, refusals.busy_searching())
             return
-        session.hold()
-        self._waiting.append((find, session, self._partition.replica.epoch))
+        sender.hold()
+        self._waiting.append((find, sender, self._partition.replica.epoch))
         if not self._searching:
             self._next()
 
     def _next(self) -> None:
         """Answer everyone whom the last result answers; begin a search for the first whom it does not."""
         while self._waiting:
-            find, session, epoch = self._waiting[0]
+            find, sender, epoch = self._waiting[0]
             is_current = epoch == self._partition.replica.epoch
             if is_current and not self._is_answered_by(self._result, find):
                 self._search(find)
                 return
             self._waiting.popleft()
             self._conclude(find, epoch)
-            session.release()
+            sender.release()
 
     def _is_answered_by(self, result: _Result | None, find: r.Find) -> bool:
         publish, partition = find.publish, self._partition

@@ -14,17 +14,24 @@ there is no room. When the antechamber is full too, whoever was in it for longes
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import resource
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stentor import limits
+from stentor.broker.cluster.trust import refused
+from stentor.broker.sessions.client_session import ClientSession
+from stentor.broker.sessions.peer_session import PeerSession
 from stentor.errors import Closed, LimitExceeded
 from stentor.transport.budget import ReceiveBudget
 from stentor.transport.sparing import SparingLog
 
 if TYPE_CHECKING:
-    from stentor.broker.broker import Broker
+    from collections.abc import Callable, Sized
+
+    from stentor.broker.environment import Environment, Identity
     from stentor.broker.sessions.session import Session
 
 logger = logging.getLogger(__name__)
@@ -54,22 +61,26 @@ def _part(bound: int) -> int:
 class Admission:
     """The connections that others made to this broker."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, environment: Environment, identity: Identity, logs: Sized) -> None:
+        self._clock = environment.clock
+        self._connections_max = environment.config.connections_max
+        self._identity = identity
+        self._logs = logs
+        self._strangers = SparingLog(logger, environment.clock.monotonic)
+        self._peers = 0
+        self._antechamber: dict[Session, float] = {}  # since when
+        self._none_left = asyncio.Event()
         self.sessions: set[Session] = set()
         self.receiving = ReceiveBudget()
         self.refusals = 0
-        self.relays = 0  # connections to other brokers on behalf of clients
-        self.strangers = SparingLog(logger, broker.clock.monotonic)
-        self._peers = 0
-        self._antechamber: dict[Session, float] = {}  # since when
+        self.stopping = False  # nobody new is let in
 
     # --- descriptors ----------------------------------------------------------------------------
 
     def check_descriptors(self, logs: int) -> None:
         """LimitExceeded if the files of so many more logs could take those that others need."""
         limit = descriptor_limit()
-        left = self._spare - max(_part(limits.DESCRIPTORS_CLIENTS_MIN), len(self.sessions) + self.relays)
+        left = self._spare - max(_part(limits.DESCRIPTORS_CLIENTS_MIN), self._taken)
         if logs > left:
             raise LimitExceeded(
                 f"{logs} more partitions need as many open files; this broker may open {limit} and can spare"
@@ -82,7 +93,7 @@ class Admission:
     @property
     def clients_max(self) -> int:
         """How many clients there is room for now."""
-        return min(self._broker.config.connections_max, max(_part(limits.DESCRIPTORS_CLIENTS_MIN), self._spare))
+        return min(self._connections_max, max(_part(limits.DESCRIPTORS_CLIENTS_MIN), self._spare))
 
     @property
     def http_max(self) -> int:
@@ -92,46 +103,89 @@ class Admission:
     @property
     def _spare(self) -> int:
         """Descriptors for clients and for more logs."""
-        logs = len(self._broker.replicas.partitions)
-        return descriptor_limit() - _part(limits.DESCRIPTORS_RESERVED) - self.http_max - logs
+        return descriptor_limit() - _part(limits.DESCRIPTORS_RESERVED) - self.http_max - len(self._logs)
+
+    @property
+    def _taken(self) -> int:
+        """Sockets that connections take; a relay takes two."""
+        return sum(session.connections for session in self.sessions)
 
     @property
     def _clients(self) -> int:
-        return len(self.sessions) + self.relays - self._peers - len(self._antechamber)
+        return self._taken - self._peers - len(self._antechamber)
 
     # --- coming and going -----------------------------------------------------------------------
 
     def started(self, session: Session) -> None:
         """Somebody connected."""
-        if self._broker.stopping:
+        if self.stopping:
             session.refused(Closed("This broker is stopping.", hint="Connect to another broker."))
             return
         full = self._clients >= self.clients_max
-        if full and self._broker.replicas.single:
+        if full and self._identity.alone:
             session.refused(self._full())
             return
         self.sessions.add(session)
         if full:
             if len(self._antechamber) >= limits.ANTECHAMBER_CONNECTIONS:
                 self._turn_away(next(iter(self._antechamber)))
-            self._antechamber[session] = self._broker.clock.monotonic()
+            self._antechamber[session] = self._clock.monotonic()
 
     def greeted(self, session: Session) -> None:
         """It is a client, and no broker; Closed if there is no room for it."""
         if session in self._antechamber:
             raise self._full()
 
-    def proved(self, session: Session) -> None:
-        """It is another broker: there is always room for those."""
-        self._antechamber.pop(session, None)
-        session.connection.favoured = True
-        self._peers += 1
+    def became(self, newcomer: Session, session: Session) -> None:
+        """It has greeted: this is its session now. For other brokers there is always room."""
+        self.sessions.discard(newcomer)
+        self._antechamber.pop(newcomer, None)
+        self.sessions.add(session)
+        if session.is_peer:
+            session.connection.favoured = True
+            self._peers += 1
 
     def ended(self, session: Session) -> None:
+        """Its connection is gone."""
         if session in self.sessions:
             self.sessions.discard(session)
             self._antechamber.pop(session, None)
-            self._peers -= bool(session.peer)
+            self._peers -= session.is_peer
+        if not self.sessions:
+            self._none_left.set()
+
+    def note_refusal(self, text: str, *details: object) -> None:
+        """Somebody was refused or dropped; said sparingly, because strangers cause it."""
+        self._strangers.info(text, *details)
+        self.refusals += 1
+
+    def clients(self) -> list[ClientSession]:
+        return [session for session in self.sessions if isinstance(session, ClientSession)]
+
+    def check_peers(self, accepts: Callable[[str, bytes], bool]) -> None:
+        """The cluster's secret or feature level changed: who came in by what no longer counts comes in again."""
+        for session in list(self.sessions):
+            if isinstance(session, PeerSession) and not accepts(session.peer, session.proven_by):
+                session.refused(refused(f"Broker {session.peer} must prove again who it is."))
+
+    def close_watchers(self) -> None:
+        """This broker is cut off: its clients find another home."""
+        for session in self.clients():
+            if session.watches_routes:
+                session.close()
+
+    async def close(self) -> None:
+        """Everyone is told, and let go."""
+        self._none_left.clear()
+        if not self.sessions:
+            self._none_left.set()
+        for session in list(self.sessions):
+            session.going_away()
+            session.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._none_left.wait(), limits.SHUTDOWN_S / 2)
+        for session in list(self.sessions):
+            session.connection.abort()
 
     def _turn_away(self, session: Session) -> None:
         error = self._full()
@@ -156,11 +210,11 @@ class Admission:
             session.sweep(now)
         self.receiving.reclaim(now)
         self._drop_deaf(now)
-        self.strangers.tick()
+        self._strangers.tick()
 
     def _drop_deaf(self, now: float) -> None:
         """What all clients together do not read is bounded; who has not read for longest goes first."""
-        unsent = {s: size for s in self.sessions if not s.peer and (size := s.connection.unsent_bytes)}
+        unsent = {s: size for s in self.sessions if not s.is_peer and (size := s.connection.unsent_bytes)}
         total = sum(unsent.values())
         for session in sorted(unsent, key=lambda s: s.deaf_since):
             if total <= limits.UNSENT_TOTAL_BYTES_MAX or now - session.deaf_since < _DEAF_S:

@@ -6,7 +6,7 @@ The cursor machine (`core.flow`) says what may be pushed; this performs it on a 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stentor import limits
 from stentor.broker.partitions.lag import ON_TIME, ReaderLag
@@ -16,18 +16,41 @@ from stentor.wire.frames import Kind
 from stentor.wire.header import appended_at_us
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from stentor.broker.partitions.partition import Partition
-    from stentor.broker.sessions.session import Session
     from stentor.errors import StentorError
+    from stentor.ports import Clock
+    from stentor.transport.connection import Connection
 
 _PREFIX_BYTES = frames.DELIVERY.size
 _PUSHES_PER_TURN = 4  # then the loop looks at others
 
 
+class Reading(Protocol):
+    """The client's session, as its streams see it."""
+
+    loop: AbstractEventLoop
+    connection: Connection
+    clock: Clock
+    streams: dict[int, ReaderStream]
+    blocked: dict[ReaderStream, None]
+    history_bytes: int
+
+    @property
+    def has_room(self) -> bool: ...
+    @property
+    def reads_alone(self) -> bool: ...
+    @property
+    def client(self) -> tuple[str, str]: ...
+
+    def pump_blocked(self) -> None: ...
+
+
 class ReaderStream:
     """A reader's cursor on one partition."""
 
-    def __init__(self, session: Session, stream_id: int, partition: Partition, cursor: Cursor) -> None:
+    def __init__(self, session: Reading, stream_id: int, partition: Partition, cursor: Cursor) -> None:
         self.session = session
         self.id = stream_id
         self.partition = partition
@@ -35,8 +58,8 @@ class ReaderStream:
         self.closed = False
         self._scheduled = False
         self._told = -1  # the commit point the reader heard of last
-        self._appended_at_us = session.broker.clock.now_us()  # of what was pushed last; before that, of the wish
-        partition.streams.add(self)
+        self._appended_at_us = session.clock.now_us()  # of what was pushed last; before that, of the wish
+        partition.followers.add(self)
 
     def pump(self) -> None:
         """Push what can be pushed; then wait for commits, credit, the socket or the disk."""
@@ -50,7 +73,7 @@ class ReaderStream:
             committed = partition.committed
             if not cursor.wants(committed):
                 if cursor.position >= committed:
-                    partition.idle.add(self)
+                    partition.followers.wait(self)
                 return
             if not self.session.has_room:
                 self.session.blocked[self] = None
@@ -78,8 +101,7 @@ class ReaderStream:
             committed, partition.replica.epoch, next_offset
         )
         self.session.connection.write([prefix, *chunks])
-        partition.messages_out += next_offset - self.cursor.position
-        partition.bytes_out += size
+        partition.traffic.went_out(next_offset - self.cursor.position, size)
         self._appended_at_us = appended_at_us(chunks[0])
         self.cursor.pushed(next_offset, size, self._appended_at_us)
 
@@ -95,8 +117,7 @@ class ReaderStream:
 
     def _history_bytes(self) -> int:
         """Large reads for who waits for nothing else on this connection, as far as it has credit."""
-        session = self.session
-        if len(session.streams) > 1 or len(session.broker.sessions) > limits.HISTORY_SESSIONS_MAX:
+        if not self.session.reads_alone:
             return limits.DELIVERY_BYTES
         return max(limits.DELIVERY_BYTES, min(limits.HISTORY_BYTES, self.cursor.credit))
 
@@ -135,8 +156,13 @@ class ReaderStream:
             return ON_TIME
         since_us = cursor.untaken_since_us
         # What is not even pushed is about as old as what was pushed last.
-        age_us = self.session.broker.clock.now_us() - (self._appended_at_us if since_us is None else since_us)
+        age_us = self.session.clock.now_us() - (self._appended_at_us if since_us is None else since_us)
         return ReaderLag(messages_behind, max(0, age_us) / 1e6)
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """Name and address of the reader."""
+        return self.session.client
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -156,7 +182,6 @@ class ReaderStream:
 
     def close(self) -> None:
         self.closed = True
-        self.partition.streams.discard(self)
-        self.partition.idle.discard(self)
+        self.partition.followers.discard(self)
         self.session.blocked.pop(self, None)
         self.session.streams.pop(self.id, None)

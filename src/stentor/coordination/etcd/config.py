@@ -5,10 +5,10 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
 from stentor import limits
 from stentor.errors import InvalidArgument
+from stentor.transport.address import Address
 
 _SCHEME: Final = "etcd://"
 _PORT: Final = 2379
@@ -68,9 +68,12 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
     hosts, _, path = rest.partition("/")
     if "@" in rest:
         # Whatever this is, it may be a password: it is not repeated here.
-        raise InvalidArgument("The URL of etcd holds a user or a password.", hint="Pass them as settings of their own.")
+        raise InvalidArgument(
+            "The URL of etcd contains a user or a password.",
+            hint="Use coordination_user and coordination_password_file instead.",
+        )
     if rest == url or not hosts or "?" in rest or "#" in rest:
-        raise InvalidArgument(f"This is no URL of etcd: {url}.", hint=_EXAMPLE)
+        raise InvalidArgument(f"This is not a URL of etcd: {url}.", hint=_EXAMPLE)
     endpoints = tuple(dict.fromkeys(_endpoint(host, url) for host in hosts.split(",")))
     path = path.strip("/")
     return endpoints, f"/{path}/" if path else _PREFIX
@@ -78,10 +81,6 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
 
 def _endpoint(host: str, url: str) -> str:
     try:
-        parts = urlsplit(f"//{host}")
-        name, port = parts.hostname, parts.port or _PORT
-    except ValueError:
-        name, port = None, 0
-    if not name or " " in name:
-        raise InvalidArgument(f"This is no URL of etcd: {url}.", hint=_EXAMPLE)
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        return str(Address.parse(host, _PORT))
+    except InvalidArgument:
+        raise InvalidArgument(f"This is not a URL of etcd: {url}.", hint=_EXAMPLE) from None

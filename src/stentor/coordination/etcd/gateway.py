@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
 from stentor.coordination.etcd import messages
 from stentor.errors import Closed, CoordinationRefused, CoordinationUnavailable, UnknownSwap
+from stentor.transport.dial import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -66,20 +66,6 @@ class Refusal(Exception):  # noqa: N818 - never leaves this package
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(_brief(reason))
         self.code = code
-
-
-class Backoff:
-    """Pauses that double, with full jitter."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._delay_s = limits.RECONNECT_DELAY_S
-
-    def next_s(self) -> float:
-        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, limits.RECONNECT_DELAY_S_MAX)
-        return random.uniform(0, delay_s)  # noqa: S311 - jitter, not a secret
 
 
 class GatewayStream:
@@ -318,7 +304,7 @@ class Gateway:
         return CoordinationUnavailable(
             f"etcd gave no usable answer within {self._timeout_s:g} s; the last was from"
             f" {self._endpoints[endpoint]}: {error}.",
-            hint="Look at etcd's members; messages keep flowing without it, only changes wait.",
+            hint="Check the members of etcd. Messages still flow without it; only changes wait.",
             object=self._endpoints[endpoint],
         )
 
@@ -361,7 +347,7 @@ class Gateway:
 def refused(refusal: Refusal) -> CoordinationRefused:
     """What callers see of a refusal."""
     return CoordinationRefused(
-        f"etcd refused a request: {refusal}.", hint="Look at the user, its role and the key prefix in etcd."
+        f"etcd refused a request: {refusal}.", hint="Check the user, its role and the key prefix in etcd."
     )
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
@@ -25,9 +24,10 @@ import msgspec
 
 from stentor import limits
 from stentor.coordination.etcd import messages
-from stentor.coordination.etcd.gateway import Backoff, Broken, Refusal
+from stentor.coordination.etcd.gateway import Broken, Refusal
 from stentor.errors import StentorError
 from stentor.ports import Changed, Resync
+from stentor.transport.dial import Backoff, jittered_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -75,13 +75,13 @@ async def watch(
                         revision = change.revision
                         yield change
             except _Gap as reason:
-                logger.info("a watch reads all keys anew: %s", reason)
+                logger.info("a watch reads all keys again: %s", reason)
                 gap = True
             except (Broken, Refusal, StentorError) as error:
                 if isinstance(error, Refusal):
                     gateway.forget_token()
                 counts.reconnects += 1
-                logger.debug("a watch connects again: %s", error)
+                logger.debug("a watch reconnects: %s", error)
                 if loop.time() - began > limits.LINK_PROVEN_S:
                     backoff.reset()
                 await gateway.pause(backoff.next_s())
@@ -95,8 +95,8 @@ async def _changes(gateway: Gateway, keys: Keys, prefix: str, revision: int) -> 
     begin = keys.full(prefix)
     watched = {"key": begin, "range_end": messages.end_of(begin), "start_revision": str(revision + 1)}
     async with gateway.stream(messages.WATCH, {"create_request": watched}) as stream:
-        age_s = limits.COORDINATION_STREAM_S * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)  # noqa: S311 - jitter
-        old_at = loop.time() + age_s
+        age_s = limits.COORDINATION_STREAM_S
+        old_at = loop.time() + jittered_s((1 - _AGE_JITTER) * age_s, (1 + _AGE_JITTER) * age_s)
         lines = _Lines()
         while loop.time() < old_at:
             data = await stream.read(limits.COORDINATION_POLL_S)

@@ -10,79 +10,106 @@ further: so that is one read's worth at most.
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from stentor import limits
-from stentor.broker.cluster.greeting import relayed
+from stentor.broker.sessions.session import Session
 from stentor.errors import ConnectionFailed, NotReady, ProtocolError, StentorError
 from stentor.transport.connection import Connection
+from stentor.transport.dial import dial
 from stentor.wire import frames, messages
 from stentor.wire.frames import Kind
 
 if TYPE_CHECKING:
-    from stentor.broker.sessions.session import Session
+    from stentor.broker.sessions.session import Caller, Reception
+    from stentor.ports import Clock
+    from stentor.transport.budget import ReceiveBudget
 
 
-class Relay:
+class RelaySession(Session):
     """One client's way through this broker."""
 
-    def __init__(self, session: Session, address: str, hello: messages.Hello) -> None:
-        self._session = session
+    connections: ClassVar[int] = 2  # the client's, and the one to the other broker
+
+    def __init__(
+        self,
+        connection: Connection,
+        caller: Caller,
+        reception: Reception,
+        clock: Clock,
+        *,
+        address: str,
+        hello: messages.Hello,
+        budget: ReceiveBudget,
+    ) -> None:
+        super().__init__(connection, caller, reception, clock)
         self._address = address
-        self._connection = Connection(self, budget=session.broker.receiving)
-        self._hello = relayed(session.broker, hello, session.listener)
+        self._hello = hello
         self._kept: list[bytes] | None = []  # frames of the client until the other broker is reached
-        self._ended = False
-        session.hold()
-        self._dialling = session.loop.create_task(self._dial())
+        self._onwards = Onwards(self, budget)
+        self.hold()
+        self._dialling = self.loop.create_task(self._dial())
 
     async def _dial(self) -> None:
-        host, _, port = self._address.rpartition(":")
+        onwards = self._onwards.connection
         try:
-            async with asyncio.timeout(limits.LINK_OPEN_S):
-                await self._session.loop.create_connection(lambda: self._connection, host.strip("[]"), int(port))
+            await dial(self.loop, self._address, lambda: onwards, self.loop.time() + limits.LINK_OPEN_S)
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: it is registered without an address
             reason = str(error) or "it did not answer in time"
-            self._session.refused(
-                NotReady(f"The broker at {self._address} cannot be reached from here either: {reason}.")
-            )
+            self.refused(NotReady(f"The broker at {self._address} cannot be reached from here either: {reason}."))
             return
         kept, self._kept = self._kept or [], None
-        self._connection.write([frames.frame(Kind.HELLO, 0, messages.encode(self._hello)), *kept])
-        self._session.release()
+        onwards.write([frames.frame(Kind.HELLO, 0, messages.encode(self._hello)), *kept])
+        self.release()
 
     # --- from the client ------------------------------------------------------------------------
 
-    def forward(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
+    def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
         """A frame of the client; the view is valid only now."""
+        if self._discarding:
+            return
         if kind in frames.PEER_KINDS:
             raise ProtocolError(f"A client may not send {Kind(kind).name} here.")
         frame = frames.HEADER.pack(len(body), kind, flags, 0, correlation) + bytes(body)
         if self._kept is None:
-            self._connection.write([frame])
+            self._onwards.connection.write([frame])
         else:
             self._kept.append(frame)
 
-    def client_writable(self, *, writable: bool) -> None:
+    def writable_changed(self, writable: bool) -> None:
         if writable:
-            self._connection.resume_reading()
+            self._onwards.connection.resume_reading()
         else:
-            self._connection.pause_reading()
+            self._onwards.connection.pause_reading()
 
-    def close(self) -> None:
-        """The client is gone."""
-        self._ended = True
+    def disconnected(self, error: Exception | None) -> None:
+        super().disconnected(error)
         self._dialling.cancel()
-        self._connection.close()
+        self._onwards.connection.close()
 
     # --- from the other broker ------------------------------------------------------------------
+
+    def came_back(self, frame: bytes) -> None:
+        """A frame of the other broker."""
+        self.connection.write([frame])
+
+    def broke_off(self) -> None:
+        """The other broker's side is gone."""
+        if not self.ended:
+            self.refused(ConnectionFailed(f"The broker at {self._address} closed the connection."))
+
+
+class Onwards:
+    """The connection to the other broker."""
+
+    def __init__(self, session: RelaySession, budget: ReceiveBudget) -> None:
+        self._session = session
+        self.connection = Connection(self, budget=budget)
 
     def connected(self, connection: Connection) -> None: ...
 
     def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
-        header = frames.HEADER.pack(len(body), kind, flags, 0, correlation)
-        self._session.connection.write([header + bytes(body)])
+        self._session.came_back(frames.HEADER.pack(len(body), kind, flags, 0, correlation) + bytes(body))
 
     def read_finished(self) -> None: ...
 
@@ -93,9 +120,8 @@ class Relay:
             self._session.hold()
 
     def refused(self, error: StentorError) -> None:
-        self._connection.abort()
+        self.connection.abort()
         self._session.refused(error)
 
     def disconnected(self, error: Exception | None) -> None:  # noqa: ARG002
-        if not self._ended:
-            self._session.refused(ConnectionFailed(f"The broker at {self._address} closed the connection."))
+        self._session.broke_off()

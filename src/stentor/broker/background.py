@@ -1,0 +1,43 @@
+"""Work beside the requests: tasks that end with the broker, and whose failure is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from stentor.errors import CoordinationUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+logger = logging.getLogger(__name__)
+
+
+class Background:
+    """The tasks of one broker."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.closed = False
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin a task that nobody waits for."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None or self.closed:
+            return
+        traceback = None if isinstance(error, CoordinationUnavailable) else error  # that is no fault of ours
+        logger.error("the cluster's work failed: %s", error, exc_info=traceback)
+
+    async def close(self) -> None:
+        """End everything that is under way."""
+        self.closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

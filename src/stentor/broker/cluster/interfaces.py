@@ -1,0 +1,28 @@
+"""What the cluster's parts need of the copies that this broker holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from stentor.core.records import Key
+    from stentor.core.replica import Replica
+    from stentor.core.replica_events import ReplicaEvent
+
+
+class Sender(Protocol):
+    """A connection that batches came on; it can be told to wait."""
+
+    def hold(self) -> None: ...
+    def release(self) -> None: ...
+
+
+class LocalCopy(Protocol):
+    """A partition's copy on this broker."""
+
+    @property
+    def key(self) -> Key: ...
+    @property
+    def replica(self) -> Replica: ...
+
+    def step(self, event: ReplicaEvent) -> None: ...

@@ -1,0 +1,291 @@
+"""Where a broker is put together: the one place that knows all parts. Each gets what it needs, and nothing else.
+
+    ground       what was there before: settings, clocks, threads, directory, journal, store; and who this broker is
+    partitions   the copies that it holds                        partitions/
+    cluster      it and the other brokers                        cluster/
+    sessions     those who connected to it                       sessions/
+
+Parts do not know this module. Who must hear of something is added to a list of listeners here (`_listen`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stentor import limits
+from stentor._version import __version__
+from stentor.broker.background import Background
+from stentor.broker.books import Books
+from stentor.broker.catalogue import Catalogue
+from stentor.broker.cluster.cluster import Cluster
+from stentor.broker.cluster.operators import Operators
+from stentor.broker.cluster.routes import Routes
+from stentor.broker.cluster.storeless_start import StorelessStart
+from stentor.broker.cluster.topic_admin import TopicAdmin
+from stentor.broker.environment import Identity
+from stentor.broker.health import HealthWatch
+from stentor.broker.overview import Overview
+from stentor.broker.partitions.chain_desk import ChainDesk
+from stentor.broker.partitions.copies import Copies
+from stentor.broker.partitions.letting_go import LettingGo
+from stentor.broker.partitions.recorded import RecordedEnds
+from stentor.broker.partitions.replicas import Replicas
+from stentor.broker.partitions.serving import Serving
+from stentor.broker.sessions.admission import Admission
+from stentor.broker.sessions.client_session import ClientServices
+from stentor.broker.sessions.inline_sync import InlineSync
+from stentor.broker.sessions.newcomer import Newcomer, Welcome
+from stentor.broker.sessions.peer_session import PeerServices
+from stentor.broker.sessions.requests import Requests
+from stentor.broker.timers import Timers
+from stentor.core.standing import Standing
+from stentor.security.permissions import Permissions
+from stentor.storage.directory import CATALOGUE_FILE
+from stentor.wire import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from stentor.broker.environment import Environment
+    from stentor.broker.partitions.partition import Partition
+    from stentor.broker.sessions.listeners import Listeners
+    from stentor.core.records import Key
+    from stentor.ports import CoordinationStore
+    from stentor.storage.directory import DataDirectory
+    from stentor.storage.journal import ReplicaJournal
+    from stentor.transport.connection import Connection
+
+
+class Ground:
+    """What a broker stands on, and who it is."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        directory: DataDirectory,
+        journal: ReplicaJournal,
+        store: CoordinationStore,
+        listeners: Listeners,
+    ) -> None:
+        self.environment = environment
+        self.directory = directory
+        self.journal = journal
+        self.store = store
+        self.listeners = listeners
+        self.identity = Identity()
+        self.identity.alone = not environment.config.coordination
+        self.standing = Standing()
+        self.catalogue = Catalogue()
+        self.partitions: dict[Key, Partition] = {}
+        self.background = Background(environment.loop)
+        self.timers = Timers(environment.loop)
+
+
+class Parts:
+    """A broker's parts, wired."""
+
+    def __init__(self, ground: Ground, after_delete: Callable[[], Awaitable[None]]) -> None:
+        self.ground = ground
+        self._build_cluster(ground)
+        self._build_partitions(ground)
+        self._build_administration(ground)
+        self._build_sessions(ground, after_delete)
+        self._listen(ground)
+
+    def _build_cluster(self, ground: Ground) -> None:
+        environment, identity = ground.environment, ground.identity
+        self.cluster = Cluster(
+            environment,
+            identity,
+            ground.standing,
+            store=ground.store,
+            catalogue=ground.catalogue,
+            copies=ground.partitions,
+            background=ground.background,
+        )
+        self.storeless = StorelessStart(
+            environment,
+            identity,
+            ground.standing,
+            store=ground.store,
+            catalogue=ground.catalogue,
+            file=Path(environment.config.data_directory) / CATALOGUE_FILE,
+        )
+        self.books = Books(identity, ground.journal, ground.partitions, self.cluster.rollback, self.storeless)
+
+    def _build_partitions(self, ground: Ground) -> None:
+        environment, identity, standing = ground.environment, ground.identity, ground.standing
+        self.copies = Copies(environment, identity, standing, ground.directory, ground.journal)
+        self.desk = ChainDesk(
+            environment,
+            standing,
+            partitions=ground.partitions,
+            copies=self.copies,
+            journal=ground.journal,
+            port=self.cluster.port,
+        )
+        self.replicas = Replicas(
+            environment,
+            identity,
+            catalogue=ground.catalogue,
+            partitions=ground.partitions,
+            copies=self.copies,
+            journal=ground.journal,
+            desk=self.desk,
+            port=self.cluster.port,
+            background=ground.background,
+        )
+        self.recorded = RecordedEnds(ground.store, ground.catalogue, standing)
+        self.letting_go = LettingGo(environment, ground.catalogue, ground.directory, ground.partitions, self.recorded)
+        self.serving = Serving(
+            identity,
+            standing,
+            catalogue=ground.catalogue,
+            store=ground.store,
+            partitions=ground.partitions,
+            views=self.cluster.control,
+        )
+
+    def _build_administration(self, ground: Ground) -> None:
+        environment, identity, cluster = ground.environment, ground.identity, self.cluster
+        self.admission = Admission(environment, identity, ground.partitions)
+        self.topics = TopicAdmin(
+            environment,
+            identity,
+            store=ground.store,
+            catalogue=ground.catalogue,
+            follower=cluster.follower,
+            control=cluster.control,
+            peers=cluster.peers,
+            logs=self.replicas,
+            check_room=self.admission.check_descriptors,
+        )
+        self.operators = Operators(
+            identity,
+            store=ground.store,
+            catalogue=ground.catalogue,
+            rollback=cluster.rollback,
+            follower=cluster.follower,
+            control=cluster.control,
+            copies=ground.partitions,
+            recorded_cut=self.recorded.cut,
+        )
+        self.routes = Routes(
+            environment,
+            identity,
+            ground.catalogue,
+            cluster.control,
+            own=self.info,
+            watchers=self.admission.clients,
+        )
+
+    def _build_sessions(self, ground: Ground, after_delete: Callable[[], Awaitable[None]]) -> None:
+        environment, identity, cluster = ground.environment, ground.identity, self.cluster
+        self.permissions = permissions = Permissions()
+        inline_sync = InlineSync(environment.clock, environment.coalescing)
+        self.health = HealthWatch(
+            identity,
+            ground.standing,
+            partitions=ground.partitions,
+            cluster=cluster,
+            background=ground.background,
+        )
+        self.overview = Overview(
+            environment,
+            identity,
+            catalogue=ground.catalogue,
+            partitions=ground.partitions,
+            cluster=cluster,
+            admission=self.admission,
+            inline_sync=inline_sync,
+            health=self.health,
+        )
+        desk = Requests(
+            environment.config,
+            ground.standing,
+            permissions=permissions,
+            catalogue=ground.catalogue,
+            cluster=cluster,
+            routes=self.routes,
+            topics=self.topics,
+            operators=self.operators,
+            serving=self.serving,
+            partitions=ground.partitions,
+            recorded=self.recorded,
+            sights=self.overview,
+            after_delete=after_delete,
+        )
+        self._welcome = Welcome(
+            identity=identity,
+            trust=cluster.trust,
+            catalogue=ground.catalogue,
+            clock=environment.clock,
+            admission=self.admission,
+            info=self.info,
+            look=cluster.senders.look,
+            clients=ClientServices(
+                serving=self.serving,
+                desk=desk,
+                permissions=permissions,
+                inline_sync=inline_sync,
+                has_few_sessions=lambda: len(self.admission.sessions) <= limits.HISTORY_SESSIONS_MAX,
+            ),
+            peers=PeerServices(
+                heard=cluster.input.heard,
+                offered=self.replicas.offered,
+                registered=lambda name: name in ground.catalogue.brokers,
+                inline_sync=inline_sync,
+            ),
+            peer_arrived=self.replicas.peer_connected,
+        )
+
+    def _listen(self, ground: Ground) -> None:
+        """Who must hear of what."""
+        cluster, replicas, admission = self.cluster, self.replicas, self.admission
+        if not ground.identity.alone:
+            cluster.follower.on_news.append(partial(cluster.trust.take_news, register=self.register))
+            cluster.trust.on_change.append(partial(admission.check_peers, cluster.trust.accepts))
+        cluster.follower.on_news.extend((self.routes.take_news, replicas.take_news))
+        cluster.peers.on_connected.append(replicas.peer_connected)
+        liveness = cluster.liveness
+        liveness.load = lambda: len(admission.sessions)
+        liveness.on_beat.append(self.desk.tick)
+        liveness.on_view.extend((replicas.look_at_view, self.routes.look_at_view))
+        liveness.on_unheard.append(self.desk.wake_before)
+        liveness.on_cut_off.extend((replicas.end_streams_for_now, admission.close_watchers))
+
+    # --- what the broker does with them ---------------------------------------------------------
+
+    def new_connection(self, listener: str) -> Connection:
+        """For whoever comes in by a listener."""
+        return Newcomer(self._welcome, listener).connection
+
+    async def register(self) -> None:
+        """Tell the others who and where this broker is."""
+        await self.cluster.register(self.info(), self.ground.listeners.addresses)
+
+    async def join(self, revision: int) -> None:
+        """Take part in the cluster, as the store has it from this revision on."""
+        insist = self.storeless.insist
+        self.cluster.control.join()
+        await insist(self.register)
+        self.cluster.follow(revision)
+        await insist(self.cluster.follower.learn_as_news)
+        self.cluster.take_part()
+        if self.ground.identity.alone:
+            await self.replicas.wait_until_at_work()
+
+    def info(self, listener: str = "") -> messages.BrokerInfo:
+        """This broker, as those see it who came in by a listener."""
+        identity, listeners = self.ground.identity, self.ground.listeners
+        return messages.BrokerInfo(
+            id=identity.broker_id,
+            cluster_id=identity.cluster_id,
+            version=__version__,
+            address=listeners.addresses.get(listener, listeners.address),
+            http_address=identity.http_address,
+            zone=self.ground.environment.config.zone,
+            load=len(self.admission.sessions),
+        )

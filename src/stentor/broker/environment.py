@@ -1,0 +1,64 @@
+"""What a broker gets from outside, and who it is: plain data that its parts share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from stentor.broker.disk_threads import DiskThreads
+from stentor.broker.write_coalescing import WriteCoalescing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.broker.config import BrokerConfig
+    from stentor.ports import Clock
+
+_SYNC_THREADS = 4
+_READ_THREADS = 2
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class Identity:
+    """Who this broker is. Settled during the start, before anybody is let in."""
+
+    def __init__(self) -> None:
+        self.broker_id = ""
+        self.cluster_id = ""
+        self.incarnation = 0  # which life of this broker this is (C3)
+        self.alone = False  # a system of one broker, with a store of its own
+        self.http_address = ""  # told by whoever serves HTTP for this broker
+
+
+class Environment:
+    """Settings, clocks, the loop and threads for the disk."""
+
+    def __init__(self, config: BrokerConfig, clock: Clock, disk_threads: Callable[..., DiskThreads]) -> None:
+        self.config = config
+        self.clock = clock
+        self.disk_threads = disk_threads
+        self.loop = asyncio.get_running_loop()
+        self.coalescing = WriteCoalescing(self.loop)
+        self.syncs = disk_threads(self.loop, threads=_SYNC_THREADS, name="sync")
+        self.reads = disk_threads(self.loop, threads=_READ_THREADS, name="read")
+        self.epochs = disk_threads(self.loop, threads=1, name="epochs")
+        self._threads = [self.reads, self.syncs, self.epochs]
+
+    def monotonic_us(self) -> int:
+        """Microseconds on a clock that never goes back."""
+        return int(self.clock.monotonic() * 1_000_000)
+
+    def close_threads(self) -> None:
+        """In a thread: wait for what the disk has begun."""
+        while self._threads:
+            self._threads.pop().close()

@@ -1,0 +1,211 @@
+"""The copies of partitions on this broker's disk: opened, begun, cut, put aside. Everything here runs in threads."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from stentor.broker.partitions.partition import Partition
+from stentor.core.dedupe import Dedupe
+from stentor.core.records import Key, Member
+from stentor.core.replica import Replica
+from stentor.errors import CorruptData
+from stentor.storage.log import PartitionLog
+from stentor.storage.model import LogSettings
+from stentor.storage.recovery import ForeignSegment
+
+if TYPE_CHECKING:
+    from stentor.broker.catalogue import HeldTopic
+    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.partitions.chain_work import ChainMember, ChainWork
+    from stentor.core.replica_events import Truncate
+    from stentor.core.standing import Standing
+    from stentor.storage.directory import DataDirectory
+    from stentor.storage.journal import ReplicaJournal
+    from stentor.wire.messages import TopicSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Copies:
+    """Logs and what the journal knows of them."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        identity: Identity,
+        standing: Standing,
+        directory: DataDirectory,
+        journal: ReplicaJournal,
+    ) -> None:
+        self._environment = environment
+        self._identity = identity
+        self._standing = standing
+        self._directory = directory
+        self._journal = journal
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def reopen(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork) -> Partition | None:
+        """A copy that cannot be opened is put aside if others have the partition; alone, it is for the operator."""
+        try:
+            return self._open(topic, key, log_id, chain)
+        except (CorruptData, ForeignSegment) as error:  # all else is no fault of the copy: descriptors, a newer format
+            if topic.plan.factor == 1:
+                raise
+            aside = self._directory.put_aside(*key)
+            self._journal.remove(*key)
+            logger.error("%s/%d cannot be opened and was put aside (%s): %s", topic.record.name, key[1], aside, error)  # noqa: TRY400
+            return None
+
+    def begin(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork) -> Partition:
+        """A new log; what was in its place is put aside."""
+        known = self._journal.get(*key)
+        if known is not None and known.log_id != log_id:
+            aside = self._directory.put_aside(*key)
+            logger.warning("%s/%d: the old copy of the log was put aside: %s", topic.record.name, key[1], aside)
+        if known is None or known.log_id != log_id:
+            self.note({key: log_id})
+        return self._open(topic, key, log_id, chain)
+
+    def note(self, log_ids: dict[Key, int]) -> None:
+        """The journal knows of copies before they exist: a crash in between finds an empty one, not a stranger's."""
+        for key, log_id in log_ids.items():
+            self._journal.update(*key, log_id=log_id)
+        self._journal.store()
+
+    def _open(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork) -> Partition:
+        record, environment = topic.record, self._environment
+        known = self._journal.get(*key)
+        current = known if known is not None and known.log_id == log_id else None
+        dedupe = Dedupe()
+        log = PartitionLog.open(
+            self._directory.partition_directory(*key),
+            topic_id=key[0],
+            partition=key[1],
+            log_id=log_id,
+            settings=self.log_settings(record.settings),
+            floor=None if current is None else current.floor,
+            restore=dedupe.restore,
+            replay=dedupe.record_batch,
+            unclean=environment.config.unclean,
+        )
+        _report_recovery(record.name, key[1], log)
+        replicated = topic.plan.factor > 1
+        damaged = replicated and bool(
+            log.damaged or log.recovery.truncated or (current is not None and current.damaged)
+        )
+        if damaged:  # at once: the next start finds nothing torn any more
+            self._journal.update(*key, log_id=log_id, damaged=True)
+            self._journal.store()
+        replica = Replica(
+            me=Member(self._identity.broker_id, log_id, self._identity.incarnation),
+            epoch=0 if known is None else known.epoch,
+            start=log.start,
+            end=log.end,
+            committed=0 if current is None else min(current.committed, log.end),
+            dedupe=dedupe,
+            table=log.epochs(),
+            failed=_unusable(log, replicated=replicated),
+            damaged=damaged,
+            standing=self._standing,
+        )
+        return Partition(
+            topic=record.name,
+            topic_id=key[0],
+            index=key[1],
+            settings=record.settings,
+            schemas=len(record.schemas),
+            log=log,
+            replica=replica,
+            clock=environment.clock,
+            syncs=environment.syncs,
+            reads=environment.reads,
+            chain=chain,
+        )
+
+    def log_settings(self, settings: TopicSettings) -> LogSettings:
+        """What the log needs to know of a topic's settings."""
+        return LogSettings(
+            segment_bytes=settings.segment_bytes,
+            retention_age_s=settings.retention_age_s,
+            retention_bytes=settings.retention_bytes,
+            disk_reserve_bytes=self._environment.config.disk_reserve_bytes,
+        )
+
+    # --- cutting --------------------------------------------------------------------------------
+
+    def cut(self, partition: ChainMember, effect: Truncate) -> PartitionLog:
+        """The log ends here, or begins anew here; the state derived from it follows (C9, C19)."""
+        partition.noted = None  # what the journal says changes here too
+        return self._begin_anew(partition, effect) if effect.reset else self._cut_back(partition, effect.end)
+
+    def _cut_back(self, partition: ChainMember, end: int) -> PartitionLog:
+        log, dedupe = partition.log, partition.replica.dedupe
+        floor = self._journal.get(*partition.key)
+        if floor is not None and floor.synced_end > end:
+            self._journal.rewind(*partition.key, synced_end=end)
+            self._journal.store()
+        log.truncate(end, committed=min(partition.committed, end))
+        log.replay(dedupe.restore, dedupe.record_batch)
+        return log
+
+    def _begin_anew(self, partition: ChainMember, effect: Truncate) -> PartitionLog:
+        log, identity = partition.log, partition.log.identity
+        log.delete()
+        self._journal.remove(*partition.key)
+        self._journal.update(*partition.key, log_id=identity.log_id, epoch=partition.replica.epoch)
+        self._journal.store()
+        fresh = PartitionLog.open(
+            log.directory,
+            topic_id=identity.topic_id,
+            partition=identity.partition,
+            log_id=identity.log_id,
+            settings=log.settings,
+            start=effect.end,
+        )
+        if effect.snapshot is not None:
+            fresh.keep_start_snapshot(effect.snapshot)
+        partition.replica.dedupe.restore(effect.snapshot)
+        return fresh
+
+    # --- removing -------------------------------------------------------------------------------
+
+    def forget(self, key: Key) -> None:
+        """The journal has no more to say about it."""
+        self._journal.remove(*key)
+
+    def remove_directories(self, keys: list[Key]) -> None:
+        """What a topic that was not made left on disk."""
+        for key in keys:
+            self._directory.remove_partition(*key)
+
+    def remove_deleted(self, topic_ids: set[int]) -> None:
+        """A crash may have come between deleting topics and removing their files."""
+        for found in self._directory.partitions():
+            if found.topic_id in topic_ids:
+                self._directory.remove(found)
+                self._journal.remove(found.topic_id, found.partition)
+
+    def put_all_aside(self) -> None:
+        """This data directory is an old copy: nothing of it counts."""
+        for key in self._journal.replicas():
+            self._directory.put_aside(*key)
+            self._journal.remove(*key)
+
+
+def _unusable(log: PartitionLog, *, replicated: bool) -> str:
+    """Why this copy may not take part; a single broker serves what is left of a damaged one (K2)."""
+    if log.failed:
+        return log.failed
+    if replicated and log.damaged:
+        return f"offsets {log.damaged[0][0]} to {log.damaged[0][1]} are damaged on this disk"
+    return ""
+
+
+def _report_recovery(topic: str, index: int, log: PartitionLog) -> None:
+    report = log.recovery
+    for truncation in report.truncated:
+        logger.warning("%s/%d: a torn write at the end was cut off: %s", topic, index, truncation)
+    for damage in log.damaged:
+        logger.error("%s/%d: offsets %d to %d are damaged and refused", topic, index, *damage)

@@ -1,0 +1,81 @@
+"""What partitions let go of: segments past their retention, and copies that were put aside. Runs in threads."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from stentor.core.replica_events import Started
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.environment import Environment
+    from stentor.broker.partitions.partition import Partition
+    from stentor.core.records import Key
+    from stentor.storage.directory import DataDirectory
+
+logger = logging.getLogger(__name__)
+
+
+class Recorded(Protocol):
+    """How far partitions have been recorded elsewhere."""
+
+    def end(self, key: Key) -> int: ...
+
+
+class LettingGo:
+    """Retention of the logs that this broker leads, and of old copies."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        catalogue: Catalogue,
+        directory: DataDirectory,
+        partitions: Mapping[Key, Partition],
+        recorded: Recorded,
+    ) -> None:
+        self._environment = environment
+        self._catalogue = catalogue
+        self._directory = directory
+        self._partitions = partitions
+        self._recorded = recorded
+
+    def retain(self) -> None:
+        """The head of each chain lets old segments go; its members follow."""
+        for partition in list(self._partitions.values()):
+            settings = partition.settings
+            limited = settings.retention_age_s or settings.retention_bytes is not None
+            if partition.deleted or not limited or not partition.replica.position.is_head:
+                continue
+            before = partition.log.start
+            start = self._retain(partition)
+            if start != before:
+                self._environment.loop.call_soon_threadsafe(partition.step, Started(start))
+
+    def _retain(self, partition: Partition) -> int:
+        now_us, committed = self._environment.clock.now_us(), partition.committed
+        if not partition.settings.keep_unrecorded:
+            partition.kept_unrecorded = 0
+            return partition.log.retain(now_us, committed=committed)
+        recorded = min(self._recorded.end(partition.key), committed)
+        start = partition.log.retain(now_us, committed=recorded)
+        due = partition.log.retention_end(now_us, committed=committed)
+        partition.kept_unrecorded = max(0, due - max(start, recorded))
+        return start
+
+    def clear_aside(self) -> None:
+        """Copies that were replaced long ago go, where the chain is full without them."""
+        age_s, now_s = self._environment.config.aside_age_s, self._environment.clock.now_us() / 1_000_000
+        for copy in self._directory.aside() if age_s else ():
+            if now_s - copy.since_s >= age_s and self._is_replaced((copy.topic_id, copy.partition)):
+                logger.info("%s was put aside %.0f s ago and is removed", copy.path.name, now_s - copy.since_s)
+                self._directory.remove_aside(copy)
+
+    def _is_replaced(self, key: Key) -> bool:
+        """Whether others hold all of it; of a topic that nobody knows and nobody deleted, nothing is removed."""
+        held = self._catalogue.chains.get(key)
+        if held is None:
+            return key[0] in self._catalogue.deleted
+        return len(held.record.chain) >= held.record.factor

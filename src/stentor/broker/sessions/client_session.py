@@ -1,0 +1,330 @@
+"""A client's connection: publishes, streams and requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from stentor import limits
+from stentor.broker.cluster import schemas
+from stentor.broker.partitions.lag import lag_of
+from stentor.broker.partitions.partition import Request
+from stentor.broker.sessions.inline_sync import InlineSync, ReadSyncs
+from stentor.broker.sessions.reader_stream import ReaderStream
+from stentor.broker.sessions.session import Session
+from stentor.core.dedupe import LASTING, lasting_id
+from stentor.core.flow import Cursor
+from stentor.errors import Closed, InternalError, LimitExceeded, ProducerNotProven, ProtocolError, StentorError
+from stentor.security.permissions import Action, Permissions
+from stentor.wire import batch, frames, messages
+from stentor.wire.frames import Kind
+from stentor.wire.header import check_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.broker.partitions.interfaces import DeferredSync
+    from stentor.broker.partitions.serving import Serving
+    from stentor.broker.sessions.session import Caller, Reception
+    from stentor.ports import Clock
+    from stentor.transport.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+_PUBLISH: Final = int(Kind.PUBLISH)
+_PUBLISHED: Final = int(Kind.PUBLISHED)
+_REQUESTS_UNDER_WAY_MAX: Final = 64
+_TOPICS_REMEMBERED_MAX: Final = 100
+
+
+class Desk(Protocol):
+    """Who answers requests."""
+
+    async def serve(self, client: ClientSession, request: Any) -> Any: ...
+
+
+class ClientServices(msgspec.Struct, frozen=True):
+    """What a client's session needs of its broker."""
+
+    serving: Serving
+    desk: Desk
+    permissions: Permissions
+    inline_sync: InlineSync
+    has_few_sessions: Callable[[], bool]  # then a reader of history may have more at once
+
+
+class ClientSession(Session):
+    """The owner of one client's connection."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        caller: Caller,
+        reception: Reception,
+        clock: Clock,
+        services: ClientServices,
+    ) -> None:
+        super().__init__(connection, caller, reception, clock)
+        self.clock = clock
+        self.streams: dict[int, ReaderStream] = {}
+        self.blocked: dict[ReaderStream, None] = {}  # streams that wait for room, in turn
+        self.history_bytes = 0  # being read for this client
+        self.watches_routes = False
+        self._serving = services.serving
+        self._desk = services.desk
+        self._permissions = services.permissions
+        self._has_few_sessions = services.has_few_sessions
+        self._publishing: dict[str, None] = {}  # topics that this client has published to
+        self._syncs = ReadSyncs(services.inline_sync)
+        self._producers: set[int] = set()  # lasting producer ids that this client may send under
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._responding = asyncio.Lock()  # one answer to a request is encoded at a time
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
+        if self._discarding:
+            return
+        self._reading = True
+        if kind == _PUBLISH:
+            self._publish(flags, correlation, body)
+            return
+        handler = _HANDLERS.get(kind)
+        if handler is None:
+            raise ProtocolError(f"A client may not send {Kind(kind).name} here.")
+        if len(body) > limits.CONTROL_BODY_BYTES_MAX:
+            raise LimitExceeded(
+                f"A control message has {len(body)} bytes; the limit is {limits.CONTROL_BODY_BYTES_MAX}."
+            )
+        handler(self, correlation, body)
+
+    def read_finished(self) -> None:
+        self._reading = False
+        self._syncs.finish()
+        self._flush_answers()
+
+    def writable_changed(self, writable: bool) -> None:
+        super().writable_changed(writable)
+        if writable:
+            self._has_room.set()
+            self.pump_blocked()
+        else:
+            self._has_room.clear()
+
+    def disconnected(self, error: Exception | None) -> None:
+        for stream in list(self.streams.values()):
+            stream.close()
+        for task in self._tasks:
+            task.cancel()
+        super().disconnected(error)
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    def _publish(self, flags: int, correlation: int, body: memoryview) -> None:
+        try:
+            header = check_header(body)
+            if header.producer_id >= LASTING and header.producer_id not in self._producers:
+                raise _not_proven(header.producer_id)
+            partition = self._serving.partition(header.topic_id, header.partition)
+            self._permissions.check(self.caller.principal, Action.PUBLISH, partition.topic)
+            batch.validate(body, header)
+            if (header.schema_id or partition.schemas) and not 0 < header.schema_id <= partition.schemas:
+                raise schemas.refusal(partition.topic, partition.schemas, header.schema_id)
+        except StentorError as error:
+            self.fail(correlation, error, "publish")
+            return
+        if partition.topic not in self._publishing and len(self._publishing) < _TOPICS_REMEMBERED_MAX:
+            self._publishing[partition.topic] = None
+        self._syncs.note(len(body))
+        partition.publish(body, header, Request(self, correlation), flags & 3)
+
+    def defer_sync(self, sync: DeferredSync) -> bool:
+        """Whether a sync may wait for the end of this read, to be done in the loop."""
+        return self._reading and self._syncs.defer(sync)
+
+    def published(self, correlation: int, base_offset: int, epoch: int, appended_at_us: int) -> None:
+        """Answer a publish; the caller flushes once it has no more answers."""
+        answer = frames.PUBLISHED.pack(base_offset, epoch, appended_at_us)
+        self._answers.append(frames.frame(_PUBLISHED, correlation, answer))
+
+    def flush(self) -> None:
+        """Send what is answered; during a read its end does that."""
+        if not self._reading:
+            self._flush_answers()
+
+    def fail(self, correlation: int, error: StentorError, operation: str, what: str = "") -> None:
+        """Answer a request with an error."""
+        if what and not error.object:
+            error.object = what
+        failure = messages.encode(messages.failure(error, operation))
+        self._answer_soon(frames.frame(Kind.ERROR, correlation, failure))
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def _open_stream(self, stream_id: int, body: memoryview) -> None:
+        try:
+            self._start_stream(stream_id, messages.decode(body, messages.OpenStream))
+        except StentorError as error:
+            ended = messages.StreamEnded(next_offset=0, failure=messages.failure(error, "subscribe"))
+            self._answers.append(frames.frame(Kind.STREAM_ENDED, stream_id, messages.encode(ended)))
+
+    def _start_stream(self, stream_id: int, wish: messages.OpenStream) -> None:
+        if stream_id in self.streams:
+            raise ProtocolError(f"Stream {stream_id} is open already.")
+        if len(self.streams) >= limits.STREAMS_PER_CONNECTION_MAX:
+            raise LimitExceeded(
+                f"This connection has {len(self.streams)} streams; the limit is {limits.STREAMS_PER_CONNECTION_MAX}.",
+                hint="Close subscriptions, or open another client.",
+            )
+        partition = self._serving.check_stream(wish)
+        self._permissions.check(self.caller.principal, Action.READ, partition.topic)
+        stream = ReaderStream(self, stream_id, partition, Cursor(wish.start, wish.end, wish.credit))
+        self.streams[stream_id] = stream
+        stream.pump()
+
+    def _credit(self, stream_id: int, body: memoryview) -> None:
+        if len(body) != frames.CREDIT.size:
+            raise ProtocolError("A CREDIT frame has the wrong size.")
+        stream = self.streams.get(stream_id)
+        if stream is not None:  # a stream that ended meanwhile is no fault of the client
+            stream.grant(frames.CREDIT.unpack(body)[0])
+
+    def _close_stream(self, stream_id: int, _: memoryview) -> None:
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.close()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be pushed: neither the socket nor what is being read for it holds too much."""
+        return self.connection.writable and self.history_bytes < limits.HISTORY_BYTES
+
+    @property
+    def reads_alone(self) -> bool:
+        """Whether a reader waits for nothing else here, and few others are served."""
+        return len(self.streams) <= 1 and self._has_few_sessions()
+
+    def pump_blocked(self) -> None:
+        """Streams that waited go on, as many as there is room for."""
+        while self.blocked and self.has_room:
+            stream = next(iter(self.blocked))
+            del self.blocked[stream]
+            stream.pump()
+
+    def swept(self) -> None:
+        for stream in self.streams.values():
+            stream.tell_state()
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _request(self, correlation: int, body: memoryview) -> None:
+        try:
+            request = messages.decode(body, messages.Request)
+            if isinstance(request, messages.UseProducer):  # at once: publishes may follow in the same read
+                self._answers.append(frames.frame(Kind.RESPONSE, correlation, messages.encode(self._use(request))))
+                return
+            if len(self._tasks) >= _REQUESTS_UNDER_WAY_MAX:
+                raise LimitExceeded(
+                    f"{_REQUESTS_UNDER_WAY_MAX} requests are under way.", hint="Wait for their answers."
+                )
+        except StentorError as error:
+            self.fail(correlation, error, "request")
+            return
+        task = self.loop.create_task(self._serve(correlation, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _use(self, request: messages.UseProducer) -> messages.Done:
+        producer_id = lasting_id(request.token)
+        if len(self._producers) >= limits.PRODUCERS_PER_CONNECTION_MAX and producer_id not in self._producers:
+            raise LimitExceeded(
+                f"This connection sends for {len(self._producers)} lasting producers; that is the limit.",
+                hint="Open another client for more of them.",
+            )
+        self._producers.add(producer_id)
+        return messages.Done()
+
+    async def _serve(self, correlation: int, request: Any) -> None:
+        operation = type(request).__name__
+        try:
+            response = await self._desk.serve(self, request)
+        except StentorError as error:
+            self.fail(correlation, error, operation)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # a bug of ours must not look like silence
+            logger.exception("request %s failed", operation)
+            self.fail(correlation, InternalError(f"{type(error).__name__}: {error}"), operation)
+        else:
+            await self._respond(correlation, response)
+
+    async def _respond(self, correlation: int, response: Any) -> None:
+        """Encode an answer when the client takes it: what it asked for and does not read costs no copy."""
+        async with self._responding:
+            await self._has_room.wait()
+            self._answer_soon(frames.frame(Kind.RESPONSE, correlation, messages.encode(response)))
+            if len(self._answers[-1]) > limits.WRITE_BUFFER_BYTES_MAX:
+                self._flush_answers()  # so that the next one waits for it
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """Name and address, for people."""
+        return self.caller.name, self.connection.address
+
+    # --- routes ---------------------------------------------------------------------------------
+
+    @property
+    def listener(self) -> str:
+        return self.caller.listener
+
+    def routes_changed(self, change: bytes) -> None:
+        """Tell the client, if it wants to hear of it."""
+        if self.watches_routes and not self.ended:
+            if self.connection.unsent_bytes > limits.UNSENT_BYTES_MAX:
+                self.drop_deaf("it does not read what changes")  # it asks for everything when it is back
+                return
+            self._answer_soon(frames.frame(Kind.ROUTES, 0, change))
+
+    # --- the end, and what others see -----------------------------------------------------------
+
+    def going_away(self) -> None:
+        """The broker stops: streams end with a reason that tells clients to come back."""
+        for stream in list(self.streams.values()):
+            stream.fail(Closed("The broker is stopping.", hint="Clients reconnect by themselves when it is back."))
+
+    @property
+    def stream_count(self) -> int:
+        return len(self.streams)
+
+    def info(self) -> messages.ClientInfo:
+        lag = lag_of(self.streams.values())
+        return msgspec.structs.replace(
+            super().info(),
+            publishing=list(self._publishing),
+            subscriptions=sorted({stream.partition.topic for stream in self.streams.values()}),
+            lag=lag.messages,
+            lag_s=round(lag.seconds, 3),
+        )
+
+
+def _not_proven(producer_id: int) -> ProducerNotProven:
+    return ProducerNotProven(
+        f"This connection has not shown the token of producer {producer_id:x}, and may not send under its id.",
+        hint="Make the producer with the identity and the secret that it had before.",
+    )
+
+
+_HANDLERS: Final[dict[int, Callable[[ClientSession, int, memoryview], None]]] = {
+    Kind.PING: ClientSession._ping,  # noqa: SLF001 - the table is part of the class
+    Kind.PONG: ClientSession._pong,  # noqa: SLF001
+    Kind.CREDIT: ClientSession._credit,  # noqa: SLF001
+    Kind.REQUEST: ClientSession._request,  # noqa: SLF001
+    Kind.OPEN_STREAM: ClientSession._open_stream,  # noqa: SLF001
+    Kind.CLOSE_STREAM: ClientSession._close_stream,  # noqa: SLF001
+    Kind.GOODBYE: ClientSession._goodbye,  # noqa: SLF001
+}

@@ -1,0 +1,298 @@
+"""What a client asks about topics and brokers, and has done to them, sync and async.
+
+The sync form calls the async one, call by call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+import msgspec
+
+from stentor import limits
+from stentor.client import routes
+from stentor.client.convert import allows_stale
+from stentor.client.positions import check_position, find_request
+from stentor.client.recorded import mark_recorded
+from stentor.client.recovery import best_copy
+from stentor.wire import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+    from stentor.client.core import ClientCore
+    from stentor.client.deadline import Deadline
+    from stentor.client.options import TopicOptions
+    from stentor.client.positions import Place, Stale
+    from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
+
+R = TypeVar("R")
+
+
+class TopicOffsets(msgspec.Struct, frozen=True):
+    """An offset in each partition of a topic; the id tells a topic from a later one of the same name."""
+
+    id: int
+    offsets: dict[int, int]
+    sure: bool = True  # False only with stale="allow": more may be committed
+
+
+class Offsets(dict[int, int]):
+    """The offset of a position in each partition. `sure` is False only with `stale="allow"`, if some broker was not
+    certain where its messages end: then everything before these offsets is committed, and more may be.
+    """
+
+    def __init__(self, offsets: dict[int, int], *, sure: bool = True) -> None:
+        super().__init__(offsets)
+        self.sure = sure
+
+
+class AsyncAdmin:
+    """What an async client asks about topics and brokers, and has done to them."""
+
+    _core: ClientCore
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Unpack[TopicOptions]
+    ) -> TopicInfo:
+        """Make a topic. Settings that are not named are the broker's defaults."""
+        request = messages.CreateTopic(name=name, settings=messages.topic_changes(dict(settings)), exist_ok=exist_ok)
+        described = await self._core.call(request, timeout)
+        return described.topic  # type: ignore[no-any-return]
+
+    async def alter_topic(
+        self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicOptions]
+    ) -> TopicInfo:
+        """Change settings of a topic."""
+        request = messages.AlterTopic(name=name, changes=messages.topic_changes(dict(changes)))
+        described = await self._core.call(request, timeout)
+        return described.topic  # type: ignore[no-any-return]
+
+    async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
+        """A topic's settings and partitions."""
+        request, deadline = messages.DescribeTopic(name=name), self._core.deadline(timeout)
+        described = await self._core.call(request, deadline)
+        return (await self._completed([described.topic], request, deadline))[0]
+
+    async def _completed(self, topics: list[TopicInfo], request: Any, deadline: Deadline) -> list[TopicInfo]:
+        """What each partition's own head says of it; one broker knows only where the others' are."""
+        heads = {partition.chain[0] for topic in topics for partition in topic.partitions if partition.chain}
+        answers = await self._core.ask_others(request, heads, deadline.left_of(limits.LINK_OPEN_S))
+        if not answers:
+            return topics
+        known = {
+            (topic.id, partition.partition): partition
+            for broker, answer in answers.items()
+            for topic in (answer.topics if isinstance(answer, messages.TopicList) else [answer.topic])
+            for partition in topic.partitions
+            if partition.chain and partition.chain[0] == broker
+        }
+        return [
+            msgspec.structs.replace(topic, partitions=[known.get((topic.id, p.partition), p) for p in topic.partitions])
+            for topic in topics
+        ]
+
+    async def find_topic(self, name: str, *, timeout: float | None = None) -> TopicRoute:
+        """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
+        return await self._core.topic(name, timeout)
+
+    async def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
+        """All topics, or those that match a pattern."""
+        request, deadline = messages.ListTopics(pattern=pattern or ">"), self._core.deadline(timeout)
+        found = await self._core.call(request, deadline)
+        return await self._completed(found.topics, request, deadline)
+
+    async def mark_recorded(self, topic: str, ends: Mapping[int, int], *, timeout: float | None = None) -> None:
+        """A recorder has put away all messages below these offsets, by partition; it never moves back.
+
+        Topics with `keep_unrecorded` delete nothing that is not marked, whatever their retention says.
+        """
+        await mark_recorded(self._core, topic, ends, timeout)
+
+    async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a topic and all its messages."""
+        await self._core.call(messages.DeleteTopic(name=name), timeout)
+
+    async def offsets(
+        self, topic: str, at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+    ) -> Offsets:
+        """The offset of a position in each partition.
+
+        EndUnknown at the deadline, if no broker is certain where the committed messages end. With `stale="allow"`
+        it is what is known to be committed, and `sure` of the answer says whether that was all.
+        """
+        found = (await self.find_offsets([topic], at, stale=stale, timeout=timeout))[topic]
+        return Offsets(found.offsets, sure=found.sure)
+
+    async def find_offsets(
+        self, topics: list[str], at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+    ) -> dict[str, TopicOffsets]:
+        """The offset of a position in each partition of topics or patterns, with the topics' ids.
+
+        A topic that is named and does not exist is an error; a pattern that matches none is not.
+        """
+        check_position(at, "at")
+        may_be_stale = allows_stale(stale)
+        deadline = self._core.deadline(timeout)
+        found_routes, now_us = await routes.existing(self._core, topics, deadline), time.time_ns() // 1000
+
+        async def find(route: messages.TopicRoute, partition: int) -> tuple[int, bool]:
+            wish = find_request(at, route.id, partition, now_us, stale=may_be_stale)
+            if isinstance(wish, int):
+                return wish, True
+            found = await self._core.find_offset(wish, route.name, deadline)
+            return found.offset, found.sure
+
+        found = {}
+        for route in found_routes:
+            answers = await asyncio.gather(*(find(route, index) for index in range(len(route.partitions))))
+            offsets = {index: offset for index, (offset, _) in enumerate(answers)}
+            found[route.name] = TopicOffsets(route.id, offsets, all(sure for _, sure in answers))
+        return found
+
+    # --- brokers --------------------------------------------------------------------------------
+
+    async def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
+        """All brokers of the cluster, as the one that is asked sees them."""
+        found = await self._core.call(messages.ListBrokers(), timeout)
+        return found.brokers  # type: ignore[no-any-return]
+
+    async def drain_broker(self, broker: str, *, draining: bool = True, timeout: float | None = None) -> None:
+        """Move all replicas away from a broker, without stopping writes; or let it take some again."""
+        await self._core.call(messages.DrainBroker(broker=broker, draining=draining), timeout)
+
+    async def forget_broker(self, broker: str, *, timeout: float | None = None) -> None:
+        """Take a broker that is gone for good off the list."""
+        await self._core.call(messages.ForgetBroker(broker=broker), timeout)
+
+    async def recover_partition(
+        self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
+    ) -> PartitionRecovered:
+        """Let a broker's copy lead although it may lack committed messages; says what was lost.
+
+        Without a broker: the one whose copy is furthest; all brokers must be there to find out.
+        """
+        deadline = self._core.deadline(timeout)
+        if broker is None:
+            broker = await best_copy(self._core, topic, partition, deadline)
+        request = messages.RecoverPartition(topic=topic, partition=partition)
+        return await self._core.ask_one(request, broker, deadline)  # type: ignore[no-any-return]
+
+    async def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:
+        """Who is connected to the broker."""
+        found = await self._core.call(messages.ListClients(), timeout)
+        return found.clients  # type: ignore[no-any-return]
+
+    async def statistics(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The broker's statistics."""
+        found = await self._core.call(messages.GetStatistics(), timeout)
+        return found.statistics  # type: ignore[no-any-return]
+
+    async def broker(self, *, timeout: float | None = None) -> BrokerInfo:
+        """The broker this client is connected to."""
+        link = await self._core.link_within(timeout, "broker")
+        assert link.broker is not None
+        return link.broker
+
+
+class Admin:
+    """The same without `await`."""
+
+    _async: AsyncAdmin
+
+    def _call(self, work: Coroutine[Any, Any, R]) -> R:
+        """Let the async client do it, and wait."""
+        raise NotImplementedError
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    def create_topic(
+        self, name: str, *, exist_ok: bool = False, timeout: float | None = None, **settings: Unpack[TopicOptions]
+    ) -> TopicInfo:
+        """Make a topic. Settings that are not named are the broker's defaults."""
+        return self._call(self._async.create_topic(name, exist_ok=exist_ok, timeout=timeout, **settings))
+
+    def alter_topic(self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicOptions]) -> TopicInfo:
+        """Change settings of a topic."""
+        return self._call(self._async.alter_topic(name, timeout=timeout, **changes))
+
+    def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
+        """A topic's settings and partitions."""
+        return self._call(self._async.describe_topic(name, timeout=timeout))
+
+    def find_topic(self, name: str, *, timeout: float | None = None) -> TopicRoute:
+        """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
+        return self._call(self._async.find_topic(name, timeout=timeout))
+
+    def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
+        """All topics, or those that match a pattern."""
+        return self._call(self._async.topics(pattern, timeout=timeout))
+
+    def mark_recorded(self, topic: str, ends: Mapping[int, int], *, timeout: float | None = None) -> None:
+        """A recorder has put away all messages below these offsets, by partition; it never moves back.
+
+        Topics with `keep_unrecorded` delete nothing that is not marked, whatever their retention says.
+        """
+        self._call(self._async.mark_recorded(topic, ends, timeout=timeout))
+
+    def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete a topic and all its messages."""
+        self._call(self._async.delete_topic(name, timeout=timeout))
+
+    def offsets(
+        self, topic: str, at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+    ) -> Offsets:
+        """The offset of a position in each partition.
+
+        EndUnknown at the deadline, if no broker is certain where the committed messages end. With `stale="allow"`
+        it is what is known to be committed, and `sure` of the answer says whether that was all.
+        """
+        return self._call(self._async.offsets(topic, at, stale=stale, timeout=timeout))
+
+    def find_offsets(
+        self, topics: list[str], at: Place = "latest", *, stale: Stale = "refuse", timeout: float | None = None
+    ) -> dict[str, TopicOffsets]:
+        """The offset of a position in each partition of topics or patterns, with the topics' ids.
+
+        A topic that is named and does not exist is an error; a pattern that matches none is not.
+        """
+        return self._call(self._async.find_offsets(topics, at, stale=stale, timeout=timeout))
+
+    # --- brokers --------------------------------------------------------------------------------
+
+    def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
+        """All brokers of the cluster, as the one that is asked sees them."""
+        return self._call(self._async.brokers(timeout=timeout))
+
+    def drain_broker(self, broker: str, *, draining: bool = True, timeout: float | None = None) -> None:
+        """Move all replicas away from a broker, without stopping writes; or let it take some again."""
+        self._call(self._async.drain_broker(broker, draining=draining, timeout=timeout))
+
+    def forget_broker(self, broker: str, *, timeout: float | None = None) -> None:
+        """Take a broker that is gone for good off the list."""
+        self._call(self._async.forget_broker(broker, timeout=timeout))
+
+    def recover_partition(
+        self, topic: str, partition: int, broker: str | None = None, *, timeout: float | None = None
+    ) -> PartitionRecovered:
+        """Let a broker's copy lead although it may lack committed messages; says what was lost.
+
+        Without a broker: the one whose copy is furthest; all brokers must be there to find out.
+        """
+        return self._call(self._async.recover_partition(topic, partition, broker, timeout=timeout))
+
+    def clients(self, *, timeout: float | None = None) -> list[ClientInfo]:
+        """Who is connected to the broker."""
+        return self._call(self._async.clients(timeout=timeout))
+
+    def statistics(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The broker's statistics."""
+        return self._call(self._async.statistics(timeout=timeout))
+
+    def broker(self, *, timeout: float | None = None) -> BrokerInfo:
+        """The broker this client is connected to."""
+        return self._call(self._async.broker(timeout=timeout))

@@ -1,0 +1,92 @@
+"""One partition of a subscription: how far it was received and taken, and what its stream brings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stentor.errors import Closed
+from stentor.wire import frames, messages
+
+if TYPE_CHECKING:
+    from stentor.client.link import BrokerLink
+    from stentor.client.subscription_core import SubscriptionCore
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something a subscriber should know besides messages."""
+
+    kind: str  # "skipped", "topic_found", "topic_gone"
+    topic: str
+    partition: int
+    first_offset: int = 0  # skipped: the first offset not delivered
+    next_offset: int = 0  # skipped: the first offset delivered after it
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """Whole batches of one partition, as they came."""
+
+    reader: Reader
+    body: bytes
+    next_offset: int
+
+
+class Reader:
+    """One partition of a subscription."""
+
+    def __init__(self, owner: SubscriptionCore, topic: str, topic_id: int, partition: int) -> None:
+        self.owner = owner
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.start = 0  # the first offset the application wants
+        self.end: int | None = None
+        self.sure = True  # nothing was committed beyond the end when it was found
+        self.received = 0  # the offset after the last one received
+        self.taken = 0  # the offset after the last one the application took
+        self.committed = 0  # the partition's commit point, as last heard
+        self.link: BrokerLink | None = None  # where the stream comes from
+        self.stream_id: int | None = None
+        self.finished = False
+        self.owed = 0  # bytes taken but not granted again yet
+        self.waiting = 0  # bytes received that the application has not taken
+        self.refused: set[str] = set()  # members that could not serve it: others are asked first
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+    # --- what the link reports ------------------------------------------------------------------
+
+    def delivered(self, body: memoryview) -> None:
+        committed, epoch, next_offset = frames.DELIVERY.unpack_from(body)
+        self.state(committed, epoch)
+        self.received = next_offset
+        self.waiting += len(body) - frames.DELIVERY.size
+        self.owner.put(Delivery(self, bytes(body[frames.DELIVERY.size :]), next_offset))
+
+    def state(self, committed: int, epoch: int) -> None:
+        if self.refused:
+            self.refused.clear()  # it is served; whoever refused before may be able to when it must move again
+        if committed > self.committed:
+            self.committed = committed
+            self.owner.core.seen.saw(self.topic_id, self.partition, committed, epoch)
+
+    def ended(self, ended: messages.StreamEnded) -> None:
+        self.stream_id = None
+        if ended.failure is None:
+            self.finished = True
+            self.owner.reader_finished()
+            return
+        error = messages.raised(ended.failure)
+        if isinstance(error, Closed):
+            return  # the broker stops; the link will break and be made again
+        if self.owner.streams.will_be_back(self, error) or self.owner.streams.doubts(self, error):
+            return
+        self.owner.reader_failed(self, error)
+
+    @property
+    def lag(self) -> int:
+        """Committed messages that the application has not taken."""
+        return max(0, self.committed - self.taken)

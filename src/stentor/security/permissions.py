@@ -1,0 +1,49 @@
+"""Who somebody is, and whether they may do something: the one question before everything that is asked of a broker.
+
+A connection gets its principal in one place, when it is admitted (`broker.sessions.newcomer`). `Permissions.check` is
+asked before every request, publish, stream and page of HTTP. There are no users yet, so it says yes to everybody; what
+only brokers may say is kept from clients by the kind of their session.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+
+class Action(enum.Enum):
+    """What somebody may want to do."""
+
+    PUBLISH = "publish"
+    READ = "read"
+    DESCRIBE = "describe"  # see that a topic exists, its settings and where it is
+    CREATE = "create"
+    ALTER = "alter"
+    DELETE = "delete"
+    OPERATE = "operate"  # drain and forget brokers, let a copy lead
+    OBSERVE = "observe"  # statistics, metrics, who is connected
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Who is on the other side."""
+
+    kind: str  # "client" or "broker"
+    name: str = ""  # of a broker: the id that it has proved
+
+
+ANYBODY: Final = Principal("client")
+"""A client; nobody has to say who they are."""
+
+
+class Permissions:
+    """Says whether a principal may do something."""
+
+    def check(self, principal: Principal, action: Action, topic: str = "") -> None:
+        """Raise the refusal; return if it may."""
+
+    def allows(self, principal: Principal, action: Action, topic: str = "") -> bool:
+        """The same, for lists: what somebody may not see is left out."""
+        del principal, action, topic
+        return True
