@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import msgspec
 from tests.virtual.scene import WAIT_S, Scene, require, scene
+from tests.virtual.store import StoreAccess
 from tests.virtual.workload import TOPIC
 
 from stentor import limits
-from stentor.broker.catalogue import CONTROLLER, encode
+from stentor.broker.catalogue import CONTROLLER, broker_key, decode_broker, encode
 from stentor.broker.partitions.partition import Request
 from stentor.core.acks import ALL
 from stentor.core.membership import ControllerKey
@@ -490,3 +492,64 @@ RUNS: dict[str, Callable[[], None]] = {
         poisoned_producer,
     )
 }  # fmt: skip
+
+
+# --- what the product does not keep yet -------------------------------------------------------------
+
+
+def unreached_head() -> None:
+    """C30: a member that has never reached the head since it was started cannot say where the messages end."""
+    with scene(70) as s:
+        head, middle, last = s.chain
+        s.let_control(middle)
+        s.kill(last, power=False)
+        s.go(0.3)
+        s.cut((head, last))
+        s.start(last)
+        require(s.go(10, lambda: s.chain == [head, middle, last]), "the member does not come back", s.record)
+        s.disks[head].slow = 40
+        s.publish_eagerly(3)
+        s.faithful(last, lambda client: client.offsets(TOPIC))
+        s.go(1)
+        s.cut((head, middle))
+        s.go(1)
+
+
+def overtaken_reading() -> None:
+    """A reading of the store that is older than what the watch has told since does not take anything back."""
+    for seed in (10, 66):
+        with scene(seed) as s:
+            for name in s.disks:
+                broker = s.broker(name).parts.ground
+                registered, alive = set(broker.catalogue.brokers), {key for key in s.store.entries if "live/" in key}
+                require(registered == set(s.disks), "a broker is forgotten that is registered", name, registered)
+                expired = s.broker(name).parts.cluster.control.machine.membership._expired
+                require(not {f"live/{one}" for one in expired} & alive, "a key is gone that is there", name, expired)
+            require(s.record.epoch == 1, "a member was removed that is well", s.record)
+
+
+def undrained_meanwhile() -> None:
+    """What an operator asks for while a broker starts is not undone when it registers."""
+    with scene(71) as s:
+        last = s.chain[2]
+        s.ask(lambda client: client.drain_broker(last), 5)
+        s.kill(last, power=False)
+        get, key = StoreAccess.get, broker_key(last)
+
+        async def intercepted(access: StoreAccess, wanted: str) -> Any:
+            if wanted == key and access.process.name == last:
+                record = decode_broker(s.store.entries[key].value)
+                if record.draining:
+                    s.store.change({key: encode(_replace(record, draining=False))}, ())
+            return await get(access, wanted)
+
+        with patch.object(StoreAccess, "get", intercepted):
+            s.start(last)
+            s.go(2)
+        record = decode_broker(s.store.entries[key].value)
+        require(not record.draining, "a broker is drained again that an operator had let back", record)
+
+
+UNKEPT: dict[str, Callable[[], None]] = {
+    run.__name__: run for run in (unreached_head, overtaken_reading, undrained_meanwhile)
+}
