@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "stentor"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")])
 
+ARCHITECTURE_BYTES_MAX = 14_000  # of what comes before the map of modules
+
 # Names in capitals that are neither limits nor frame kinds.
 OTHER_CAPITALS = {"LZ4_FRAME", "ON_THE_WIRE", "PYSPARK_PYTHON", "TOPIC_ID"}
 
@@ -159,7 +161,30 @@ def test_every_rule_that_the_code_cites_is_explained():
         for rule in re.findall(r"\b([CDEKS]\d{1,2}a?)\b", line)
     }
     assert cited
-    assert cited == {row[0] for row in table(ROOT / "ARCHITECTURE.md", "rule")}
+    assert cited == {row[0] for row in table(ROOT / "docs" / "decisions.md", "rule")}
+
+
+def test_the_architecture_can_be_read_in_one_sitting():
+    told, heading, _ = text_of(ROOT / "ARCHITECTURE.md").partition("\n## The map\n")
+    assert heading
+    assert len(told.encode()) <= ARCHITECTURE_BYTES_MAX, "move reasons to docs/decisions.md"
+
+
+def test_the_contents_of_the_decisions_are_its_sections():
+    path = ROOT / "docs" / "decisions.md"
+    sections = re.findall(r"^## (.+)$", prose_of(path), re.MULTILINE)
+    assert re.findall(r"^- \[(.+?)\]\(#", prose_of(path), re.MULTILINE) == sections
+
+
+def has_module(name):
+    """Whether a document means an existing file: from the root, in the package, or among the tests."""
+    return any((folder / name).is_file() for folder in (ROOT, SOURCE, ROOT / "tests", ROOT / "tests" / "unit"))
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"], ids=name_of)
+def test_every_module_that_is_named_by_its_folder_exists(path):
+    named = re.findall(r"(?<![\w/])(?:\w+/)+\w+\.py\b", text_of(path))
+    assert sorted(name for name in set(named) if not has_module(name)) == []
 
 
 def test_every_safety_rule_is_kept_where_the_table_says():
