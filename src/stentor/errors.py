@@ -2,41 +2,41 @@
 
     StentorError
     ├── InvalidArgument          the call itself is wrong (a name, a number, a type)
-    │   ├── SchemaRefused        a schema, or the rows of one, is not what its topic takes
-    │   └── MissingPackage       an optional package that this needs is not installed (also an ImportError)
+    │   ├── SchemaRefused        the topic does not accept this schema or these rows
+    │   └── MissingPackage       an optional package is not installed (also an ImportError)
     ├── Closed                   the object was closed before or during the call
-    ├── ForkDetected             a client was carried into a forked process
+    ├── ForkDetected             a client was used in a forked process
     ├── DeadlineExceeded         no answer in time (also a TimeoutError)
     ├── ConnectionFailed         no broker could be reached, or the link broke
-    ├── ProtocolError            the other side said something the protocol forbids
+    ├── ProtocolError            the other side broke the rules of the protocol
     │   ├── VersionMismatch      no protocol version in common
-    │   └── PeerRefused          somebody claims to be a broker of the cluster and does not prove it
+    │   └── PeerRefused          a connection claims to be a broker of the cluster, but does not prove it
     ├── PublishError             some messages were not acknowledged (.failed)
-    │   ├── UnknownOutcome       sent, but whether it is in the log is not known
-    │   ├── SequenceError        the broker does not accept this producer sequence
-    │   └── ProducerNotProven    the connection may not send under this lasting producer id
+    │   ├── UnknownOutcome       messages were sent, but may or may not be in the log
+    │   ├── SequenceError        the broker expects another batch of this producer
+    │   └── ProducerNotProven    the connection may not use this producer identity
     ├── TopicNotFound / TopicExists / PartitionNotFound
-    ├── TopicReplaced            a stored position is of an earlier topic of the same name
+    ├── TopicReplaced            a stored position belongs to a deleted topic of the same name
     ├── OffsetOutOfRange         the log does not hold that offset (.start .end)
-    ├── SlowSubscriber           a subscription passed its max_lag
-    ├── DecodeFailed             a value does not fit the type the topic was opened with
-    ├── LimitExceeded            a named bound was passed
+    ├── SlowSubscriber           a subscription is further behind than its max_lag
+    ├── DecodeFailed             a value does not fit the type of the topic
+    ├── LimitExceeded            a named limit was exceeded
     ├── NotReady                 the broker cannot do this now; try again
     │   ├── NotHead              another broker is the head of that partition (.head .epoch)
-    │   └── EndUnknown           where the committed messages end is not certain now (.sure_to)
-    ├── StorageError             the disk said no
-    │   ├── DiskFull             no room; nothing was written, reads go on
-    │   ├── OutOfDescriptors     the process may open no more files; nothing was written, try again
+    │   └── EndUnknown           nobody knows for certain now where the messages end (.sure_to)
+    ├── StorageError             the broker's disk failed or refused
+    │   ├── DiskFull             no room on disk; nothing was written, reads still work
+    │   ├── OutOfDescriptors     too many open files; nothing was written, try again
     │   ├── CorruptData          bytes on disk or on the wire fail their checksum
-    │   ├── LogFailed            a sync failed; this log takes no more writes
-    │   ├── DirectoryInUse       another broker holds the data directory
-    │   ├── DirectoryUnusable    missing, read-only, or not ours
-    │   └── FormatTooNew         written by a newer Stentor
-    ├── CoordinationError        the coordination store did not do what was asked
+    │   ├── LogFailed            a sync failed; this log accepts no more writes
+    │   ├── DirectoryInUse       another broker uses the data directory
+    │   ├── DirectoryUnusable    the data directory is missing, read-only, or not Stentor's
+    │   └── FormatTooNew         a newer Stentor wrote the data directory
+    ├── CoordinationError        the coordination store failed or refused
     │   ├── CoordinationUnavailable  it cannot be reached; nothing was changed; try again
-    │   ├── CoordinationRefused  it said no: credentials, rights, a request it does not take
-    │   ├── UnknownSwap          a change was sent, but whether it was made is not known: read it back
-    │   └── LeaseExpired         the lease is gone, and the keys that were attached to it
+    │   ├── CoordinationRefused  it refused: credentials, rights, or the request itself
+    │   ├── UnknownSwap          a change was sent, but may or may not be made: read it back
+    │   └── LeaseExpired         the lease is gone, and its keys with it
     └── InternalError            a bug in Stentor; please report it
 
 Each class has a stable `code` (it travels on the wire) and says whether trying again can help.
@@ -50,9 +50,9 @@ from typing import Any, ClassVar
 
 
 class StentorError(Exception):
-    """The root of the tree: a sentence, and what to do about it.
+    """The root of the tree.
 
-    Catch it to catch everything that Stentor raises. `retriable` says whether trying again can help.
+    Catch it to catch every error that Stentor raises. `retriable` says whether trying again can help.
     """
 
     code: ClassVar[str] = "error"
@@ -89,28 +89,28 @@ def _rebuild(
 
 
 class InvalidArgument(StentorError, ValueError):
-    """The call itself is wrong: a name, a number, a type, or two arguments that do not go together. Nothing was
+    """The call itself is wrong: a name, a number, a type, or two arguments that exclude each other. Nothing was
     sent.
 
-    Correct the call; the text says what is allowed.
+    Correct the call. The message says what is allowed.
     """
 
     code = "invalid_argument"
 
 
 class SchemaRefused(InvalidArgument):
-    """A schema changes more than it may, or the rows of a tabular topic are not of a schema that the topic has.
+    """A new schema changes more than is allowed, or rows do not fit any schema of their tabular topic.
 
-    Add nullable columns only; for any other change make another topic. The text names the difference.
+    Add only nullable columns. For any other change, create another topic. The message names the difference.
     """
 
     code = "schema_refused"
 
 
 class MissingPackage(InvalidArgument, ImportError):
-    """An optional package that this call needs is not installed. It is also an `ImportError`.
+    """This call needs an optional package that is not installed. It is also an `ImportError`.
 
-    Install what the text names.
+    Install the package that the message names.
     """
 
     code = "missing_package"
@@ -119,25 +119,25 @@ class MissingPackage(InvalidArgument, ImportError):
 class Closed(StentorError):
     """The client, producer, subscription or broker was closed before or during the call.
 
-    Make a new one. A read that was left before its end is begun again at the offset where you were.
+    Open a new one. To continue a read, start again at the offset where you stopped.
     """
 
     code = "closed"
 
 
 class ForkDetected(StentorError):
-    """A client was carried into a forked process, where the thread that serves it does not exist.
+    """A client was used in a forked process, where its thread does not exist.
 
-    Connect in the child process; the parent's client stays usable in the parent.
+    Connect again in the child process. The client still works in the parent process.
     """
 
     code = "fork_detected"
 
 
 class DeadlineExceeded(StentorError, TimeoutError):
-    """No answer came in time. It is also a `TimeoutError`. What was asked for may still happen.
+    """No answer came in time. The request may still take effect. It is also a `TimeoutError`.
 
-    Try again, or allow more time with `timeout=`. Check that the broker is there with `stentor doctor`.
+    Try again, or allow more time with `timeout=`. Check with `stentor doctor` that the broker runs.
     """
 
     code = "deadline_exceeded"
@@ -145,9 +145,9 @@ class DeadlineExceeded(StentorError, TimeoutError):
 
 
 class ConnectionFailed(StentorError, ConnectionError):
-    """No broker could be reached, or the link broke during a call that is not repeated by itself.
+    """No broker could be reached, or the connection broke during a call that clients do not repeat.
 
-    Check address, broker and network; then try again. Producers and subscriptions reconnect by themselves.
+    Check the address, the broker and the network, then try again. Producers and subscriptions reconnect by themselves.
     """
 
     code = "connection_failed"
@@ -155,7 +155,7 @@ class ConnectionFailed(StentorError, ConnectionError):
 
 
 class ProtocolError(StentorError):
-    """The other side said something that the protocol forbids. Often it is no Stentor broker at all.
+    """The other side broke the rules of the protocol. Often it is not a Stentor broker at all.
 
     Check the address and the port: 7440 is for clients, 7441 for HTTP.
     """
@@ -173,45 +173,43 @@ class VersionMismatch(ProtocolError):
 
 
 class PeerRefused(ProtocolError):
-    """Somebody claims to be a broker of this cluster, and is not, or does not prove it.
+    """A connection claims to come from a broker of this cluster, but does not prove it.
 
-    Check the coordination store and the data directory of that broker; only brokers of one cluster may speak as
-    such.
+    Check the coordination store and the data directory of that broker. They must belong to this cluster.
     """
 
     code = "peer_refused"
 
 
 class PublishError(StentorError):
-    """Some messages were not acknowledged. `failed` has an entry for each batch that was given up, with topic,
-    partition, count and error.
+    """Some messages were not acknowledged. `failed` has an entry for each batch that the producer gave up, with
+    topic, partition, count and error.
 
-    Look at the errors in `failed`. What failed before it was sent can be sent again; for `UnknownOutcome` see
-    there.
+    Look at the errors in `failed`. Send again what failed before it was sent. For `UnknownOutcome`, see that error.
     """
 
     code = "publish_failed"
 
     @property
     def failed(self) -> list[Any]:
-        """A FailedBatch for each batch that was given up."""
+        """A FailedBatch for each batch that the producer gave up."""
         failed: list[Any] = self.detail.get("failed", [])
         return failed
 
 
 class UnknownOutcome(PublishError):
-    """Messages were sent, but whether they are in the log is not known: no answer came, or the head changed.
+    """Messages were sent, but they may or may not be in the log: no answer came, or the head changed.
 
-    Read the partition to find out. Sending them again may double them, unless the producer has an `identity`.
+    Read the partition to find out. Sending them again may duplicate them, unless the producer has an `identity`.
     """
 
     code = "unknown_outcome"
 
 
 class SequenceError(PublishError):
-    """The broker does not accept the number of a batch: one before it is missing, or it was forgotten.
+    """The broker expects another batch of this producer: an earlier one is missing, or the broker forgot the producer.
 
-    Let only one instance of a producer be alive. Make a new producer for what was not acknowledged; under an
+    Run only one instance of a producer. Open a new producer for messages that were not acknowledged. With an
     `identity`, send the same batches in the same order.
     """
 
@@ -219,34 +217,34 @@ class SequenceError(PublishError):
 
 
 class ProducerNotProven(PublishError):
-    """The connection may not send under the id of this lasting producer.
+    """The connection has not proved that it may send as this producer.
 
-    Give the `identity` and the `secret` under which it was begun.
+    Use the `identity` and the `secret` with which the producer was first opened.
     """
 
     code = "producer_not_proven"
 
 
 class TopicNotFound(StentorError, LookupError):
-    """There is no topic of that name, and the call makes none.
+    """No topic has that name, and this call does not create it.
 
-    Make it with `client.create_topic`, or look with `stentor topic list`.
+    Create it with `client.create_topic`, or look for it with `stentor topic list`.
     """
 
     code = "topic_not_found"
 
 
 class TopicExists(StentorError):
-    """There is a topic of that name already.
+    """A topic with that name already exists.
 
-    Use it, or give `exist_ok=True`.
+    Use it, or pass `exist_ok=True`.
     """
 
     code = "topic_exists"
 
 
 class TopicReplaced(StentorError):
-    """A stored position is of an earlier topic of the same name, which was deleted and made anew.
+    """A stored position belongs to an earlier topic of the same name, which was deleted and created again.
 
     Drop the stored positions of that topic, and read the new one with `start="earliest"`.
     """
@@ -255,9 +253,9 @@ class TopicReplaced(StentorError):
 
 
 class PartitionNotFound(StentorError, LookupError):
-    """The topic has no partition of that number, or it was deleted.
+    """The topic has no partition with that number, or it was deleted.
 
-    Partitions count from 0; `stentor topic describe` shows them.
+    Partitions count from 0. `stentor topic describe` shows them.
     """
 
     code = "partition_not_found"
@@ -265,7 +263,7 @@ class PartitionNotFound(StentorError, LookupError):
 
 class OffsetOutOfRange(StentorError):
     """The log does not hold that offset: retention has deleted it, or the log ends before it. `start` and `end` say
-    what there is.
+    what it holds.
 
     Start at `start`, or at `"earliest"` or `"latest"`. Keep messages longer if a consumer needs more time.
     """
@@ -274,12 +272,12 @@ class OffsetOutOfRange(StentorError):
 
     @property
     def start(self) -> int | None:
-        """The first offset there is."""
+        """The first offset that the log holds."""
         return self.detail.get("start")
 
     @property
     def end(self) -> int | None:
-        """The offset behind the last message there is."""
+        """The offset after the last message that the log holds."""
         return self.detail.get("end")
 
 
@@ -293,28 +291,28 @@ class SlowSubscriber(StentorError):
 
 
 class DecodeFailed(StentorError, ValueError):
-    """A value does not fit the type that the topic was opened with. `object` says where the message is.
+    """A value does not fit the type with which the topic was opened. `object` says where the message is.
 
-    Open the topic with `on_error="skip"` or `"raw"` to go on, or with a type that fits.
+    Open the topic with a type that fits, or with `on_error="skip"` or `"raw"` to continue.
     """
 
     code = "decode_failed"
 
 
 class LimitExceeded(StentorError):
-    """A named bound was passed, such as the size of a message or the number of topics. The text has the number and
-    the limit.
+    """A named limit was exceeded, such as the size of a message or the number of topics. The message says the number
+    and the limit.
 
-    Stay below the limit; large data belongs in an object store, with its address in the message.
+    Stay below the limit. Put large data into an object store, and its address into the message.
     """
 
     code = "limit_exceeded"
 
 
 class NotReady(StentorError):
-    """The broker cannot do this now: it is starting, its chain is being put together, or it is cut off.
+    """The broker cannot do this now: it is starting, the chain is changing, or the broker is cut off.
 
-    Try again; clients do so by themselves until the deadline. If it lasts, ask `stentor doctor`.
+    Try again. Clients do so by themselves until the deadline. If it lasts, run `stentor doctor`.
     """
 
     code = "not_ready"
@@ -322,24 +320,24 @@ class NotReady(StentorError):
 
 
 class NotHead(NotReady):
-    """Another broker takes this partition's messages; `head` names it.
+    """Another broker accepts this partition's messages; `head` names it.
 
-    Nothing: producers follow by themselves.
+    You need not do anything: producers go to that broker by themselves.
     """
 
     code = "not_head"
 
     @property
     def head(self) -> str:
-        """The id of the broker that takes them."""
+        """The id of the broker that accepts them."""
         return str(self.detail.get("head", ""))
 
 
 class EndUnknown(NotReady):
-    """No member of the chain can say for certain where the committed messages end. `sure_to` is how far it is
-    certain.
+    """No member of the chain knows for certain where the committed messages end. All messages before `sure_to` are
+    committed.
 
-    Bring the missing replicas back, allow more time, or take what is known with `stale="allow"`.
+    Bring the missing replicas back, allow more time, or read what is known with `stale="allow"`.
     """
 
     code = "end_unknown"
@@ -351,18 +349,18 @@ class EndUnknown(NotReady):
 
 
 class StorageError(StentorError):
-    """The disk of the broker said no.
+    """The broker's disk failed, or refused a request.
 
-    Look at the broker's log, and at the disk.
+    Check the broker's log and the disk.
     """
 
     code = "storage_error"
 
 
 class DiskFull(StorageError):
-    """The broker's disk has no room. Nothing was written, and reads go on.
+    """The broker's disk has no room. Nothing was written, and reads still work.
 
-    Free some room or shorten retention. Writes go on by themselves then.
+    Free some space, or shorten retention. Then the broker accepts writes again by itself.
     """
 
     code = "disk_full"
@@ -370,9 +368,9 @@ class DiskFull(StorageError):
 
 
 class OutOfDescriptors(StorageError):
-    """The broker's process may open no more files. Nothing was written.
+    """The broker has reached its limit of open files. Nothing was written.
 
-    Raise its limit of open files (`LimitNOFILE`), or use fewer partitions. Try again.
+    Raise the limit (`LimitNOFILE`), or use fewer partitions, then try again.
     """
 
     code = "out_of_descriptors"
@@ -380,44 +378,45 @@ class OutOfDescriptors(StorageError):
 
 
 class CorruptData(StorageError):
-    """Bytes on disk or on the wire fail their checksum. Nothing damaged is ever handed out.
+    """Bytes on disk or on the wire fail their checksum. Readers never get damaged data.
 
-    Check the disk. The hint says at which offset reading can go on, if it can; `stentor doctor` shows all damage.
+    Check the disk. The hint says at which offset reading can continue, if it can. `stentor doctor` shows all damage.
     """
 
     code = "corrupt_data"
 
 
 class LogFailed(StorageError):
-    """A sync of this log failed, so it takes no more writes.
+    """A sync of this log failed, so it accepts no more writes.
 
-    Check the disk and the system log; a restart changes nothing. What was synced can be read: copy it to a topic on
-    a sound disk. In a cluster others take over by themselves; replace the disk and start with an empty directory.
+    Check the disk and the system log. A restart does not help. The synced messages can be read: copy them to a topic
+    on a sound disk. In a cluster other brokers take over by themselves: replace the disk and start this broker with an
+    empty directory.
     """
 
     code = "log_failed"
 
 
 class DirectoryInUse(StorageError):
-    """Another broker holds the data directory.
+    """Another broker uses the data directory.
 
-    Stop that broker, or name another directory.
+    Stop that broker, or choose another directory.
     """
 
     code = "directory_in_use"
 
 
 class DirectoryUnusable(StorageError):
-    """The data directory is missing, read-only, or not one of Stentor's.
+    """The data directory is missing, read-only, or not a data directory of Stentor.
 
-    Check the path and its rights.
+    Check the path and its permissions.
     """
 
     code = "directory_unusable"
 
 
 class FormatTooNew(StorageError):
-    """The data directory was written by a newer Stentor.
+    """A newer Stentor wrote the data directory.
 
     Start that version, or a newer one.
     """
@@ -426,18 +425,18 @@ class FormatTooNew(StorageError):
 
 
 class CoordinationError(StentorError):
-    """The coordination store did not do what was asked.
+    """The coordination store failed, or refused a request.
 
-    Look at etcd, and at the broker's log.
+    Check etcd and the broker's log.
     """
 
     code = "coordination_error"
 
 
 class CoordinationUnavailable(CoordinationError):
-    """The coordination store cannot be reached. Nothing was changed; messages go on as before.
+    """The coordination store cannot be reached. Nothing was changed, and messages still flow.
 
-    Bring etcd back; try again.
+    Bring etcd back, then try again.
     """
 
     code = "coordination_unavailable"
@@ -445,7 +444,7 @@ class CoordinationUnavailable(CoordinationError):
 
 
 class CoordinationRefused(CoordinationError):
-    """The coordination store said no: credentials, rights, or a request that it does not take.
+    """The coordination store refused a request: wrong credentials, missing rights, or an invalid request.
 
     Check `coordination_user`, the password file and the rights of that user.
     """
@@ -454,18 +453,18 @@ class CoordinationRefused(CoordinationError):
 
 
 class UnknownSwap(CoordinationError):
-    """A change was sent to the coordination store, but whether it was made is not known.
+    """A change was sent to the coordination store, but it may or may not be made.
 
-    Read it back: describe the topic before you try again.
+    Read it back before you try again: describe the topic.
     """
 
     code = "unknown_swap"
 
 
 class LeaseExpired(CoordinationError):
-    """A lease in the coordination store is gone, with the keys that were attached to it.
+    """A lease in the coordination store is gone, and its keys with it.
 
-    Nothing: brokers make a new one by themselves.
+    You need not do anything: brokers make a new one by themselves.
     """
 
     code = "lease_expired"
@@ -474,7 +473,7 @@ class LeaseExpired(CoordinationError):
 class InternalError(StentorError):
     """A bug in Stentor.
 
-    Please report it, with the text and the broker's log.
+    Please report it, with the message and the broker's log.
     """
 
     code = "internal_error"
