@@ -189,7 +189,7 @@ class TestMistakes:
     def test_a_lake_keeps_its_format(self, place, kind, rows):
         record(place, kind, rows, 1)
         other = {"parquet": "delta", "delta": "parquet"}[kind]
-        with pytest.raises(InvalidArgument, match=f"is a lake in {kind} format. Leave the format out, or say {kind}."):
+        with pytest.raises(InvalidArgument, match=f"is a lake in {kind} format. Leave the format out, or use {kind}."):
             open_lake(place, other)
         assert isinstance(open_lake(place), DeltaLake if kind == "delta" else ParquetLake)
 
@@ -199,13 +199,13 @@ class TestMistakes:
 
     def test_a_directory_of_something_else_is_not_touched(self, tmp_path):
         (tmp_path / "thesis.tex").write_text("x")
-        with pytest.raises(InvalidArgument, match=r"is not a lake, and not empty. Name another directory."):
+        with pytest.raises(InvalidArgument, match=r"is not a lake, and is not empty. Name another directory."):
             open_lake(tmp_path)
         with pytest.raises(InvalidArgument, match="is not a lake"):
             open_lake(tmp_path / "thesis.tex")
 
     def test_reading_where_nothing_was_recorded_is_a_mistake(self, spark, place):
-        with pytest.raises(InvalidArgument, match=r"There is no lake at .* Make one with `stentor record`."):
+        with pytest.raises(InvalidArgument, match=r"There is no lake at .* Create one with `stentor record`."):
             open_lake(place).frame(spark)
 
     @pytest.mark.parametrize("damage", ["{", '{"round": "x"}', None])
@@ -214,7 +214,7 @@ class TestMistakes:
         state = place / "_stentor" / "state.json"
         state.unlink() if damage is None else state.write_text(damage)
         lake = open_lake(place)
-        with pytest.raises(CorruptData, match=r"state.json cannot be read: .*Restore it from a copy"):
+        with pytest.raises(CorruptData, match=r"state.json cannot be read: .*Restore it from a backup"):
             lake.frame(spark)
         with pytest.raises(CorruptData), lake.writing():
             pass

@@ -353,7 +353,7 @@ class TestLost:
         chunks = stage(client, application, targets)
         client.delete_topic(topic)
         client.create_topic(topic)
-        with pytest.raises(StentorError, match=rf"{topic} was deleted and made again .* new checkpoint"):
+        with pytest.raises(StentorError, match=rf"{topic} was deleted and created again .* new checkpoint"):
             Ledger(client, application).commit(0, chunks)
 
     def test_staged_rows_that_expired_are_an_error(self, client, application, targets, wait_until):

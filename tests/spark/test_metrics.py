@@ -177,6 +177,6 @@ class TestStream:
         with (
             another_broker() as other,
             other.client() as client,
-            pytest.raises(TopicNotFound, match=r"no windows yet. Make them with `stentor pipeline metrics`."),
+            pytest.raises(TopicNotFound, match=r"no windows yet. Compute them with `stentor pipeline metrics`."),
         ):
             last_windows(client)

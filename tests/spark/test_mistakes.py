@@ -84,7 +84,7 @@ class TestOptions:
             ({"topic": "t", "txnAppId": "a", "txnVersion": "-1"}, "txnVersion='-1' must be a whole number."),
             ({"topic": "t", "txnAppId": "a b", "txnVersion": "1"}, "is not a topic name."),
             ({"topic": "t", "applicationId": "a"}, "applicationId is for streams."),
-            ({"topic": "t", "exactlyOnce": "true"}, "exactly once with txnAppId and txnVersion, and only then."),
+            ({"topic": "t", "exactlyOnce": "true"}, "exactly once only with txnAppId and txnVersion."),
             (
                 {"topic": "t", "exactlyOnce": "false", "txnAppId": "a", "txnVersion": "1"},
                 "Set both of them, or leave exactlyOnce out.",
@@ -97,7 +97,7 @@ class TestOptions:
         assert sentence in str(caught.value)
 
     def test_of_streams(self):
-        with pytest.raises(InvalidArgument, match="A stream has no end"):
+        with pytest.raises(InvalidArgument, match="A stream cannot have an end"):
             read_options({"subscribe": "t", "endingOffsets": "latest"}, streaming=True)
         with pytest.raises(InvalidArgument, match="A stream takes applicationId"):
             write_options({"topic": "t", "txnAppId": "a", "txnVersion": "1"}, streaming=True)
@@ -120,7 +120,10 @@ class TestReading:
             ({"assign": '{"held": [0, 7]}'}, "Topic held has no partition 7. It has 0 to 1."),
             (
                 {"subscribe": "held", "startingOffsets": '{"held": {"0": 99}}'},
-                "held/0 holds offsets 0 to 1; startingOffsets says 99. Choose offsets within, or set failOnDataLoss",
+                (
+                    "held/0 holds offsets 0 to 1; startingOffsets says 99. Choose offsets in that range, or set"
+                    " failOnDataLoss to false to read what the topic holds."
+                ),
             ),
             (
                 {"subscribe": "held", "endingOffsets": '{"held": {"1": 5}}'},
@@ -161,7 +164,7 @@ class TestReading:
         client.publish(topic, "new")
         with pytest.raises(PySparkException) as caught:
             frame.collect()
-        assert f"Topic {topic} was deleted and made again since this query read it." in said(caught)
+        assert f"Topic {topic} was deleted and created again since this query read it." in said(caught)
 
     def test_a_stream_of_an_unknown_topic(self, spark, tmp_path):
         frame = spark.readStream.format("stentor").option("subscribe", "nobody").load()
@@ -176,8 +179,8 @@ class TestWriting:
         ("columns", "sentence"),
         [
             (["1 as value"], "Column value is int; binary or string is needed. Cast it first, for example frame."),
-            (["'k' as key"], "A topic needs a column `value`. These are here: key."),
-            (["'v' as value", "1 as customer"], "Column customer cannot be written to a topic. A topic takes value,"),
+            (["'k' as key"], "A topic needs a column `value`. The columns are: key."),
+            (["'v' as value", "1 as customer"], "Column customer cannot be written to a topic. A topic accepts value,"),
             (["'v' as value", "1L as partition"], "Column partition is bigint; int is needed."),
             (["'v' as value", "array('a') as headers"], "Column headers is array<string>; array<struct<key:string,"),
         ],
@@ -204,7 +207,7 @@ class TestWriting:
             (
                 ["'v' as value", "7 as partition"],
                 "append",
-                "A row names partition 7; topic held has 2, counted from 0. Leave the column `partition` out",
+                "A row names partition 7; topic held has 2, counted from 0. Leave out the column `partition`",
             ),
             (
                 ["'v' as value", "-1 as partition"],

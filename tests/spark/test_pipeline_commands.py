@@ -112,15 +112,15 @@ class TestReplay:
         assert [message.value for message in client.read(f"again.{orders}")] == [b"1", b"2"]
         again = cli("replay", "--lake", lake, "--work", tmp_path / "work", "--resume")
         assert again == (0, "published 0 messages\n", "")
-        assert cli(*arguments).err.startswith(f"stentor: {tmp_path / 'work'} holds a replay already.")
+        assert cli(*arguments).err.startswith(f"stentor: {tmp_path / 'work'} already holds a replay.")
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            (["--resume"], "--resume needs --work. Name the directory of the replay to take up."),
+            (["--resume"], "--resume needs --work. Name the directory of the replay to continue."),
             (["--speed", "fast"], "--speed 'fast' is not a pace. Use original, max, or a number such as 10."),
             (["--speed", "0"], "--speed '0' is not a pace. Use original, max, or a number such as 10."),
-            (["--pace-by", "offset"], "--pace-by 'offset' is not known. Use appended or timestamp."),
+            (["--pace-by", "offset"], "--pace-by 'offset' is unknown. Use appended or timestamp."),
             (["--start", "earliest"], "--start 'earliest' is not a time. Use 2026-01-31T12:00 or -1h."),
         ],
     )
@@ -160,7 +160,11 @@ class TestSql:
 
     def test_a_topic_that_does_not_exist_is_one_sentence(self, cli):
         done = cli("sql", "select * from nothing.at.all.here")
-        assert done == (1, "", "stentor: There is no topic nothing.at.all.here. Look with `stentor topic list`.\n")
+        assert done == (
+            1,
+            "",
+            "stentor: There is no topic nothing.at.all.here. List topics with `stentor topic list`.\n",
+        )
 
     def test_our_own_errors_come_out_of_what_spark_makes_of_them(self):
         text = "[X] Job aborted.\nTraceback\nstentor.errors.TopicNotFound: Topic a was deleted. Set x.\n at java.Foo"
@@ -179,7 +183,7 @@ class TestPipeline:
             cli(*arguments, "--into", into, "--until", "2026-11-15T12:00:02Z").out == f"2 keys of {orders} in {into}\n"
         )
         assert {message.key: message.value for message in client.read(into)} == {b"ada": b"0", b"bob": b"1"}
-        needed = "stentor: One of --out and --into is needed. --out DIR writes files, --into publishes.\n"
+        needed = "stentor: Exactly one of --out and --into is needed. --out DIR writes files, --into publishes.\n"
         assert cli(*arguments) == (2, "", needed)
 
     def test_the_newest_windows_are_shown(self, cli, monkeypatch):
@@ -202,7 +206,7 @@ class TestPipeline:
             monkeypatch.setenv("STENTOR_URL", other.url)
             nothing = cli("pipeline", "show")
             assert nothing.code == 1
-            assert "There are no windows yet. Make them with `stentor pipeline metrics`." in nothing.err
+            assert "There are no windows yet. Compute them with `stentor pipeline metrics`." in nothing.err
             later = msgspec.structs.replace(window, start=window.end, end="2026-11-15T12:02:00Z", lag=3)
             for one in (window, later):
                 client.publish(TARGET, msgspec.json.encode(one))
@@ -232,5 +236,5 @@ class TestPipeline:
         assert nothing == (
             2,
             "",
-            f"stentor: There is no lake at {tmp_path / 'nothing'}. Make one with `stentor record`.\n",
+            f"stentor: There is no lake at {tmp_path / 'nothing'}. Create one with `stentor record`.\n",
         )

@@ -82,7 +82,7 @@ class TestKept:
 
     def test_a_directory_of_something_else_is_not_replaced(self, spark, tmp_path):
         (tmp_path / "thesis.tex").write_text("x")
-        with pytest.raises(InvalidArgument, match=r"holds something else than a snapshot. Name another directory."):
+        with pytest.raises(InvalidArgument, match=r"holds something that is not a snapshot. Name another directory."):
             to_lake(spark.range(1), tmp_path)
         assert (tmp_path / "thesis.tex").exists()
 

@@ -67,7 +67,7 @@ class TestNames:
         assert tables_quoted(text, self.TOPICS)[0] == rewritten
 
     def test_topics_that_differ_by_case_only_cannot_be_told_apart_by_spark(self):
-        with pytest.raises(InvalidArgument, match="differ by case only"):
+        with pytest.raises(InvalidArgument, match="differ only by case"):
             tables_quoted("select * from a.b, A.B", ["a.b", "A.B"])
         assert tables_quoted("select * from A.B", ["a.b", "A.B"])[1] == {"A.B"}
 
@@ -99,7 +99,7 @@ class TestQueries:
         ("name", "sentence"),
         [
             ("{}.orders.au", "There is no topic {}.orders.au. Did you mean {}.orders.eu?"),
-            ("x.y", "There is no topic x.y. Look with `stentor topic list`."),
+            ("x.y", "There is no topic x.y. List topics with `stentor topic list`."),
         ],
     )
     def test_a_topic_that_does_not_exist_is_told(self, ask, orders, name, sentence):

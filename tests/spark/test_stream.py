@@ -264,7 +264,7 @@ class TestOffsets:
         assert from_offset(json.loads(text)) == places
 
     def test_there_is_no_way_between_places_of_two_topics_of_one_name(self):
-        with pytest.raises(TopicNotFound, match="made again"):
+        with pytest.raises(TopicNotFound, match="created again"):
             ranges_between({"a": TopicPlace(1, {0: 0})}, {"a": TopicPlace(2, {0: 5})})
 
 
@@ -290,7 +290,7 @@ class TestLoss:
         strict, lenient = stream(**options), stream(failOnDataLoss="false", **options)
         start = strict.latestOffset(strict.initialOffset(), ReadAllAvailable())
         client.delete_topic(f"{topic}.a")
-        with pytest.raises(TopicNotFound, match=r"was deleted. Set failOnDataLoss to false to go on without it."):
+        with pytest.raises(TopicNotFound, match=r"was deleted. Set failOnDataLoss to false to continue without it."):
             strict.latestOffset(start, ReadAllAvailable())
         assert lenient.latestOffset(start, ReadAllAvailable()) == start
         publish(client, f"{topic}.b", "c")
@@ -305,7 +305,7 @@ class TestLoss:
         start = made.initialOffset()
         client.delete_topic(topic)
         publish(client, topic, "new")
-        with pytest.raises(TopicNotFound, match=r"made again since this query read it. .* new checkpoint"):
+        with pytest.raises(TopicNotFound, match=r"created again since this query read it. .* new checkpoint"):
             made.latestOffset(start, ReadAllAvailable())
 
     def test_a_recreated_topic_ends_a_query_with_a_sentence(self, make_query, client, topic):
@@ -314,7 +314,7 @@ class TestLoss:
         query.run()
         client.delete_topic(topic)
         publish(client, topic, "new", "newer")
-        with pytest.raises(StreamingQueryException, match=r"made again since this query read it. .* new checkpoint"):
+        with pytest.raises(StreamingQueryException, match=r"created again since this query read it. .* new checkpoint"):
             query.run()
 
     def test_a_topic_that_is_recreated_between_planning_and_reading_is_noticed(self, stream, client, topic):
@@ -324,7 +324,7 @@ class TestLoss:
         [part] = made.partitions(start, made.latestOffset(start, ReadAllAvailable()))
         client.delete_topic(topic)
         publish(client, topic, "new")
-        with pytest.raises(TopicNotFound, match="made again"):
+        with pytest.raises(TopicNotFound, match="created again"):
             list(made.read(part))
 
     @pytest.fixture

@@ -157,7 +157,7 @@ class TestStream:
         shutil.rmtree(pipeline.checkpoint)
         shutil.copytree(tmp_path / "backup", pipeline.checkpoint)
         client.publish(f"{topic}.in", "8")
-        with pytest.raises(StreamingQueryException, match="is older than what is written"):
+        with pytest.raises(StreamingQueryException, match="is older than what the application wrote"):
             pipeline.run()
         pipeline = Pipeline(spark, f"{topic}.in", f"{topic}.out", tmp_path / "checkpoint", dropRepeated="true")
         pipeline.run()

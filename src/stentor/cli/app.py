@@ -26,33 +26,33 @@ COMMANDS: Final = {
     "topic": "Create, list, describe, alter, delete and recover topics.",
     "publish": "Publish messages from arguments, standard input or files.",
     "subscribe": "Print messages as they arrive.",
-    "read": "Print what topics hold between two positions, then end.",
+    "read": "Print the messages between two positions, then stop.",
     "offsets": "Print the offset of a position in each partition.",
     "describe": "Print an overview of a broker and its topics.",
     "broker": "List, drain and forget the brokers of a cluster.",
-    "clients": "List who is connected to a broker.",
+    "clients": "List the clients that are connected to a broker.",
     "record": "Record topics into a lake of Parquet or Delta files.",
-    "replay": "Publish recorded messages again, at their pace or faster.",
-    "sql": "Ask topics and their recorded history with SQL.",
-    "pipeline": "Metrics, snapshots and compaction on Spark.",
+    "replay": "Publish recorded messages again, at the original pace or faster.",
+    "sql": "Query topics and their recorded history with SQL.",
+    "pipeline": "Compute metrics and snapshots, and compact lakes, on Spark.",
     "bench": "Measure a running broker.",
-    "cluster": "Run a cluster on this machine, and break it.",
-    "lb-config": "Write the configuration of a load balancer in front of the brokers.",
+    "cluster": "Run a cluster on this machine, to try it out and to break it.",
+    "lb-config": "Write a configuration for a load balancer in front of the brokers.",
     "doctor": "Check a data directory and a connection, and say what is wrong.",
 }
 
 HELP: Final = """\
 Publish/subscribe with no single point of failure.
 
-Start a broker, publish to it and listen to it:
+Start a broker, publish to it and subscribe to it:
 
 \b
   stentor serve
   stentor publish orders.eu "hello" --key 42
   stentor subscribe "orders.*" --start earliest
 
-Exit codes: 0 success, 1 something failed, 2 the command line is wrong, 130 interrupted with Ctrl-C. Failures
-are one sentence on standard error; STENTOR_DEBUG=1 adds the traceback.
+Exit codes: 0 success, 1 something failed, 2 the command line is wrong, 130 interrupted with Ctrl-C. A failure
+prints one sentence on standard error; STENTOR_DEBUG=1 adds the traceback.
 """
 
 

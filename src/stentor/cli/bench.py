@@ -29,25 +29,35 @@ app = options.make_app()
 WORKERS_MAX: Final = 64
 """Each is a process; for a larger fan-out see `make bench`."""
 
+Producers = Annotated[int, typer.Option(metavar="N", min=1, max=WORKERS_MAX, help="Number of processes that publish.")]
+Subscribers = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, max=WORKERS_MAX, help="Number of processes that subscribe to all messages."),
+]
+Rate = Annotated[
+    float,
+    typer.Option(
+        metavar="N", min=0, help="Messages per second of all producers together. 0 means as fast as possible."
+    ),
+]
+OneByOne = Annotated[
+    bool,
+    typer.Option("--one-by-one", help="Wait for the acknowledgement of each message, and measure how long it takes."),
+]
+
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def bench(
     size: Annotated[int, typer.Option(metavar="BYTES", help="Size of a value.")] = 100,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Messages per batch.")] = 1000,
-    producers: Annotated[int, typer.Option(metavar="N", min=1, max=WORKERS_MAX, help="Processes that publish.")] = 1,
-    subscribers: Annotated[
-        int, typer.Option(metavar="N", min=0, max=WORKERS_MAX, help="Processes that subscribe to everything.")
-    ] = 1,
-    rate: Annotated[
-        float, typer.Option(metavar="N", min=0, help="Messages per second of all producers; 0 is flat out.")
-    ] = 0,
-    seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="How long to publish.")] = 5,
-    one_by_one: Annotated[
-        bool, typer.Option("--one-by-one", help="Each publish waits for its acknowledgement, which is timed.")
-    ] = False,
-    partitions: Annotated[int, typer.Option(metavar="N", min=1, help="Partitions of the topic.")] = 1,
+    producers: Producers = 1,
+    subscribers: Subscribers = 1,
+    rate: Rate = 0,
+    seconds: Annotated[float, typer.Option(metavar="S", min=0.1, help="Publish for this many seconds.")] = 5,
+    one_by_one: OneByOne = False,
+    partitions: Annotated[int, typer.Option(metavar="N", min=1, help="Number of partitions of the topic.")] = 1,
     flush: Annotated[str, typer.Option(metavar="always|interval", help="Flush setting of the topic.")] = "always",
-    ack: Annotated[str, typer.Option(metavar="none|head|quorum|all", help="How safe before it counts.")] = "all",
+    ack: options.Ack = "all",
     compression: Annotated[str | None, typer.Option(metavar="lz4|zstd", help="Compress batches.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Do not delete the topic afterwards.")] = False,
     json: options.Json = False,
@@ -56,9 +66,10 @@ def bench(
 ) -> None:
     """Measure a running broker.
 
-    Makes a topic, publishes to it from processes, subscribes to it from others, checks every message that
-    arrives (count, order, no duplicates), and prints speed and latency from end to end. With --rate, latency counts
-    from when a message was due, so that stalls are not hidden. The exit code is 1 if a check fails.
+    Bench creates a topic, publishes to it and subscribes to it from separate processes. It checks every message that
+    arrives (count, order, no duplicates), and prints speed and end-to-end latency. With --rate, the latency of a
+    message counts from the time at which it was due, so that stalls are not hidden. The exit code is 1 if a check
+    fails.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = options.make_app(invoke_without_command=True, help="List, drain and forget the brokers of a cluster.")
 
-Name = Annotated[str, typer.Argument(metavar="ID", help="The broker, as `stentor broker list` names it.")]
+Name = Annotated[str, typer.Argument(metavar="ID", help="Id of the broker, as `stentor broker list` prints it.")]
 
 _HEADINGS = ("BROKER", "ADDRESS", "ZONE", "VERSION", "STATE", "CONTROLLER", "DRAINING", "REPLICAS", "HEADS")
 
@@ -36,10 +36,10 @@ def list_brokers(
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
-    """List the brokers of the cluster, as the one that is asked sees them.
+    """List the brokers of the cluster, as one broker sees them.
 
-    STATE is heard, silent (nothing came from it for a while) or refused (no process listens there). REPLICAS counts the
-    partitions it holds, HEADS those it leads.
+    STATE is heard, silent (it sent nothing for a while) or refused (no process listens at its address). REPLICAS
+    counts the partitions that a broker holds, HEADS those that it leads.
     """
     with options.connect(url, timeout, "broker list") as client:
         found = sorted(client.brokers(), key=lambda state: state.info.id)
@@ -74,8 +74,8 @@ def _row(state: BrokerState) -> tuple[object, ...]:
 def drain(name: Name, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
     """Move all replicas away from a broker.
 
-    It works on meanwhile, and writes do not stop; `stentor broker list` shows how many replicas it still has. Where no
-    other broker could take a replica, it stays.
+    The broker keeps working while its replicas move, and writes do not stop. `stentor broker list` shows how many
+    replicas it still has. A replica stays if no other broker can take it.
     """
     with options.connect(url, timeout, "broker drain") as client:
         client.drain_broker(name)
@@ -94,13 +94,13 @@ def undrain(name: Name, url: options.Url = None, timeout: options.Timeout = opti
 def forget(
     name: Name, yes: options.Yes = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S
 ) -> None:
-    """Take a broker that is gone for good off the list.
+    """Remove a broker that is gone for good from the cluster.
 
-    Until then it counts in every majority as one that is dead. It is refused while the broker runs, or is still a
-    member of a chain.
+    Until you forget it, every majority counts it as a dead broker. The command fails while the broker runs or is
+    still a member of a chain.
     """
     if not yes:
-        options.confirm(f"Forget {name}, and never count it again?", f"Forgetting {name}")
+        options.confirm(f"Forget broker {name}?", f"Forgetting {name}")
     with options.connect(url, timeout, "broker forget") as client:
         client.forget_broker(name)
     print(f"forgot {name}")
@@ -109,21 +109,25 @@ def forget(
 @app.command("rotate-secret", context_settings=options.CONTEXT_SETTINGS)
 def rotate_secret(
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="A broker's TOML file.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Read the etcd settings from this TOML file of a broker.",
+            show_default=False,
+        ),
     ] = None,
     coordination: Annotated[
         str | None,
-        typer.Option(
-            "--coordination", metavar="URL", help="The cluster's etcd, as a broker has it.", show_default=False
-        ),
+        typer.Option("--coordination", metavar="URL", help="Address of the cluster's etcd.", show_default=False),
     ] = None,
 ) -> None:
     """Give the brokers of a cluster a new secret.
 
-    With the secret, brokers prove to each other that they belong to the cluster. This command changes it in etcd, so it
-    needs what a broker needs to reach etcd: the broker's own TOML file or environment. Running brokers hear of it by
-    themselves, and no connection ends. The old secret stays valid until the next rotation: to drop one that leaked,
-    rotate twice, at least a minute apart.
+    Brokers use the secret to prove to each other that they belong to the cluster. This command changes it in etcd, so
+    it needs a broker's settings for etcd, from its TOML file or its environment. Running brokers learn the new secret
+    by themselves, and no connection ends. The old secret stays valid until the next rotation. To drop a secret that
+    leaked, rotate twice, at least a minute apart.
     """
     import asyncio
 
@@ -132,11 +136,11 @@ def rotate_secret(
     settings = load_config({"coordination": coordination}, os.environ, config)
     if not settings.coordination:
         raise InvalidArgument(
-            "No coordination store is named.",
+            "The address of etcd is missing.",
             hint="Use --coordination etcd://host:2379, or --config with a broker's file.",
         )
     asyncio.run(_rotate(settings))
-    print("the brokers have a new secret; the one before it stays valid until the next rotation")
+    print("the brokers have a new secret; the old one stays valid until the next rotation")
 
 
 async def _rotate(settings: BrokerConfig) -> None:

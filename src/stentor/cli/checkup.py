@@ -48,7 +48,7 @@ def _check_address(address: str, timeout: float) -> Iterator[Finding]:
     try:
         with options.connect(address, timeout, "doctor") as client:
             spent_ms = 1000 * (time.perf_counter() - started)
-            yield Finding("ok", address, f"Connected and greeted in {spent_ms:.1f} ms.")
+            yield Finding("ok", address, f"Connected in {spent_ms:.1f} ms.")
             yield from _check_broker(client, address, timeout)
     except StentorError as error:
         yield Finding("error", address, error.message, hint_of(error))
@@ -76,7 +76,7 @@ def _check_version(broker: BrokerInfo) -> Finding:
         "warning",
         f"broker {broker.id}",
         f"The broker is version {broker.version}, this client {ours}.",
-        "They understand each other; use the same version where you can.",
+        "They work together. Use the same version where you can.",
     )
 
 
@@ -85,7 +85,9 @@ def _check_speed(client: Client, address: str) -> Finding:
     text = f"A round trip takes {1000 * best:.2f} ms (best of {ROUND_TRIPS})."
     if best < SLOW_ROUND_TRIP_S:
         return Finding("ok", address, text)
-    return Finding("warning", address, text, "The network is far or slow, or the broker is overloaded.")
+    return Finding(
+        "warning", address, text, "The broker is far away, the network is slow, or the broker is overloaded."
+    )
 
 
 def _round_trip_s(client: Client) -> float:
@@ -101,17 +103,15 @@ def _check_topics(topics: list[TopicInfo]) -> Iterator[Finding]:
             name = f"{topic.name}/{partition.partition}"
             if partition.failed:
                 healthy = False
-                hint = "It takes no writes. Check the disk, then restart the broker."
+                hint = "The partition accepts no messages. Check the disk, then restart the broker."
                 yield Finding("error", name, f"The log has failed: {partition.failed}", hint)
             for first, after in partition.damaged:
                 healthy = False
-                hint = (
-                    "They are refused to readers; everything else can be read. Run `stentor doctor --data DIR` there."
-                )
+                hint = "Readers get an error for these offsets only. Run `stentor doctor --data DIR` on the broker."
                 yield Finding("error", name, f"Offsets {first} to {after - 1} are damaged.", hint)
             if short := lacking(partition, topic.settings):
                 healthy = False
-                hint = "Start the brokers that are missing, or wait until the new copies are filled."
+                hint = "Start the missing brokers, or wait until the new copies are complete."
                 refuses = len(partition.chain) < topic.settings.replicas_needed
                 yield Finding("error" if refuses else "warning", name, f"The chain has {short}.", hint)
     if healthy:
@@ -130,10 +130,10 @@ def _check_http(broker: BrokerInfo, timeout: float) -> Finding:
     except urllib.error.HTTPError as error:
         with error:
             why = _reason(error.read())
-        return Finding("warning", url, f"The broker says that it is not ready ({error.code}){why}", "Ask again later.")
+        return Finding("warning", url, f"The broker says that it is not ready ({error.code}){why}", "Try again later.")
     except OSError as error:
         reason = getattr(error, "reason", error)
-        hint = "Its HTTP port is not reachable from here; check the firewall, or ignore it."
+        hint = "The broker's HTTP port cannot be reached from here. Check the firewall, or ignore this."
         return Finding("warning", url, f"No answer: {reason}.", hint)
 
 

@@ -32,10 +32,11 @@ _HEADINGS = (
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def clients(json: options.Json = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
-    """List who is connected to a broker.
+    """List the clients that are connected to a broker.
 
-    RECEIVED and SENT are what the broker got from and gave to the client. LAG is how many messages of its subscriptions
-    the client has not taken, and LAG TIME how old the first of them is. This command sees itself, too.
+    RECEIVED and SENT count the bytes that the broker received from the client and sent to it. LAG is how many messages
+    the client's subscriptions are behind, and LAG TIME the age of the first of these messages. The list includes this
+    command itself.
     """
     with options.connect(url, timeout, "clients") as client:
         found = client.clients()

@@ -23,12 +23,11 @@ _DEFAULT_DATA: Final = Path("stentor-cluster")
 
 app = options.make_app(
     help="""\
-Run a cluster on this machine, and break it.
+Run a cluster on this machine, to try it out and to break it.
 
-Brokers, etcd and (with --haproxy) HAProxy run as real processes with free ports. Their names are b0, b1, …, etcd-0,
-haproxy-0. It is for trying out and for tests: brokers of one machine die with it. These commands know only clusters on
-this machine that `stentor cluster up` started; the brokers of any other are listed, drained and forgotten with `stentor
-broker`.
+Brokers, etcd and (with --haproxy) HAProxy run as real processes on free ports. Their names are b0, b1, …, etcd-0,
+haproxy-0. Do not use it in production: all brokers run on one machine and fail with it. These commands work only on
+clusters that `stentor cluster up` started on this machine. For any other cluster, use `stentor broker`.
 
 \b
 Examples:
@@ -62,62 +61,79 @@ def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="Where the cluster lives; one cluster each.")]
+Data = Annotated[
+    Path, typer.Option("--data", metavar="DIR", help="Directory of the cluster. Each cluster needs its own.")
+]
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Which process: b0, etcd-0, haproxy-0.", autocompletion=_complete_name)
+    str,
+    typer.Argument(metavar="NAME", help="Name of the process: b0, etcd-0, haproxy-0.", autocompletion=_complete_name),
 ]
 End = Annotated[
-    str, typer.Argument(metavar="NAME", help="A broker, or clients, or etcd.", autocompletion=_complete_name)
+    str, typer.Argument(metavar="NAME", help="Name of a broker, or clients, or etcd.", autocompletion=_complete_name)
+]
+Brokers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=50,
+        help="Number of brokers. Default: as many as DIR has, or 3 if it is new.",
+        show_default=False,
+    ),
+]
+Etcd = Annotated[
+    int | None,
+    typer.Option(
+        metavar="1|3",
+        help="Number of etcd members. Default: as many as DIR has, or 1 if it is new.",
+        show_default=False,
+    ),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        metavar="PORT",
+        min=0,
+        max=65_000,
+        help="Port of the first broker; its HTTP and the other brokers take the next ones. 0 means free ports.",
+    ),
+]
+Network = Annotated[
+    bool,
+    typer.Option("--network", help="Give each broker a network namespace, so that links can be cut. Needs root."),
+]
+Zones = Annotated[
+    str, typer.Option(metavar="A,B,…", help="Assign these zones to the brokers in turn.", show_default=False)
 ]
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def up(
-    brokers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=50,
-            help="How many brokers. Without it: as many as DIR has, else 3.",
-            show_default=False,
-        ),
-    ] = None,
-    etcd: Annotated[
-        int | None,
-        typer.Option(
-            metavar="1|3", help="How many members etcd has. Without it: as many as in DIR, else 1.", show_default=False
-        ),
-    ] = None,
-    haproxy: Annotated[bool, typer.Option("--haproxy", help="Put an HAProxy before the brokers.")] = False,
-    network: Annotated[
-        bool, typer.Option("--network", help="Give each broker a network namespace, so that links can be cut; as root.")
-    ] = False,
-    zones: Annotated[str, typer.Option(metavar="A,B,…", help="Zones; brokers take turns.", show_default=False)] = "",
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="PORT",
-            min=0,
-            max=65_000,
-            help="The first broker's port, the next for its HTTP, and so on; 0: free ones.",
-        ),
-    ] = 0,
+    brokers: Brokers = None,
+    etcd: Etcd = None,
+    haproxy: Annotated[bool, typer.Option("--haproxy", help="Put HAProxy in front of the brokers.")] = False,
+    network: Network = False,
+    zones: Zones = "",
+    port: Port = 0,
     http: Annotated[
-        bool, typer.Option("--http/--no-http", help="Whether brokers serve HTTP; status knows more with it.")
+        bool, typer.Option("--http/--no-http", help="Whether brokers serve HTTP. Without it, status shows less.")
     ] = True,
     data: Data = _DEFAULT_DATA,
-    detach: Annotated[bool, typer.Option("--detach", help="Return when it is ready, and leave it running.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when the cluster is ready, and leave it running.")
+    ] = False,
 ) -> None:
     """Start a cluster, in the foreground or with --detach.
 
-    In the foreground it runs until Ctrl-C, with --detach until `stentor cluster down`. The data stays in DIR, and the
-    next `up` goes on with it.
+    In the foreground the cluster runs until Ctrl-C, with --detach until `stentor cluster down`. The data stays in DIR,
+    and the next `up` continues with it.
     """
     from stentor.cli import supervisor
 
     if haproxy and not http:
-        raise InvalidArgument("HAProxy asks brokers over HTTP whether they are ready.", hint="Leave out --no-http.")
+        raise InvalidArgument(
+            "--haproxy needs HTTP: HAProxy asks brokers over HTTP whether they are ready.", hint="Leave out --no-http."
+        )
     settings: dict[str, Any] = {
         "brokers": brokers or len(list(data.glob("b[0-9]*/"))) or _BROKERS,
         "etcd": len(list(data.glob("etcd/etcd-*/"))) or 1 if etcd is None else etcd,
@@ -161,7 +177,7 @@ def _stay(process: subprocess.Popen[bytes]) -> None:
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def status(
-    once: Annotated[bool, typer.Option("--once", help="Print once and end, also on a terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the status once, also on a terminal.")] = False,
     json: options.Json = False,
     data: Data = _DEFAULT_DATA,
 ) -> None:
@@ -212,24 +228,24 @@ def kill(name: Name, data: Data = _DEFAULT_DATA) -> None:
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def pause(name: Name, data: Data = _DEFAULT_DATA) -> None:
-    """Let a process stand still (SIGSTOP).
+    """Pause a process (SIGSTOP).
 
-    Its connections stay open, and silent.
+    Its connections stay open, but nothing comes through them.
     """
-    _tell(data, "pause", f"{name} stands still", name=name)
+    _tell(data, "pause", f"{name} is paused", name=name)
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def resume(name: Name, data: Data = _DEFAULT_DATA) -> None:
-    """Let a paused process go on."""
-    _tell(data, "resume", f"{name} goes on", name=name)
+    """Continue a paused process."""
+    _tell(data, "resume", f"{name} runs again", name=name)
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def restart(name: Name, data: Data = _DEFAULT_DATA) -> None:
     """Start a process again, on the same data and ports.
 
-    If it runs, it is stopped first, gracefully if it is a broker.
+    A process that runs is stopped first; a broker is stopped gracefully.
     """
     _tell(data, "restart", f"{name} runs", name=name)
 
@@ -238,13 +254,12 @@ def restart(name: Name, data: Data = _DEFAULT_DATA) -> None:
 def cut(
     a: End,
     b: End,
-    one_way: Annotated[bool, typer.Option("--one-way", help="Only what the first sends to the second.")] = False,
+    one_way: Annotated[bool, typer.Option("--one-way", help="Cut only what the first sends to the second.")] = False,
     data: Data = _DEFAULT_DATA,
 ) -> None:
-    """Let nothing through between two of them.
+    """Cut the network between two brokers, or between a broker and clients or etcd.
 
-    Between two brokers, or a broker and clients, or a broker and etcd. The cluster must have been started with
-    --network.
+    The cluster must have been started with --network.
     """
     _tell(data, "cut", f"cut {a} {'->' if one_way else '<->'} {b}", a=a, b=b, one_way=one_way)
 
@@ -252,7 +267,7 @@ def cut(
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def heal(data: Data = _DEFAULT_DATA) -> None:
     """End all cuts."""
-    _tell(data, "heal", "everyone hears everyone")
+    _tell(data, "heal", "all cuts are ended")
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
@@ -264,12 +279,12 @@ def add(data: Data = _DEFAULT_DATA) -> None:
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def drain(
     name: Name,
-    undo: Annotated[bool, typer.Option("--undo", help="Let it take replicas again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let the broker take replicas again.")] = False,
     data: Data = _DEFAULT_DATA,
 ) -> None:
     """Move all replicas away from a broker.
 
-    It works on meanwhile; `stentor cluster status` shows how far it is.
+    The broker keeps working meanwhile. `stentor cluster status` shows the progress.
     """
     said = f"{name} takes replicas again" if undo else f"{name} is being drained"
     _tell(data, "drain", said, name=name, draining=not undo)

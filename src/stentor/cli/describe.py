@@ -20,7 +20,7 @@ app = options.make_app()
 def describe(json: options.Json = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
     """Print an overview of a broker and its topics.
 
-    One topic in detail: stentor topic describe NAME.
+    For one topic in detail, use `stentor topic describe NAME`.
     """
     with options.connect(url, timeout, "describe") as client:
         broker, statistics, topics = client.broker(), client.statistics(), client.topics()
@@ -60,6 +60,6 @@ def _health(statistics: dict[str, Any], topics: list[TopicInfo]) -> str:
     wrong = [
         *(problem.message.rstrip(".") for problem in broker_problems(statistics)),
         f"{plural(short, 'partition')} without all replicas" if short else "",
-        f"{plural(damaged, 'partition')} damaged; see stentor doctor" if damaged else "",
+        f"{plural(damaged, 'partition')} damaged; run stentor doctor" if damaged else "",
     ]
     return ", ".join(filter(None, wrong)) or "ok"

@@ -29,7 +29,7 @@ _MARKS: Final = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 def doctor(
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Check this data directory; nothing is changed.", show_default=False),
+        typer.Option(metavar="DIR", help="Check this data directory, without changing anything.", show_default=False),
     ] = None,
     json: options.Json = False,
     url: Annotated[
@@ -37,7 +37,7 @@ def doctor(
         typer.Option(
             "--url",
             metavar="URL",
-            help="Check this broker, or these: stentor://host:port, host:port, or several with commas.",
+            help="Check this broker: stentor://host:port, host:port, or several with commas.",
             show_default=False,
         ),
     ] = None,
@@ -45,9 +45,10 @@ def doctor(
 ) -> None:
     """Check a data directory and a connection, and say what is wrong.
 
-    In the directory every batch is read and verified; nothing is changed, and a broker may run meanwhile. With --data
-    only the directory is checked, with --url only the connection; with neither, the broker of STENTOR_URL if that is
-    set, else the one on this machine and ./data if it is there. The exit code is 1 if there is an error.
+    In a data directory, doctor reads and verifies every batch. It changes nothing, and a broker may run meanwhile.
+    --data checks only the directory, --url only the connection. Without either, doctor checks the broker of
+    STENTOR_URL. If that is not set, it checks the broker on this machine, and ./data if it exists. The exit code is 1
+    if it finds an error.
 
     \b
     Examples:

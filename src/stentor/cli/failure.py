@@ -61,7 +61,7 @@ def describe(error: Exception) -> tuple[str, int]:
 def hint_of(error: StentorError) -> str:
     """What to do now: what the error says, or what it means for a person who typed an address."""
     if isinstance(error, ProtocolError) and _HTTP_ANSWER in error.message:
-        return "This looks like an HTTP port; brokers speak to clients on another one, usually 7440."
+        return "This looks like an HTTP port. Clients use another port of the broker, usually 7440."
     return error.hint
 
 

@@ -24,33 +24,36 @@ def _complete_kind(incomplete: str) -> list[str]:
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def lb_config(
     kind: Annotated[
-        str, typer.Argument(metavar="|".join(KINDS), help="Which load balancer.", autocompletion=_complete_kind)
+        str, typer.Argument(metavar="|".join(KINDS), help="Load balancer to write for.", autocompletion=_complete_kind)
     ],
     brokers: Annotated[
         str,
         typer.Option(
             metavar="HOST:PORT/HTTP_PORT,…",
-            help="The brokers. Without ports: 7440, and 7441 for health.",
+            help="Addresses of the brokers. Default ports: 7440, and 7441 for health.",
             show_default=False,
         ),
     ],
     host: Annotated[
         str,
         typer.Option(
-            metavar="HOST", help="Where the load balancer listens. Without it: everywhere.", show_default=False
+            metavar="HOST",
+            help="Address that the load balancer listens on. Default: all addresses.",
+            show_default=False,
         ),
     ] = "",
     port: Annotated[
-        int, typer.Option(metavar="PORT", min=1, max=65_535, help="The port it listens on.")
+        int, typer.Option(metavar="PORT", min=1, max=65_535, help="Port that the load balancer listens on.")
     ] = DEFAULT_PORT,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write there and not to standard output.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Write to this file instead of standard output.", show_default=False),
     ] = None,
 ) -> None:
-    """Write the configuration of a load balancer in front of the brokers.
+    """Write a configuration for a load balancer in front of the brokers.
 
-    It spreads connections over the brokers that answer 200 to /health/ready on their HTTP port. Clients that came
-    through it know the brokers' own addresses and keep working when the load balancer is gone.
+    The load balancer spreads connections over the brokers that answer 200 to /health/ready on their HTTP port. Clients
+    that connect through it learn the brokers' own addresses, and keep working when the load balancer fails.
 
     \b
     Examples:

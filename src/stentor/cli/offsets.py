@@ -37,7 +37,7 @@ def offsets(
     with options.connect(url, timeout, "offsets") as client:
         found = client.offsets(topic, position, stale="allow" if stale else "refuse")
     if not found.sure:
-        complain(f"It is not certain where the messages of {topic} end: more may be committed.")
+        complain(f"The end of {topic} is not certain: more messages may be committed.")
     if json:
         print_json({str(partition): offset for partition, offset in sorted(found.items())})
     else:

@@ -25,29 +25,37 @@ Url = Annotated[
         envvar="STENTOR_URL",
         show_envvar=True,
         metavar="URL",
-        help="The broker: stentor://host:port, host:port, or several with commas. Without it: localhost:7440.",
+        help="Address of the broker: stentor://host:port, host:port, or several with commas. Default: localhost:7440.",
         show_default=False,
     ),
 ]
 Timeout = Annotated[
     float,
-    typer.Option("--timeout", metavar="SECONDS", min=0.001, help="The longest wait for a connection or an answer."),
+    typer.Option(
+        "--timeout", metavar="SECONDS", min=0.001, help="Wait at most this long for a connection or an answer."
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Stale = Annotated[
     bool,
     typer.Option(
-        "--stale", help="Take what is known to be committed while no broker is certain where the messages end."
+        "--stale", help="When no broker knows for certain where the messages end, read those known to be committed."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Ack = Annotated[
+    str,
+    typer.Option(
+        metavar="none|head|quorum|all", help="Which copies must have a message before it counts as published."
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Topics = Annotated[
     list[str],
     typer.Argument(
         metavar="TOPIC", help="Topics or patterns: orders.eu, 'orders.*' (one part), 'orders.>' (the rest)."
     ),
 ]
-Start = Annotated[str, typer.Option("--start", metavar="POSITION", help=f"Where to begin: {SYNTAX}.")]
+Start = Annotated[str, typer.Option("--start", metavar="POSITION", help=f"Where to start: {SYNTAX}.")]
 
 
 def make_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
@@ -64,7 +72,7 @@ def make_app(*, add_completion: bool = False, **settings: Any) -> typer.Typer:
 def confirm(question: str, doing: str) -> None:
     """Ask a person; without one, `--yes` must have been said."""
     if not sys.stdin.isatty():
-        raise InvalidArgument(f"{doing} must be confirmed.", hint="Add --yes.")
+        raise InvalidArgument(f"{doing} needs a confirmation, and there is no terminal to ask on.", hint="Add --yes.")
     typer.confirm(question, abort=True)
 
 

@@ -12,20 +12,26 @@ from stentor.cli.positions import parse_moment
 from stentor.cli.quantities import parse_bytes, parse_seconds, plural
 from stentor.errors import InvalidArgument
 
-app = options.make_app(help="Metrics, snapshots and compaction on Spark.")
+app = options.make_app(help="Compute metrics and snapshots, and compact lakes, on Spark.")
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def metrics(
-    checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="DIR", help="Where Spark keeps its place.")],
-    window: Annotated[str, typer.Option(metavar="DURATION", help="The length of a window.")] = "1m",
-    late: Annotated[str, typer.Option(metavar="DURATION", help="How late a record may come.")] = "30s",
-    once: Annotated[bool, typer.Option("--once", help="Up to now, instead of until Ctrl-C.")] = False,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="DIR", help="Directory in which Spark keeps its progress.")
+    ],
+    window: Annotated[str, typer.Option(metavar="DURATION", help="Length of a window.")] = "1m",
+    late: Annotated[
+        str, typer.Option(metavar="DURATION", help="How late a record may arrive and still count.")
+    ] = "30s",
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop at the present end, instead of running until Ctrl-C.")
+    ] = False,
     master: spark_session.Master = None,
     conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
-    """Sum up what the brokers say about themselves, per topic and window, into the topic _metrics.windows.
+    """Sum up the brokers' metrics by topic and window, into the topic _metrics.windows.
 
     \b
     Examples:
@@ -46,7 +52,7 @@ def metrics(
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def show(json: options.Json = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
-    """Print the newest window of every topic that `stentor pipeline metrics` made."""
+    """Print the newest window of every topic, as `stentor pipeline metrics` computed it."""
     from stentor.spark.pipelines.metrics import last_windows
 
     with options.connect(url, timeout, "pipeline show") as client:
@@ -74,20 +80,23 @@ def _row(window: Any) -> tuple[object, ...]:
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def snapshot(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose keys are looked at.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to take the snapshot of.")],
     out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Write Parquet here; an earlier snapshot is replaced.")
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Write Parquet files here, and replace an earlier snapshot."),
     ] = None,
-    into: Annotated[str | None, typer.Option("--into", metavar="TOPIC", help="Publish it to this topic.")] = None,
+    into: Annotated[
+        str | None, typer.Option("--into", metavar="TOPIC", help="Publish the snapshot to this topic.")
+    ] = None,
     lake: Annotated[
-        str | None, typer.Option("--lake", metavar="DIR", help="Take the history from this lake.", show_default=False)
+        str | None, typer.Option("--lake", metavar="DIR", help="Read the history from this lake.", show_default=False)
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="As it was at this time.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Take the snapshot as of this time.")] = None,
     master: spark_session.Master = None,
     conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
-    """The latest value of every key of a topic, now or at a time, of any size.
+    """Write the latest value of every key of a topic, as of now or of a time.
 
     \b
     Examples:
@@ -97,7 +106,9 @@ def snapshot(
     from stentor.spark.pipelines import snapshot as pipeline
 
     if (out is None) == (into is None):
-        raise InvalidArgument("One of --out and --into is needed.", hint="--out DIR writes files, --into publishes.")
+        raise InvalidArgument(
+            "Exactly one of --out and --into is needed.", hint="--out DIR writes files, --into publishes."
+        )
     with spark_session.spark_session("snapshot", master, conf) as spark:
         moment = None if until is None else parse_moment(until, "--until")
         frame = pipeline.latest(spark, topic, url=url, lake=lake, until=moment).cache()
@@ -112,7 +123,7 @@ def snapshot(
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def compact(
     lake: spark_session.LakeOption,
-    target: Annotated[str, typer.Option(metavar="SIZE", help="How large files should become.")] = "128MiB",
+    target: Annotated[str, typer.Option(metavar="SIZE", help="Size that joined files should have.")] = "128MiB",
     master: spark_session.Master = None,
     conf: spark_session.Conf = None,
 ) -> None:

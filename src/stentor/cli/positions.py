@@ -44,7 +44,7 @@ def check_order(start: Place, end: Place) -> None:
     if (isinstance(first, int) and isinstance(last, int) and first > last) or (
         isinstance(first, datetime) and isinstance(last, datetime) and first.astimezone(UTC) > last.astimezone(UTC)
     ):
-        raise InvalidArgument("--start is behind --end.", hint="Exchange them, or leave one out.")
+        raise InvalidArgument("--start is after --end.", hint="Swap them, or leave one out.")
 
 
 def _ago(text: str) -> timedelta | None:

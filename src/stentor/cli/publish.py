@@ -22,42 +22,56 @@ if TYPE_CHECKING:
 
 app = options.make_app()
 
+Values = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="VALUE",
+        help="Messages to publish. Without them, each line of --file or standard input is a message.",
+    ),
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--file",
+        metavar="FILE",
+        help="Publish each line of this file. Repeat it for more files; - is standard input.",
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", help="Key of the messages. Messages with the same key go to the same partition."),
+]
+Headers = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Header of the messages. Repeat it for more headers.")
+]
+
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def publish(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic, such as orders.eu.")],
-    values: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="VALUE", help="One message each. Without any: lines of --file or standard input."),
-    ] = None,
-    file: Annotated[
-        list[Path] | None,
-        typer.Option("--file", metavar="FILE", help="Publish each line of this file; may be repeated; - is stdin."),
-    ] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Each file is one message, not one per line.")] = False,
+    values: Values = None,
+    file: Files = None,
+    whole: Annotated[bool, typer.Option("--whole", help="Publish each file as one message.")] = False,
     json: Annotated[
         bool,
-        typer.Option(
-            "--json", help="Each value or line is an object with value, key, headers and timestamp; print JSON, too."
-        ),
+        typer.Option("--json", help="Read JSON objects with value, key, headers and timestamp, and print JSON."),
     ] = False,
-    key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="The key of every message; one key, one partition.")
+    key: Key = None,
+    header: Headers = None,
+    partition: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Publish to this partition, whatever the key.")
     ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header of every message; may be repeated.")
-    ] = None,
-    partition: Annotated[int | None, typer.Option(metavar="N", min=0, help="The partition, instead of by key.")] = None,
-    ack: Annotated[str, typer.Option(metavar="none|head|quorum|all", help="How safe before it counts.")] = "all",
+    ack: options.Ack = "all",
     compression: Annotated[str | None, typer.Option(metavar="lz4|zstd", help="Compress batches.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing when it worked.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing on success.")] = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
     """Publish messages from arguments, standard input or files.
 
-    Arguments are acknowledged one by one, and where each one is gets printed. Lines are sent in batches, and how
-    many were acknowledged gets printed. In JSON, bytes that are not text are {"base64": "..."}.
+    Messages from arguments are published one by one, and the command prints the offset of each. Lines are sent in
+    batches, and the command prints how many were acknowledged. In JSON, bytes that are not text are
+    {"base64": "..."}.
 
     \b
     Examples:
@@ -67,7 +81,7 @@ def publish(
       echo '{"key": "42", "value": "hi", "headers": {"a": "b"}}' | stentor publish orders.eu --json
     """
     if values and file:
-        raise InvalidArgument("Values and --file exclude each other.", hint="Give one of them.")
+        raise InvalidArgument("Values and --file cannot be used together.", hint="Use one of them.")
     if whole and not file:
         raise InvalidArgument("--whole needs --file.", hint="Name the file to publish as one message.")
     sending = Sending(
@@ -133,7 +147,7 @@ def _publish_feed(
 
 def _explain_terminal(feed: PublishInput) -> None:
     if feed.is_terminal:
-        print("Each line is a message; Ctrl-D ends.", file=sys.stderr, flush=True)
+        print("Each line is a message. Press Ctrl-D to end.", file=sys.stderr, flush=True)
 
 
 def _print_result(sending: Sending, feed: PublishInput, seconds: float) -> None:

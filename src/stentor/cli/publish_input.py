@@ -151,7 +151,7 @@ def _read_whole(name: str, stream: BinaryIO, bytes_max: int) -> bytes:
     if len(data) > bytes_max:
         raise LimitExceeded(
             f"{name} has {_size(stream) or f'more than {bytes_max:,}'} bytes; one message has at most {bytes_max:,}.",
-            hint="Publish it line by line without --whole, or put it elsewhere and publish its address.",
+            hint="Publish it line by line without --whole, or store it elsewhere and publish its address.",
             operation="publish",
             object=name,
         )
@@ -170,8 +170,8 @@ def _size(stream: BinaryIO) -> str:
 def _check_length(name: str, size: int) -> None:
     if size > LINE_BYTES_MAX:
         raise LimitExceeded(
-            f"A message of {name} is longer than {LINE_BYTES_MAX} bytes.",
-            hint="Put one message on each line, or publish what is this large elsewhere and its address here.",
+            f"A line of {name} is longer than {LINE_BYTES_MAX} bytes.",
+            hint="Put one message on each line, or store large content elsewhere and publish its address.",
             operation="publish",
             object=name,
         )

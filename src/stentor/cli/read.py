@@ -31,9 +31,12 @@ app = options.make_app()
 def read(
     topics: options.Topics,
     start: options.Start = "earliest",
-    end: Annotated[str, typer.Option(metavar="POSITION", help=f"Where to stop, exclusive: {SYNTAX}.")] = "now",
+    end: Annotated[
+        str,
+        typer.Option(metavar="POSITION", help=f"Where to stop; the message at this position is not printed: {SYNTAX}."),
+    ] = "now",
     count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Print at most N messages.")] = None,
-    partition: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this partition.")] = None,
+    partition: Annotated[int | None, typer.Option(metavar="N", min=0, help="Read only this partition.")] = None,
     format: Annotated[
         str, typer.Option("--format", "-f", metavar="|".join(formats.NAMES), help="How to print a message.")
     ] = "value",
@@ -43,10 +46,11 @@ def read(
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
-    """Print what topics hold between two positions, then end.
+    """Print the messages between two positions, then stop.
 
-    It ends at what is committed when it begins; it fails if no broker can tell for certain where that is within
-    --timeout, unless --stale allows for less. Order holds within a partition. Dates without a zone are local time.
+    By default it reads up to the last message that is committed when it starts. It fails if no broker knows for certain
+    within --timeout where that is; --stale allows a read that may end earlier. Messages keep their order within a
+    partition. Dates without a zone are local time.
 
     \b
     Examples:
@@ -79,7 +83,7 @@ def _committed_ends(client: Client, topics: list[str], partition: int | None, st
     unsure = sorted(name for name, topic in found.items() if not topic.sure)
     if unsure:
         more = f" and {len(unsure) - _NAMED_MAX} more" if len(unsure) > _NAMED_MAX else ""
-        complain(f"More may be committed than is read of {', '.join(unsure[:_NAMED_MAX])}{more}.")
+        complain(f"More messages may be committed than were read from {', '.join(unsure[:_NAMED_MAX])}{more}.")
     for pattern in filter(is_pattern, topics):
         if not any(matches(pattern, name) for name in found):
             complain(f"No topic matches {pattern!r}.")
@@ -113,7 +117,7 @@ def _is_beyond(last: Place, ends: dict[Spot, int]) -> TypeGuard[int]:
     ]
     if short:
         more = f" and {len(short) - _NAMED_MAX} more" if len(short) > _NAMED_MAX else ""
-        complain(f"Offset {last} is not there yet: the read ends in {', '.join(short[:_NAMED_MAX])}{more}.")
+        complain(f"Offset {last} does not exist yet. The read ends earlier: {', '.join(short[:_NAMED_MAX])}{more}.")
     return bool(short)
 
 
@@ -155,7 +159,7 @@ def _until_end(subscription: Subscription, timeout: float) -> Iterator[Message]:
             return
         except DeadlineExceeded as error:
             raise DeadlineExceeded(
-                f"Nothing came for {timeout:g} s, and the end is not reached.",
-                hint="Is the broker still running? `stentor doctor` tells; --timeout waits longer.",
+                f"No message arrived for {timeout:g} s, and the read is not at its end.",
+                hint="Check with `stentor doctor` that the broker runs, or wait longer with --timeout.",
                 operation="read",
             ) from error

@@ -23,15 +23,18 @@ def record(
     topics: options.Topics,
     lake: spark_session.LakeOption,
     format: Annotated[
-        str | None, typer.Option("--format", metavar="parquet|delta", help="Of a new lake; parquet without it.")
+        str | None, typer.Option("--format", metavar="parquet|delta", help="Format of a new lake. Default: parquet.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, instead of up to now.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep recording until Ctrl-C, instead of stopping at the present end.")
+    ] = False,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="With --follow: how often to look for more.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="With --follow: how often to look for new messages.")
     ] = 10.0,
-    compact: Annotated[bool, typer.Option("--compact", help="Join small files at the end.")] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="Join small files afterwards.")] = False,
     allow_data_loss: Annotated[
-        bool, typer.Option("--allow-data-loss", help="Go on though messages were deleted before they were recorded.")
+        bool,
+        typer.Option("--allow-data-loss", help="Continue even if messages were deleted before they were recorded."),
     ] = False,
     master: spark_session.Master = None,
     conf: spark_session.Conf = None,
@@ -41,7 +44,7 @@ def record(
 
     The files are sorted by topic and day, and each message is in them exactly once.
 
-    The lake knows how far it is: the same command goes on where the last one ended, also after a crash.
+    The lake stores how far it has recorded. Run the same command again to continue, also after a crash.
 
     \b
     Examples:

@@ -33,23 +33,23 @@ _CLI_HEAD: Final = """\
 | code | meaning |
 |---|---|
 | 0 | success, also when the reader of the output closed the pipe (`\\| head`) |
-| 1 | something failed: no broker, no such topic, a full disk, a check that did not hold |
+| 1 | something failed: no broker, no such topic, a full disk, a failed check |
 | 2 | the command line is wrong: an unknown option, a malformed position, an impossible setting |
 | 130 | interrupted with Ctrl-C |
 
-A failure is one sentence on standard error, `stentor: what failed. What to do.`; `STENTOR_DEBUG=1` adds the traceback.
+A failure prints one line on standard error, `stentor: what failed. What to do.`; `STENTOR_DEBUG=1` adds the traceback.
 
 ## Positions
 
-`--start`, `--end` and `--at` take the same words everywhere:
+`--start`, `--end` and `--at` take the same positions everywhere:
 
 | position | meaning |
 |---|---|
-| `earliest` | the first message that is kept |
+| `earliest` | the oldest message that is kept |
 | `latest`, `now` | after the last message |
 | `1234` | this offset, in every partition |
 | `2026-01-31T12:00Z`, `2026-01-31` | the first message at or after this time; without a zone it is local time |
-| `-1h`, `-1h30m`, `"15m ago"` | so long before now; units are ms, s, m, h, d, w |
+| `-1h`, `-1h30m`, `"15m ago"` | this long before now; units are ms, s, m, h, d, w |
 | `last:100` | the newest 100 messages of each partition |
 """
 

@@ -21,12 +21,37 @@ if TYPE_CHECKING:
 app = options.make_app()
 
 Speed = Annotated[
-    str, typer.Option(metavar="original|N|max", help="The pace: as it happened, N times as fast, or full speed.")
+    str,
+    typer.Option(metavar="original|N|max", help="Pace of the replay: as it happened, N times as fast, or full speed."),
 ]
 PaceBy = Annotated[
     str,
     typer.Option(
-        metavar="appended|timestamp", help="Pace by the time a broker appended a message, or by the message's own."
+        metavar="appended|timestamp",
+        help="Which time sets the pace: when the broker appended a message, or the message's own timestamp.",
+    ),
+]
+RecordedTopics = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TOPIC]...", help="Recorded topics to publish. Default: all topics of the lake."),
+]
+Into = Annotated[
+    str | None,
+    typer.Option(metavar="TOPIC", help="Publish to this topic; a * in it stands for the recorded topic's name."),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        metavar="KEY",
+        help="Publish only messages with this key. Repeat it for more keys.",
+        show_default=False,
+    ),
+]
+Work = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR", help="Keep the selection and the progress in this directory, so that --resume can continue."
     ),
 ]
 
@@ -34,36 +59,25 @@ PaceBy = Annotated[
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def replay(
     lake: spark_session.LakeOption,
-    topics: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Recorded topics; without any: all of the lake.")
-    ] = None,
-    into: Annotated[
-        str | None,
-        typer.Option(metavar="TOPIC", help="Where to: one topic, or a name with * for the recorded topic's name."),
-    ] = None,
+    topics: RecordedTopics = None,
+    into: Into = None,
     speed: Speed = "original",
     pace_by: PaceBy = "appended",
-    start: Annotated[str | None, typer.Option(metavar="TIME", help="From this time on.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
-    key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="KEY", help="Only this key; may be repeated.", show_default=False),
-    ] = None,
-    work: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Keep the selection and the place here, so that it can be taken up again."),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Take up the replay of --work.")] = False,
+    start: Annotated[str | None, typer.Option(metavar="TIME", help="Publish messages from this time on.")] = None,
+    end: Annotated[str | None, typer.Option(metavar="TIME", help="Publish messages before this time.")] = None,
+    key: Keys = None,
+    work: Work = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the replay in --work.")] = False,
     master: spark_session.Master = None,
     conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
-    """Publish recorded messages again, at their pace or faster.
+    """Publish recorded messages again, at the original pace or faster.
 
-    In the order of their times, with keys, headers, times and partitions as they were.
+    Messages are published in the order of their times, with the same keys, headers, times and partitions.
 
-    Spark selects and orders; then they are published, exactly once, at the pace that is asked for. --url may be
-    another cluster than the one that was recorded.
+    Spark selects and sorts the messages. Then the command publishes them, each exactly once, at the pace you choose.
+    --url may name another cluster than the one that was recorded.
 
     \b
     Examples:
@@ -74,7 +88,7 @@ def replay(
     from stentor.spark.pipelines import replay as pipeline
 
     if resume and work is None:
-        raise InvalidArgument("--resume needs --work.", hint="Name the directory of the replay to take up.")
+        raise InvalidArgument("--resume needs --work.", hint="Name the directory of the replay to continue.")
     with tempfile.TemporaryDirectory(prefix="stentor-replay-") as temporary:
         place = Path(work or temporary)
         if not resume:
@@ -106,7 +120,7 @@ def _moment(text: str | None, option: str) -> datetime | None:
 
 def _pace_by(text: str) -> str:
     if text not in ("appended", "timestamp"):
-        raise InvalidArgument(f"--pace-by {text!r} is not known.", hint="Use appended or timestamp.")
+        raise InvalidArgument(f"--pace-by {text!r} is unknown.", hint="Use appended or timestamp.")
     return "appended_at" if text == "appended" else text
 
 

@@ -24,11 +24,11 @@ app = options.make_app()
 _HELP = """\
 Run a broker until it is stopped.
 
-One line on standard output says when it is ready and where; logs go to standard error. SIGTERM and Ctrl-C
-stop it gracefully: what was acknowledged is on disk.
+When the broker is ready, it prints one line with its address on standard output. Logs go to standard error.
+SIGTERM and Ctrl-C stop it gracefully: everything it acknowledged is on disk.
 
 Every option is also an environment variable (--http-port is STENTOR_HTTP_PORT) and a key of the TOML file
-(http_port = 7441). The first of flag, variable and file that names a setting wins.
+(http_port = 7441). A flag wins over a variable, and a variable over the file.
 
 \b
 Examples:
@@ -83,7 +83,8 @@ def _metavar(name: str, default: Any) -> str:
 
 def _signature() -> inspect.Signature:
     file = Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings.", show_default=False)
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="Read settings from this TOML file.", show_default=False),
     ]
     config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=file)
     return inspect.Signature([config, *(_option(*setting) for setting in described_settings())])

@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 Master = Annotated[
     str | None,
     typer.Option(
-        "--master", metavar="URL", help="A Spark cluster, such as spark://host:7077. Without it: this machine."
+        "--master", metavar="URL", help="Spark cluster to run on, such as spark://host:7077. Default: this machine."
     ),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may be repeated.", show_default=False),
+    typer.Option(
+        "--conf", metavar="KEY=VALUE", help="Setting for Spark. Repeat it for more settings.", show_default=False
+    ),
 ]
-LakeOption = Annotated[str, typer.Option("--lake", metavar="DIR", help="The directory of the lake.")]
+LakeOption = Annotated[str, typer.Option("--lake", metavar="DIR", help="Directory of the lake.")]
 
 SILENT_S: Final = 1.0
 _OURS: Final = re.compile(r"stentor\.(?:errors|spark\.java)\.(\w+): (.+)")

@@ -16,22 +16,22 @@ app = options.make_app()
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def sql(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="SQL; every topic is a table.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="SQL query, in which every topic is a table.")],
     lake: Annotated[
         str | None,
-        typer.Option("--lake", metavar="DIR", help="Take the history from this lake, the rest from the brokers."),
+        typer.Option("--lake", metavar="DIR", help="Read the history from this lake, and the rest from the brokers."),
     ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Print at most so many rows.")] = 1000,
-    binary: Annotated[bool, typer.Option("--binary", help="Keys and values as bytes instead of text.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Print at most N rows.")] = 1000,
+    binary: Annotated[bool, typer.Option("--binary", help="Treat keys and values as bytes instead of text.")] = False,
     json: options.Json = False,
     master: spark_session.Master = None,
     conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
-    """Ask topics and their recorded history with SQL.
+    """Query topics and their recorded history with SQL.
 
-    A topic is a table with topic, partition, offset, timestamp, key, value and headers. With --lake its recorded
-    history is part of it, without gap or overlap.
+    A topic is a table with the columns topic, partition, offset, timestamp, key, value and headers. With --lake the
+    table includes the recorded history, without gap or overlap.
 
     \b
     Examples:

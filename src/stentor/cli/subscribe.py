@@ -28,11 +28,12 @@ def subscribe(
     topics: options.Topics,
     start: options.Start = "latest",
     end: Annotated[
-        str | None, typer.Option(metavar="POSITION", help="Stop there; without it, go on until Ctrl-C.")
+        str | None,
+        typer.Option(metavar="POSITION", help="Stop at this position. Without it, print messages until Ctrl-C."),
     ] = None,
     count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N messages.")] = None,
     idle: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Stop when nothing arrived for so long.")
+        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Stop after this many seconds without a message.")
     ] = None,
     format: Annotated[
         str, typer.Option("--format", "-f", metavar="|".join(formats.NAMES), help="How to print a message.")
@@ -40,10 +41,16 @@ def subscribe(
     key: Annotated[bool, typer.Option("--key", help="Print the key and a tab before each value.")] = False,
     on_slow: Annotated[
         str,
-        typer.Option(metavar="catch_up|raise|skip|disconnect", help="What to do when this reader passes --max-lag."),
+        typer.Option(
+            metavar="catch_up|raise|skip|disconnect",
+            help="What to do when this subscriber is further behind than --max-lag.",
+        ),
     ] = "catch_up",
     max_lag: Annotated[
-        str | None, typer.Option(metavar="N|DURATION", help="How far behind is too slow: messages, or like 30s.")
+        str | None,
+        typer.Option(
+            metavar="N|DURATION", help="How far behind counts as slow: a number of messages, or a duration such as 30s."
+        ),
     ] = None,
     json: options.Json = False,
     url: options.Url = None,
@@ -51,7 +58,7 @@ def subscribe(
 ) -> None:
     """Print messages as they arrive.
 
-    Ctrl-C ends it. A subscriber that falls behind reads from the log and then is live again.
+    Press Ctrl-C to stop. A subscriber that falls behind catches up from the log.
 
     \b
     Examples:
@@ -74,7 +81,7 @@ def subscribe(
         missing = _missing(client, topics) if last is None else []
         with client.subscribe(topics, **choices) as subscription:
             for topic in missing:
-                complain(f"There was no topic {topic}: it was made. Delete it if that is a slip of the pen.")
+                complain(f"Topic {topic} did not exist, so it was created. Delete it if you mistyped its name.")
             print_messages(subscription.close, _arriving(subscription, count, idle), shape, formats.heading(name))
             _tell_events(subscription)
 
@@ -127,4 +134,4 @@ def _tell_events(subscription: Subscription) -> None:
     for event in subscription.events():
         if event.kind == "skipped":
             skipped = plural(event.next_offset - event.first_offset, "message")
-            complain(f"{skipped} of {event.topic}/{event.partition} from offset {event.first_offset} on were skipped.")
+            complain(f"{skipped} of {event.topic}/{event.partition} were skipped, from offset {event.first_offset} on.")

@@ -36,7 +36,7 @@ def start(data: Path, settings: dict[str, Any], *, detach: bool) -> StartedProce
         state = _read_state(data)
         if _is_alive(state):
             raise InvalidArgument(
-                f"A cluster runs in {data} already (process {state['pid']}).",
+                f"A cluster already runs in {data} (process {state['pid']}).",
                 hint=f"`{_command(data, 'down')}` stops it.",
             )
         _end_orphans(state)

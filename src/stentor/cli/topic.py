@@ -24,43 +24,59 @@ if TYPE_CHECKING:
 
 app = options.make_app(invoke_without_command=True, help="Create, list, describe, alter, delete and recover topics.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The topic: dotted parts, such as orders.eu.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic, in dotted parts, such as orders.eu.")]
 Flush = Annotated[
     str | None,
     typer.Option(
         metavar="always|interval",
-        help="Acknowledge when the disk has it (always), or at once and write every --flush-interval-ms.",
+        help="Acknowledge a message once it is on disk (always), or at once, and sync every --flush-interval-ms.",
     ),
 ]
-FlushInterval = Annotated[int | None, typer.Option(metavar="MS", min=1, help="What a power cut may take.")]
+FlushInterval = Annotated[
+    int | None,
+    typer.Option(metavar="MS", min=1, help="With --flush interval: time between syncs, which a power cut may lose."),
+]
 RetentionAge = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Delete messages older than this, like 7d; none keeps them.")
+    str | None, typer.Option(metavar="DURATION", help="Delete messages older than this, such as 7d; none keeps them.")
 ]
 RetentionBytes = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Delete the oldest beyond this size per partition, like 10GB; none keeps them."),
+    typer.Option(
+        metavar="SIZE",
+        help="Delete the oldest messages of a partition beyond this size, such as 10GB; none keeps them.",
+    ),
 ]
 Replicas = Annotated[
-    int | None, typer.Option(metavar="N", min=0, help="Copies, on as many brokers; 0: three, if there are so many.")
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Number of copies, each on its own broker. 0 means three, or fewer if the cluster is smaller.",
+    ),
 ]
 MinReplicas = Annotated[
     int | None,
-    typer.Option(metavar="N", min=0, help="With fewer copies it takes no messages; 0: a majority of them."),
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Refuse messages while fewer copies than this are available. 0 means a majority of the copies.",
+    ),
 ]
 Placement = Annotated[
     str | None,
     typer.Option(
         metavar="spread|active-passive|multi-primary",
-        help="Heads on all brokers, all on one that others stand by for, or a partition for each broker to write to.",
+        help="Spread the heads over all brokers, keep all on one, or give each broker partitions to write to.",
     ),
 ]
 KeepUnrecorded = Annotated[
     bool | None,
     typer.Option(
-        "--keep-unrecorded/--delete-unrecorded", help="Retention waits for what a recorder has not marked yet, or not."
+        "--keep-unrecorded/--delete-unrecorded",
+        help="Whether retention keeps messages that no recorder has recorded yet.",
     ),
 ]
-SegmentBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Size of a log file, like 256MiB.")]
+SegmentBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Size of a log file, such as 256MiB.")]
 
 
 @app.callback()
@@ -73,7 +89,7 @@ def topic(context: typer.Context) -> None:
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def create(
     name: Name,
-    partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many partitions.")] = None,
+    partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of partitions.")] = None,
     replicas: Replicas = None,
     min_replicas: MinReplicas = None,
     placement: Placement = None,
@@ -83,14 +99,15 @@ def create(
     retention_bytes: RetentionBytes = None,
     keep_unrecorded: KeepUnrecorded = None,
     segment_bytes: SegmentBytes = None,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Succeed if the topic is there already.")] = False,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Succeed if the topic already exists.")] = False,
     json: options.Json = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
     """Create a topic.
 
-    What is not said is the broker's default. Order holds within a partition; more partitions, more speed.
+    Settings that you leave out take the broker's defaults. Messages keep their order within a partition. More
+    partitions let more clients work in parallel.
 
     \b
     Examples:
@@ -111,7 +128,7 @@ def create(
 def _check_replicas(replicas: int | None, min_replicas: int | None) -> None:
     if replicas and min_replicas and min_replicas > replicas:
         raise InvalidArgument(
-            f"--min-replicas {min_replicas} is above --replicas {replicas}: it would never take a message.",
+            f"--min-replicas {min_replicas} is above --replicas {replicas}: the topic would never accept a message.",
             hint=f"Use at most {replicas}.",
         )
 
@@ -126,7 +143,7 @@ def _tell_differences(topic: TopicInfo, settings: dict[str, Any]) -> None:
     ]
     if differing:
         complain(
-            f"{topic.name} was there already and stays as it is: {', '.join(differing)}."
+            f"Topic {topic.name} already exists and was not changed: {', '.join(differing)}."
             " `stentor topic alter` changes settings, except the number of partitions."
         )
 
@@ -134,13 +151,14 @@ def _tell_differences(topic: TopicInfo, settings: dict[str, Any]) -> None:
 @app.command("list", context_settings=options.CONTEXT_SETTINGS)
 def list_topics(
     pattern: Annotated[
-        str | None, typer.Argument(metavar="PATTERN", help="Only these, such as 'orders.*' or 'orders.>'.")
+        str | None,
+        typer.Argument(metavar="PATTERN", help="List only topics that match, such as 'orders.*' or 'orders.>'."),
     ] = None,
     json: options.Json = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
-    """List topics, all or those that match a pattern."""
+    """List all topics, or those that match a pattern."""
     if pattern is not None:
         check_pattern(pattern)
     with options.connect(url, timeout, "topic list") as client:
@@ -180,7 +198,7 @@ def alter(
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
-    """Change settings of a topic; those not named stay as they are.
+    """Change settings of a topic; all others stay as they are.
 
     \b
     Examples:
@@ -191,7 +209,7 @@ def alter(
     changes = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
     changes |= _given(replicas=replicas, min_replicas=min_replicas, placement=placement)
     if not changes:
-        raise InvalidArgument("There is nothing to change.", hint="Name a setting, such as --retention-age 7d.")
+        raise InvalidArgument("No setting was named.", hint="Name a setting to change, such as --retention-age 7d.")
     check_topic_name(name)
     _check_replicas(replicas, min_replicas)
     with options.connect(url, timeout, "topic alter") as client:
@@ -205,7 +223,7 @@ def delete(
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
-    """Delete a topic and all its messages; there is no way back."""
+    """Delete a topic and all its messages. This cannot be undone."""
     check_topic_name(name)
     if not yes:
         options.confirm(f"Delete {name} and all its messages?", f"Deleting {name}")
@@ -217,18 +235,19 @@ def delete(
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def recover(
     name: Name,
-    partition: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this one; else all.")] = None,
+    partition: Annotated[int | None, typer.Option(metavar="N", min=0, help="Recover only this partition.")] = None,
     broker: Annotated[
-        str | None, typer.Option(metavar="ID", help="Whose copy shall lead; else the one that is furthest.")
+        str | None,
+        typer.Option(metavar="ID", help="Let the copy on this broker lead. By default it is the copy that holds most."),
     ] = None,
     yes: options.Yes = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
-    """Let a copy lead although it may lack committed messages: what it lacks is lost.
+    """Let an incomplete copy lead a partition; messages that it lacks are lost.
 
-    For partitions whose chain cannot be put together any more: all its members are gone for good, or etcd was
-    restored from an older state. Partitions that are at work are left as they are.
+    This is for partitions that cannot come back by themselves: all members of the chain are gone for good, or etcd
+    was restored from an older state. Partitions that work are not touched.
 
     \b
     Examples:
@@ -237,7 +256,7 @@ def recover(
     """
     check_topic_name(name)
     if not yes:
-        options.confirm(f"Recover {name}, and lose what the copy lacks?", f"Recovering {name}")
+        options.confirm(f"Recover {name}, and lose the messages that the copy lacks?", f"Recovering {name}")
     with options.connect(url, timeout, "topic recover") as client:
         topic = client.describe_topic(name)
         at_work = partitions_at_work(client, topic, timeout) if broker is None else set()
@@ -252,7 +271,9 @@ def _recovered(client: Client, name: str, partition: int, broker: str | None) ->
     except InvalidArgument as error:
         return f"left as it is: {error.message}"
     lost = (
-        f"offsets {done.end} to {done.committed - 1} are lost" if done.committed > done.end else "nothing known is lost"
+        f"offsets {done.end} to {done.committed - 1} are lost"
+        if done.committed > done.end
+        else "no known message is lost"
     )
     return f"leads again from offset {done.end}, epoch {done.epoch}; {lost}"
 
@@ -333,7 +354,7 @@ def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
             ("replicas", _replicas(settings)),
             ("flush", flush),
             ("retention", _retention(topic)),
-            ("segments of", show_bytes(settings.segment_bytes)),
+            ("segment size", show_bytes(settings.segment_bytes)),
             *([("schema", f"version {len(topic.schemas)}: {in_words(topic.schemas[-1])}")] if topic.schemas else []),
         ]
     )
@@ -369,7 +390,7 @@ def _print_partitions(topic: TopicInfo) -> None:
 
 def _print_recorded(partitions: list[PartitionInfo]) -> None:
     """How far recorders have come, and what is kept for them past the topic's retention."""
-    headings = ("PARTITION", "RECORDED", "NOT RECORDED", "KEPT FOR IT")
+    headings = ("PARTITION", "RECORDED", "NOT RECORDED", "KEPT LONGER")
     rows = (
         (
             each.partition,

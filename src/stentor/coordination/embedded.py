@@ -185,7 +185,7 @@ class EmbeddedStore:
         finished = await self._change(self._swap(dict(expect), dict(put), delete, lease))
         if finished is None:
             raise UnknownSwap(
-                f"A change was not saved within {self._timeout_s:g} s; it may still be.",
+                f"A change was not saved within {self._timeout_s:g} s. It may still be saved.",
                 hint="Read the keys back before trying again.",
                 operation="swap",
             )
@@ -202,7 +202,7 @@ class EmbeddedStore:
                 self._failures += 1
                 raise CoordinationUnavailable(
                     f"The coordination file is still busy with another change after {self._timeout_s:g} s.",
-                    hint="Look at the disk of the data directory.",
+                    hint="Check the disk of the data directory.",
                 ) from None
             raise
         task = self._start(work)
@@ -307,7 +307,7 @@ class EmbeddedStore:
         if await self._change(self._drop(lease)) is None:
             raise CoordinationUnavailable(
                 f"A lease was not ended on disk within {self._timeout_s:g} s.",
-                hint="Try again; look at the disk of the data directory.",
+                hint="Try again, and check the disk of the data directory.",
             )
 
     def _timer(self, lease: int, after_s: float) -> asyncio.TimerHandle:
@@ -322,7 +322,7 @@ class EmbeddedStore:
         try:
             await self._change(self._drop(lease))
         except (CoordinationUnavailable, StorageError, OSError) as error:
-            logger.warning("the keys of a lease that ran out could not be deleted yet: %s", error)
+            logger.warning("the keys of an expired lease could not be deleted yet: %s", error)
             self._timer(lease, limits.COORDINATION_POLL_S)
 
     async def _drop(self, lease: int) -> Swap:

@@ -17,7 +17,7 @@ def check_swap(expect: Mapping[str, int], put: Mapping[str, bytes], delete: tupl
     if operations > limits.COORDINATION_SWAP_OPERATIONS_MAX:
         raise LimitExceeded(
             f"A swap of {operations} operations is over the limit of {limits.COORDINATION_SWAP_OPERATIONS_MAX}.",
-            hint="Split it into several, each of which leaves a state that can be lived with.",
+            hint="Split it into several swaps, each of which leaves a valid state.",
         )
     both = put.keys() & set(delete)
     if both:
@@ -34,7 +34,7 @@ def check_key(key: str) -> None:
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
-        raise InvalidArgument("A key is text that UTF-8 can hold; this one is not.", object=ascii(key)[:100]) from None
+        raise InvalidArgument("A key must be text that can be encoded as UTF-8.", object=ascii(key)[:100]) from None
     if not 0 < size <= limits.COORDINATION_KEY_BYTES_MAX:
         raise InvalidArgument(
             f"A key has 1 to {limits.COORDINATION_KEY_BYTES_MAX} bytes; this one has {size}.", object=key[:100]
@@ -44,6 +44,4 @@ def check_key(key: str) -> None:
 def check_ttl(ttl_s: int) -> None:
     """Refuse a lease that is no whole number of seconds, or too long to say anything."""
     if not 1 <= ttl_s <= limits.COORDINATION_LEASE_S_MAX or ttl_s != int(ttl_s):
-        raise InvalidArgument(
-            f"A lease lasts 1 to {limits.COORDINATION_LEASE_S_MAX} whole seconds; this one was to last {ttl_s}."
-        )
+        raise InvalidArgument(f"A lease lasts 1 to {limits.COORDINATION_LEASE_S_MAX} whole seconds, not {ttl_s}.")

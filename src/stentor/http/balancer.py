@@ -50,7 +50,7 @@ def parse_backends(text: str) -> list[Backend]:
             )
         found.append(Backend(matched["host"], *ports))
     if not found:
-        raise InvalidArgument("A load balancer needs brokers.", hint="Use --brokers host:port/http_port,…")
+        raise InvalidArgument("No broker is named.", hint="Use --brokers host:port/http_port,…")
     if len({broker.address for broker in found}) < len(found):
         raise InvalidArgument("A broker is named twice.", hint="Name each once in --brokers.")
     return found
@@ -64,22 +64,22 @@ def render(kind: str, brokers: Sequence[Backend], *, host: str = "", port: int =
 
 
 _HAPROXY: Final = """\
-# Stentor behind HAProxy: TCP, and a broker gets clients only while it says that it is ready.
+# HAProxy in front of Stentor, by TCP. A broker gets clients only while it says that it is ready.
 # Check with `haproxy -c -f FILE`, start with `haproxy -f FILE`. Start two, and give clients both addresses.
 
 global
     maxconn 10000
-    # Where so many files are not allowed, start with fewer.
+    # If the system does not allow that many open files, start with fewer.
     no strict-limits
 
 defaults
     mode tcp
-    # Clients and brokers speak every few seconds; who says nothing for so long is gone.
+    # Clients and brokers send something every few seconds. A side that is silent for a minute is gone.
     timeout client 1m
     timeout server 1m
     timeout connect 2s
     timeout check 1s
-    # A broker that does not take the connection: try the next one.
+    # If a broker does not accept the connection, try the next one.
     retries 3
     option redispatch 1
 
@@ -92,7 +92,7 @@ backend brokers
     option httpchk
     http-check send meth HEAD uri {ready}
     http-check expect status 200
-    # Connections to a broker that is no longer ready are closed: clients come back and are led to another.
+    # Close connections to a broker that is no longer ready: clients reconnect and get another broker.
     default-server check inter 500ms fastinter 250ms fall 2 rise 1 on-marked-down shutdown-sessions
 {servers}
 """
@@ -106,11 +106,11 @@ def _haproxy(brokers: Sequence[Backend], host: str, port: int) -> str:
 
 
 _NGINX: Final = """\
-# Stentor behind nginx: TCP. Check with `nginx -t -c FILE`, start with `nginx -c FILE`. It needs nginx's stream module,
-# which is a package of its own in Debian: libnginx-mod-stream.
+# nginx in front of Stentor, by TCP. Check with `nginx -t -c FILE`, start with `nginx -c FILE`. It needs nginx's stream
+# module, which is a package of its own in Debian: libnginx-mod-stream.
 #
-# nginx notices by itself that a broker takes no connections, and leaves it out for a while. Only NGINX Plus can ask
-# a broker whether it is ready: there, take the # away from the lines below. HAProxy does so as it is.
+# nginx notices by itself that a broker accepts no connections, and leaves it out for a while. Only NGINX Plus can ask
+# a broker whether it is ready: with it, remove the # from the lines below. HAProxy always asks.
 
 worker_processes auto;
 include /etc/nginx/modules-enabled/*.conf;
@@ -135,7 +135,7 @@ stream {{
         proxy_pass brokers;
         proxy_connect_timeout 2s;
         proxy_next_upstream on;
-        # Clients and brokers speak every few seconds; who says nothing for so long is gone.
+        # Clients and brokers send something every few seconds. A side that is silent for a minute is gone.
         proxy_timeout 1m;
         # health_check port={http_port} interval=1 fails=1 passes=1 match=ready;
     }}

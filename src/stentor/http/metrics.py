@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _BROKER_GAUGES: Final = ("uptime_s", "connections", "streams", "topics", "partitions")
 _HEALTH_GAUGES: Final = {
-    "disk_writable": "1 while the disk takes writes",
+    "disk_writable": "1 while the disk accepts writes",
     "store_reachable": "1 while the coordination store answers",
-    "log_failed": "Logs that take no more writes",
+    "log_failed": "Logs that accept no more writes",
     "chain_short": "Chains with fewer members than they should have",
-    "chain_refusing": "Chains with too few members to take messages",
+    "chain_refusing": "Chains with too few members to accept messages",
 }
 _PARTITION_COUNTERS: Final = ("messages_in", "batches_in", "bytes_in")
 _PARTITION_GAUGES: Final = {
@@ -29,9 +29,9 @@ _PARTITION_GAUGES: Final = {
 }
 
 _LAG_GAUGES: Final = {
-    "lag_max": "Messages that the slowest subscriber has not taken",
-    "lag_sum": "Messages that subscribers have not taken, all together",
-    "lag_max_s": "Age of the oldest message that a subscriber has not taken, in seconds",
+    "lag_max": "Messages that the slowest subscriber is behind",
+    "lag_sum": "Messages that all subscribers together are behind",
+    "lag_max_s": "Age in seconds of the oldest message that a subscriber has not read",
 }
 
 

@@ -102,7 +102,11 @@ class HttpServer:
         async def guarded(request: web.Request) -> web.StreamResponse:
             if not self._hosts.allows(request.headers.get("Host")):
                 return web.json_response(
-                    {"error": "This broker does not answer to that name.", "hint": "Add it to http_hosts."}, status=421
+                    {
+                        "error": "This broker does not serve HTTP under that host name.",
+                        "hint": "Add the name to http_hosts.",
+                    },
+                    status=421,
                 )
             try:
                 self._permissions.check(ANYBODY, Action.OBSERVE)

@@ -40,7 +40,7 @@ class ClusterSecret(msgspec.Struct, frozen=True):
         if self.rotated_at_us and wait_s > 0:
             raise InvalidArgument(
                 f"The cluster's secret was rotated less than {limits.SECRET_ROTATION_S:g} s ago.",
-                hint=f"Try again in {wait_s:.0f} s, when all brokers have heard of it.",
+                hint=f"Try again in {wait_s:.0f} s, when all brokers know the last one.",
             )
         return ClusterSecret(new_secret(), self.current, now_us)
 
@@ -67,7 +67,7 @@ def decode_secret(value: bytes) -> ClusterSecret:
     try:
         return _decoder.decode(value)
     except msgspec.MsgspecError:
-        raise CorruptData("The cluster's secret in the coordination store is not one.") from None
+        raise CorruptData("The cluster's secret in the coordination store is not valid.") from None
 
 
 def decode_kept(value: bytes | memoryview) -> Kept:
@@ -75,4 +75,4 @@ def decode_kept(value: bytes | memoryview) -> Kept:
     try:
         return _kept.decode(value)
     except msgspec.MsgspecError:
-        raise CorruptData("The file with the cluster's secret does not hold one.") from None
+        raise CorruptData("The file with the cluster's secret is not valid.") from None

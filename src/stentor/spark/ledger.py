@@ -215,7 +215,7 @@ class Ledger:
         if known is not None and known[0].query != self._query:
             raise InvalidArgument(
                 f"The application {self._application} has written with another checkpoint.",
-                hint="Choose another applicationId, or go on with the checkpoint it had: it knows what is written.",
+                hint="Choose another applicationId, or use the checkpoint that it had: that one knows what is written.",
             )
 
     def _check_repeated(self, epoch: int, rows: int, newest: Manifest) -> None:
@@ -229,8 +229,8 @@ class Ledger:
             return
         if self._query:
             raise InvalidArgument(
-                f"The checkpoint of application {self._application} is older than what is written: {found}.",
-                hint="Restore the newest checkpoint. Or go on with dropRepeated=true, which leaves out the rows of"
+                f"The checkpoint of application {self._application} is older than what the application wrote: {found}.",
+                hint="Restore the newest checkpoint. Or use dropRepeated=true, which leaves out the rows of"
                 f" epochs up to {newest.epoch}, though some may be new; or with another applicationId, which publishes"
                 " them all, though some may be there.",
             )
@@ -282,14 +282,14 @@ class Ledger:
     def _producer(self, topic: str, topic_id: int, place: int, manifest: Manifest) -> Any:
         if self._client.find_topic(topic).id != topic_id:
             raise TopicNotFound(
-                f"Topic {topic} was deleted and made again while rows were on their way to it.",
+                f"Topic {topic} was deleted and created again while rows were on their way to it.",
                 hint="Start the query with a new checkpoint.",
                 object=topic,
             )
         identity = self._identity if manifest.producer_id else FormerIdentity(self._identity)
         if manifest.producer_id not in (0, producer_id_of(identity)):
             raise InvalidArgument(
-                f"Epoch {manifest.epoch} of application {self._application} was begun with another producer secret.",
+                f"Epoch {manifest.epoch} of application {self._application} was started with another producer secret.",
                 hint=f"Set {SECRET_VARIABLE} as it was until this epoch is published; then it may change.",
             )
         return self._client.producer(topic, identity=identity, generation=place, batch_bytes=manifest.group_bytes // 2)
@@ -344,7 +344,7 @@ def _rows_of(chunks: list[Chunk]) -> int:
 def _expired(topic: str) -> OffsetOutOfRange:
     return OffsetOutOfRange(
         f"Rows staged in {topic} were deleted before they were published.",
-        hint="Somebody deleted the topic or altered its retention; delete the query's checkpoint and output, and"
+        hint="Somebody deleted the topic or changed its retention. Delete the query's checkpoint and output, and"
         " start it again.",
         object=topic,
     )

@@ -78,9 +78,9 @@ class OffsetRange(InputPartition):
 def recreated(topic: str) -> StentorError:
     """The one error that no option turns off: offsets of another topic mean nothing."""
     return TopicNotFound(
-        f"Topic {topic} was deleted and made again since this query read it.",
-        hint="Its offsets begin anew: start the query with a new checkpoint, and delete what it made of the old topic"
-        " if it should not stay.",
+        f"Topic {topic} was deleted and created again since this query read it.",
+        hint="Its offsets start from 0 again. Start the query with a new checkpoint, and delete the output of the old"
+        " topic if you do not want to keep it.",
         object=topic,
     )
 
@@ -89,7 +89,7 @@ def deleted(topic: str) -> StentorError:
     """A topic that was there is no more."""
     return TopicNotFound(
         f"Topic {topic}, which this query reads, was deleted.",
-        hint="Set failOnDataLoss to false to go on without it.",
+        hint="Set failOnDataLoss to false to continue without it.",
         object=topic,
     )
 

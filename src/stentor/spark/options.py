@@ -159,9 +159,11 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SparkReadOptio
     start = _position(options, "starting", "latest" if streaming else "earliest")
     end = _position(options, "ending", "latest")
     if streaming and (options.has("endingOffsets") or options.has("endingTimestamp")):
-        raise InvalidArgument("A stream has no end.", hint="Leave endingOffsets and endingTimestamp out, or use read.")
+        raise InvalidArgument(
+            "A stream cannot have an end.", hint="Leave endingOffsets and endingTimestamp out, or use read."
+        )
     if end == "earliest" or (start == "latest" and not streaming):
-        raise InvalidArgument("A batch read from latest, or to earliest, is empty.", hint="Name other offsets.")
+        raise InvalidArgument("A batch read from latest, or to earliest, is empty.", hint="Choose other offsets.")
     return SparkReadOptions(
         connection=_connection(options),
         topics=topics,
@@ -184,7 +186,9 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SparkReadOptio
 def _stale(options: _Options, *, streaming: bool) -> Stale:
     """A stream that ends a micro-batch too early has the rest in the next one: it needs no such choice."""
     if streaming and options.has("stale"):
-        raise InvalidArgument("stale is for batch reads.", hint="Leave it out: a stream waits for a certain end.")
+        raise InvalidArgument(
+            "stale is for batch reads.", hint="Leave it out: a stream waits until the end is certain."
+        )
     return "allow" if allows_stale(options.text("stale", "refuse").strip().lower()) else "refuse"
 
 
@@ -330,7 +334,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     exactly_once = options.flag("exactlyOnce", default=streaming or options.has("txnAppId"))
     if not streaming and exactly_once != options.has("txnAppId"):
         raise InvalidArgument(
-            "A batch write is exactly once with txnAppId and txnVersion, and only then.",
+            "A batch write is exactly once only with txnAppId and txnVersion.",
             hint="Set both of them, or leave exactlyOnce out.",
         )
     application = options.text("applicationId", options.text("txnAppId", "")) or None

@@ -94,7 +94,7 @@ class _RangeReader:
             except OffsetOutOfRange as error:
                 if self._options.fail_on_data_loss:
                     raise _lost(part, start, error) from error
-                logger.warning("%s: offsets from %d on are gone; reading on behind them.", part, start)
+                logger.warning("%s: offsets from %d on were deleted; reading continues after them.", part, start)
                 start = max(start + 1, int(error.detail.get("start", part.end)))
 
     def _opened(self, part: OffsetRange, start: int) -> Iterator[tuple[int, Any]]:
@@ -116,7 +116,7 @@ class _RangeReader:
 def _lost(part: OffsetRange, start: int, error: StentorError) -> StentorError:
     return OffsetOutOfRange(
         f"{part.topic}/{part.partition}: offset {start} was deleted before it was read: {error.message}",
-        hint="Let the topic keep its messages longer, or set failOnDataLoss to false to go on without them.",
+        hint="Let the topic keep its messages longer, or set failOnDataLoss to false to continue without them.",
         object=f"{part.topic}/{part.partition}",
     )
 

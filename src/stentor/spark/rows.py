@@ -45,7 +45,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         if field.name not in _TAKEN:
             raise InvalidArgument(
                 f"Column {field.name} cannot be written to a topic.",
-                hint=f"A topic takes {', '.join(_TAKEN)}. Make one value of several columns with"
+                hint=f"A topic accepts {', '.join(_TAKEN)}. Make one value of several columns with"
                 " to_json(struct(...)), or use stentor.spark.to_json_value(frame).",
             )
         if kind not in _TAKEN[field.name]:
@@ -56,7 +56,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             )
     names = schema.fieldNames()
     if "value" not in names:
-        raise InvalidArgument("A topic needs a column `value`.", hint=f"These are here: {', '.join(names)}.")
+        raise InvalidArgument("A topic needs a column `value`.", hint=f"The columns are: {', '.join(names)}.")
     if topic is None and "topic" not in names:
         raise InvalidArgument(
             "No topic is named.",
@@ -104,7 +104,7 @@ class Router:
         if least < 0 or most >= count:
             raise InvalidArgument(
                 f"A row names partition {least if least < 0 else most}; topic {topic} has {count}, counted from 0.",
-                hint="Leave the column `partition` out to go by the key.",
+                hint="Leave out the column `partition` to choose by key.",
             )
         if least == most:
             yield least, messages

@@ -44,7 +44,7 @@ class SparkTopics:
                 raise
             return self._found(left, position, gone_ok) if left else {}
         for name in (name for name, topic in found.items() if not topic.sure):
-            logger.warning("It is not certain where the messages of %s end: more may be committed than is read.", name)
+            logger.warning("The end of %s is not certain: more messages may be committed than are read.", name)
         return places_of(found)
 
     def _assigned(self, found: Places) -> Places:
@@ -93,7 +93,7 @@ class SparkTopics:
             if not low <= offset <= high and self._options.fail_on_data_loss:
                 raise OffsetOutOfRange(
                     f"{name}/{partition} holds offsets {low} to {high}; {what}Offsets says {offset}.",
-                    hint="Choose offsets within, or set failOnDataLoss to false to read what there is.",
+                    hint="Choose offsets in that range, or set failOnDataLoss to false to read what the topic holds.",
                     object=f"{name}/{partition}",
                 )
             offsets[partition] = min(max(offset, low), high)

@@ -36,13 +36,13 @@ def find_columns(options: SparkReadOptions) -> list[SchemaColumn]:
     """The newest schema of the one topic that is read."""
     if len(options.topics) != 1 or options.topic_regex is not None or set("*>") & set(options.topics[0]):
         raise InvalidArgument(
-            "columns=typed reads one topic: another one may have other columns.",
-            hint="Read each topic by itself, and unite what is alike.",
+            "columns=typed reads exactly one topic, because another may have other columns.",
+            hint="Read each topic separately, and union the frames that match.",
         )
     (name,) = options.topics
     known = options.connection.client().describe_topic(name).schemas
     if not known:
-        raise SchemaRefused(f"Topic {name} has no schema.", hint="Leave columns=typed out: its values are bytes.")
+        raise SchemaRefused(f"Topic {name} has no schema.", hint="Leave out columns=typed: the values are bytes.")
     return known[-1]
 
 

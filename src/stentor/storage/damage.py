@@ -48,7 +48,7 @@ def record_damage(segment: Segment, damaged: Sequence[DamagedRange], identity: I
         logger.warning("Damage in the log of %s could not be recorded: %s", identity, error)
     for damage in damaged:
         logger.error(
-            "Offsets %d to %d of %s are damaged (%s) and will be refused.",
+            "Offsets %d to %d of %s are damaged (%s). Readers get an error for them.",
             damage.first_offset,
             damage.next_offset - 1,
             identity,
@@ -64,7 +64,7 @@ def damage_error(segments: Sequence[Segment], damage: DamagedRange, identity: Id
             resume_at = following.next_offset
     return CorruptData(
         f"Offsets {damage.first_offset} to {damage.next_offset - 1} of {identity} are damaged: {damage.reason}.",
-        hint=f"Reading can go on at offset {resume_at}; `stentor doctor` shows all damage.",
+        hint=f"Reading can continue at offset {resume_at}. `stentor doctor` shows all damage.",
         operation="read",
         object=str(identity),
         first_offset=damage.first_offset,

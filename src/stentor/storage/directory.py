@@ -117,8 +117,8 @@ def read_format(path: Path) -> int | None:
     match = _FORMAT_PATTERN.fullmatch(text)
     if match is None:
         raise DirectoryUnusable(
-            f"{path / FORMAT_FILE} does not say what it must.",
-            hint=f"If this is a Stentor data directory, write one line: {_FORMAT_TEXT.format(version=1).strip()}",
+            f"{path / FORMAT_FILE} is not a valid format file.",
+            hint=f"If this is a Stentor data directory, write into the file: {_FORMAT_TEXT.format(version=1).strip()}",
             object=str(path),
         )
     return int(match[1])
@@ -176,7 +176,7 @@ class DataDirectory:
         except (FileExistsError, NotADirectoryError) as error:
             raise DirectoryUnusable(
                 f"{self.path} is not a directory.",
-                hint="Choose another path, or move away the file that is in its place.",
+                hint="Choose another path, or move the file away.",
                 object=str(self.path),
             ) from error
         if not stat.S_ISDIR(self.path.stat().st_mode):
@@ -188,9 +188,11 @@ class DataDirectory:
             try:
                 if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) & ~PRIVATE_FOLDER:
                     folder.chmod(PRIVATE_FOLDER)
-                    logger.info("%s is now for its owner alone", folder)
+                    logger.info("%s can now be read by its owner only", folder)
             except OSError as error:
-                logger.warning("%s can be read by others, and that cannot be changed: %s", folder, error.strerror)
+                logger.warning(
+                    "%s can be read by other users, and this broker cannot change that: %s", folder, error.strerror
+                )
 
     def _take_lock(self) -> FileHandle:
         path = self.path / LOCK_FILE
@@ -299,7 +301,7 @@ class DataDirectory:
         except CorruptData as error:
             if not alone:
                 error.hint = (
-                    f"Move {self.path} away and start with an empty directory: this broker fetches everything from the"
+                    f"Move {self.path} away and start with an empty directory: this broker copies everything from the"
                     f" other brokers. Only if those have lost their copies too, restore the journal from a backup."
                 )
             raise

@@ -188,14 +188,14 @@ def storage_error(error: OSError, *, operation: str, path: Path) -> StorageError
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return DiskFull(
             f"There is no room on the disk to {operation} {path} ({reason}).",
-            hint="Free some space or shorten the retention; writes go on by themselves when there is room.",
+            hint="Free some space, or shorten the retention. Then the broker accepts writes again by itself.",
             operation=operation,
             object=str(path),
         )
     if error.errno in NO_DESCRIPTOR_ERRNOS:
         return OutOfDescriptors(
-            f"Cannot {operation} {path}: this process may open no more files ({reason}).",
-            hint="Allow it more open files (ulimit -n, LimitNOFILE), or let clients go; work goes on by itself then.",
+            f"Cannot {operation} {path}: the process has reached its limit of open files ({reason}).",
+            hint="Raise the limit (ulimit -n, LimitNOFILE), or disconnect clients. Then work continues by itself.",
             operation=operation,
             object=str(path),
         )
@@ -258,7 +258,7 @@ def seal(kind: FileKind, payload: Buffer, *, version: int = SEAL_VERSION) -> byt
 def sealed_length(start: Buffer) -> int:
     """How many bytes the sealed part takes that begins with `start`."""
     if len(start) < SEAL_BYTES or bytes(start[:4]) != SEAL_MAGIC:
-        raise CorruptData("This file does not begin as a sealed one does.")
+        raise CorruptData("This file does not begin with the right bytes.")
     length: int = _SEAL.unpack_from(start)[3]
     return SEAL_BYTES + length
 

@@ -40,7 +40,7 @@ def load_broker_id(file: Path) -> str:
         text = content.decode("utf-8").strip()
         checksum = _checksum_file(file)
         if checksum.exists() and checksum.read_text(encoding="ascii").strip() != _checksum(text):
-            raise _damaged(file, "its checksum does not fit")
+            raise _damaged(file, "its checksum is wrong")
     except FileNotFoundError:
         return ""
     except UnicodeDecodeError:

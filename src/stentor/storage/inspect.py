@@ -75,7 +75,7 @@ def inspect_directory(path: Path | str) -> list[Finding]:
     path = Path(path).absolute()
     try:
         if not path.is_dir():
-            return [Finding("error", str(path), "There is no such directory.", "Check the path.")]
+            return [Finding("error", str(path), "The directory does not exist.", "Check the path.")]
         if not check_format(path):
             return [Finding("warning", str(path), "The directory is empty: no broker has used it yet.")]
         return _Inspection(path).run()
@@ -120,14 +120,14 @@ class _Inspection:
 
     def run(self) -> list[Finding]:
         path = self._path
-        self._say("ok", FORMAT_FILE, "The directory has a format that this Stentor knows.")
+        self._say("ok", FORMAT_FILE, "This Stentor knows the format of the directory.")
         self._check_lock()
         self._check_space()
         replicas = self._check_journal()
         partitions, strangers = list_partitions(path)
         strangers += [entry for entry in path.iterdir() if entry.name.removesuffix(TEMPORARY_SUFFIX) not in _OURS]
         for stranger in strangers:
-            self._say("warning", stranger, "This is not a file of Stentor; it was left alone.")
+            self._say("warning", stranger, "This is not a file of Stentor. Doctor does not check it.")
         for partition in partitions:
             self._check_partition(partition, replicas)
         return self._findings
@@ -139,14 +139,16 @@ class _Inspection:
             self._say("ok", LOCK_FILE, "No broker is using the directory.")
         else:
             who = f" (process {holder})" if holder else ""
-            self._say("ok", LOCK_FILE, f"A broker is using the directory{who}; what it is writing now is not checked.")
+            self._say(
+                "ok", LOCK_FILE, f"A broker is using the directory{who}. Doctor does not check what it is writing now."
+            )
 
     def _check_space(self) -> None:
         found = os.statvfs(self._path)
         free = found.f_bavail * found.f_frsize
         text = f"{free // MIB} MiB are free on the disk."
         if free < DISK_RESERVE_BYTES:
-            hint = f"Free some space: writes are refused below {DISK_RESERVE_BYTES // MIB} MiB."
+            hint = f"Free some space: the broker refuses writes below {DISK_RESERVE_BYTES // MIB} MiB."
             self._say("error", "disk", text, hint)
         elif free < 10 * DISK_RESERVE_BYTES:
             self._say("warning", "disk", text, "Free some space, or shorten the retention of large topics.")
@@ -182,9 +184,14 @@ class _Inspection:
             )
         bases, foreign = list_segments(path)
         for name in foreign:
-            self._say("warning", path / name, "This is not a file of this log; it was left alone.")
+            self._say("warning", path / name, "This file does not belong to this log. Doctor does not check it.")
         if (path / QUARANTINE).is_dir():
-            self._say("warning", path / QUARANTINE, "Damaged segments were put aside here.", "Keep or delete them.")
+            self._say(
+                "warning",
+                path / QUARANTINE,
+                "This holds damaged segments that a broker put aside.",
+                "Keep or delete them.",
+            )
         if not bases:
             self._say("warning", path, "There are no segments.")
             return
@@ -226,18 +233,18 @@ class _Inspection:
         if check.recorded is not None and header.log_id != check.recorded.log_id:
             raise CorruptData(f"{path.name} belongs to another copy of the log ({header.log_id:x}).")
         if header.base_offset != base:
-            raise CorruptData(f"{path.name} says that it begins at offset {header.base_offset}.")
+            raise CorruptData(f"The header of {path.name} says that it begins at offset {header.base_offset}.")
 
     def _check_tail(self, check: _LogCheck, scan: Scan, path: Path) -> None:
         floor = check.recorded.synced_end if check.recorded is not None else 0
         if scan.end < floor:
-            self._say_damage(path, scan.end, floor, "they were on disk and are missing or damaged")
+            self._say_damage(path, scan.end, floor, "they were on disk, and are now missing or damaged")
         elif not scan.tail_is_blank and not self._running:
             self._say(
                 "warning",
                 path,
-                f"The tail is torn: {scan.tail_bytes} bytes after offset {scan.end - 1} are no batch.",
-                "A crash leaves this; the next start of the broker cuts it off.",
+                f"The tail is torn: {scan.tail_bytes} bytes after offset {scan.end - 1} are not a batch.",
+                "A crash leaves this. The next start of the broker cuts it off.",
             )
 
     def _check_sealed(self, check: _LogCheck, scan: Scan, path: Path, following: int) -> None:
@@ -256,7 +263,10 @@ class _Inspection:
             load_snapshot(check.path, base)
         except StorageError as error:
             self._say(
-                "warning", segment_path(check.path, base, SNAPSHOT_SUFFIX), error.message, "An older one is used."
+                "warning",
+                segment_path(check.path, base, SNAPSHOT_SUFFIX),
+                error.message,
+                "The broker uses an older one.",
             )
 
     def _say_damage(self, path: Path, first_offset: int, next_offset: int, reason: str) -> None:
@@ -264,7 +274,7 @@ class _Inspection:
             "error",
             path,
             f"Offsets {first_offset} to {next_offset - 1} are damaged: {reason}.",
-            "They are refused to readers; everything else can be read. Restore the file from a replica or a copy.",
+            "Readers get an error for these offsets only. Restore the file from a replica or a backup.",
         )
 
 

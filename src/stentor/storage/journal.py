@@ -117,8 +117,8 @@ class ReplicaJournal:
         content = load_journal(path)
         if content is None and expected:
             raise CorruptData(
-                f"The journal {path} is missing, although there are logs.",
-                hint="Restore it from a copy. Without it nobody knows up to where the logs must reach.",
+                f"The journal {path} is missing, but there are logs.",
+                hint="Restore it from a backup. Without it the broker does not know how far the logs must reach.",
                 object=str(path),
             )
         journal = cls(path, content or JournalContent(0, []))
@@ -293,9 +293,9 @@ def load_journal(path: Path) -> JournalContent | None:
         reason = error.message if isinstance(error, StorageError) else str(error)
         raise CorruptData(
             f"The journal {path} is damaged: {reason}",
-            hint=f"Restore it from a copy, together with {changes_path(path).name}. Only if there is none, move it away"
-            " and start with --unclean: the broker then takes its logs as they are, and may miss that their ends are"
-            " gone.",
+            hint=f"Restore it from a backup, together with {changes_path(path).name}. Only if there is no backup, move"
+            " it away and start with --unclean: the broker then uses its logs as they are, and may not notice that"
+            " their ends are missing.",
             object=str(path),
         ) from error
 

@@ -301,7 +301,7 @@ class LogReader:
         where = "before the start" if offset < start else "beyond the end"
         return OffsetOutOfRange(
             f"Offset {offset} is {where} of {self._state.identity}, which holds {start} to {end - 1}.",
-            hint='Read from "earliest" for the oldest message there is, or from "latest" for new ones.',
+            hint='Read from "earliest" for the oldest message, or from "latest" for new ones.',
             operation="read",
             object=str(self._state.identity),
             start=start,

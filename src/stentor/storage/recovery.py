@@ -241,7 +241,7 @@ class Recovery:
             remove_files(self._directory, base)
         else:
             put_aside(self._directory, base)
-        self._notes.append(f"{path.name} was created and never synced; it was begun again.")
+        self._notes.append(f"{path.name} was created but never synced, so it was created again.")
 
     def _begin(self) -> list[Segment]:
         """An empty directory: a new log, or one whose files are gone."""
@@ -302,7 +302,7 @@ class Recovery:
     def _not_ours(self, path: Path, why: str) -> ForeignSegment:
         return ForeignSegment(
             f"{path} is not a segment of {self._identity}: {why.rstrip('.')}.",
-            hint="It was left as it is. Move it elsewhere, or restore the file that belongs there.",
+            hint="The broker did not change it. Move it elsewhere, or restore the file that belongs there.",
             operation="open",
             object=str(path),
         )
@@ -317,7 +317,7 @@ class Recovery:
             try:
                 snapshot = load_snapshot(self._directory, base)
             except CorruptData as error:
-                self._notes.append(f"{error.message} An older one is used.")
+                self._notes.append(f"{error.message} The broker uses an older one.")
                 continue
             if snapshot is not None:
                 self._snapshot_offset = base

@@ -101,7 +101,7 @@ class LogState:
         """Refuse work on a log that failed or was closed."""
         if self.failed is not None:
             raise LogFailed(
-                f"The log of {self.identity} takes no more writes: {self.failed}",
+                f"The log of {self.identity} accepts no more writes: {self.failed}",
                 hint="Check the disk. The messages up to the last successful sync are safe and can be read.",
                 operation=operation,
                 object=str(self.identity),

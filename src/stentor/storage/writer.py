@@ -127,7 +127,7 @@ class LogWriter:
             raise DiskFull(
                 f"The disk of {state.directory} has {free} bytes left; {size} for this append and "
                 f"{reserve} in reserve are needed.",
-                hint="Free some space or shorten the retention; writes go on by themselves when there is room.",
+                hint="Free some space, or shorten the retention. Then the broker accepts writes again by itself.",
                 operation="append",
                 object=str(state.identity),
                 free=free,

@@ -389,8 +389,8 @@ class LocalCluster:
         """The network between brokers, `clients` and `etcd`, of a cluster made with `network=True`."""
         if self._network is None:
             raise InvalidArgument(
-                "This cluster shares the network of its machine, which cannot be cut.",
-                hint="Make it with network=True.",
+                "This cluster uses the machine's own network, which cannot be cut.",
+                hint="Start it with network=True.",
             )
         return self._network
 

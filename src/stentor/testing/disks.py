@@ -24,14 +24,14 @@ _CHUNK: Final = bytes(1 << 20)
 def why_no_disks() -> str:
     """One sentence why there can be no disks of their own here; empty where there can."""
     if os.geteuid() != 0:
-        return "Disks of their own need root: mounting is the kernel's."
-    return "" if shutil.which("mount") else "Disks of their own need the program mount."
+        return "Separate disks need root, to mount them."
+    return "" if shutil.which("mount") else "Separate disks need the program mount."
 
 
 def why_no_hanging() -> str:
     """One sentence why no disk can be made to hang here; empty where one can."""
     if os.geteuid() != 0:
-        return "A disk that hangs needs root: its process is traced."
+        return "A disk that hangs needs root, to trace the broker's process."
     return "" if shutil.which("strace") else "A disk that hangs needs the program strace: apt-get install strace."
 
 

@@ -138,7 +138,7 @@ class LocalEtcd:
             if len(known["ports"]) != count or (known["host"] != self._host and count > 1):
                 raise InvalidArgument(
                     f"The etcd in {self.data_directory} has {len(known['ports'])} members on {known['host']}.",
-                    hint="Start it so again, or begin with another directory.",
+                    hint="Start it with the same settings, or use another directory.",
                 )
             ports = [tuple(pair) for pair in known["ports"]]
         else:
@@ -213,7 +213,7 @@ class LocalEtcd:
         asked = self.leader()
         peer = f"http://{self._host}:{member.peer_port}"
         if not self._ask(asked, "POST", "/v3/cluster/member/add", {"peerURLs": [peer]}).get("member"):
-            raise InternalError(f"{member.name} was killed, and the others do not take it in again.")
+            raise InternalError(f"{member.name} was killed, and the others do not accept it again.")
         shutil.rmtree(member.directory / "data", ignore_errors=True)
         return True
 

@@ -96,7 +96,7 @@ class LocalHaproxy:
                 socket.create_connection((self.host, self.port), timeout=1.0).close()
             except OSError:
                 if time.monotonic() > deadline:
-                    raise DeadlineExceeded(f"HAProxy took no connection within {_START_S:g} s.") from None
+                    raise DeadlineExceeded(f"HAProxy accepted no connection within {_START_S:g} s.") from None
                 pause.wait(0.02)
             else:
                 return

@@ -47,10 +47,10 @@ class Packets(NamedTuple):
 def why_no_network() -> str:
     """One sentence why there can be no network here; empty where there can be one."""
     if os.geteuid() != 0:
-        return "A network of its own needs root: namespaces and packet filters are the kernel's."
+        return "A separate network needs root, for namespaces and packet filters."
     for program, package in (("ip", "iproute2"), ("iptables", "iptables")):
         if _program(program) is None:
-            return f"A network of its own needs the program {program}: apt-get install {package}."
+            return f"A separate network needs the program {program}: apt-get install {package}."
     return ""
 
 
@@ -119,7 +119,7 @@ class Network:
             if not failure:
                 return number
             if "exists" not in failure:
-                raise InvalidArgument(f"This machine makes no network bridges: {failure}")
+                raise InvalidArgument(f"This machine cannot create network bridges: {failure}")
         raise InvalidArgument(f"All {_SUBNETS} subnets for tests are in use.")
 
     def _make_bridge(self) -> None:

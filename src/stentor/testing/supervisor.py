@@ -97,7 +97,7 @@ class Supervisor:
         except (StentorError, OSError) as error:
             return {"error": str(error), "usage": isinstance(error, InvalidArgument)}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return {"error": f"This is no request: {error!r}.", "usage": True}
+            return {"error": f"This is not a request: {error!r}.", "usage": True}
         return {"done": done}
 
     def _write_state(self) -> None:
@@ -218,7 +218,7 @@ class Supervisor:
     def _require_network(self) -> None:
         if not self._network:
             raise InvalidArgument(
-                "The brokers of this cluster share the network of their machine, which cannot be cut.",
+                "The brokers of this cluster use the machine's own network, which cannot be cut.",
                 hint="Start it with `stentor cluster up --network`, as root.",
             )
 

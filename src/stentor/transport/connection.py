@@ -153,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         if kind not in frames.KINDS:
             raise ProtocolError(
                 f"A frame of unknown kind {kind} arrived.",
-                hint="Is the other side really speaking the Stentor protocol?",
+                hint="Check that the other side speaks the Stentor protocol.",
             )
         if length > self.body_bytes_max:
             raise LimitExceeded(f"A frame announces {length} bytes; the limit is {self.body_bytes_max}.")
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
     def too_slow(self) -> None:
         """The budget wants back what an unfinished frame holds."""
         error = LimitExceeded(
-            f"A frame of {self._wanted} bytes arrives too slowly while others wait for the memory.",
+            f"A frame of {self._wanted} bytes arrives too slowly, while other connections wait for memory.",
             hint="Send it again, or send smaller batches.",
         )
         self.owner.refused(error)

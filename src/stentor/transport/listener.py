@@ -25,7 +25,7 @@ async def listen(
         if error.errno == errno.EADDRINUSE:
             raise ConnectionFailed(
                 f"Port {port} on {host} is in use.",
-                hint=f"Another broker may be running; choose another with --port, for example --port {port + 10}.",
+                hint=f"Another broker may be running. Choose another port with --port, for example --port {port + 10}.",
                 operation="listen",
                 object=f"{host}:{port}",
             ) from error

@@ -104,7 +104,7 @@ def _check_keys(keys: Sequence[bytes | None]) -> None:
     if longest > limits.MESSAGE_KEY_BYTES_MAX:
         raise LimitExceeded(
             f"A key has {longest} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
-            hint="Use a short identity as the key, for example a hash of the long one.",
+            hint="Use a short key, for example a hash of the long one.",
         )
 
 
@@ -231,10 +231,10 @@ def check_message(key: bytes | None, value: bytes | None) -> None:
     if value is not None and len(value) > limits.MESSAGE_VALUE_BYTES_MAX:
         raise LimitExceeded(
             f"A value has {len(value)} bytes; the limit is {limits.MESSAGE_VALUE_BYTES_MAX}.",
-            hint="Split it, or put it into an object store and publish where it is.",
+            hint="Split it, or put it into an object store and publish its address.",
         )
     if key is not None and len(key) > limits.MESSAGE_KEY_BYTES_MAX:
         raise InvalidArgument(
             f"A key has {len(key)} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
-            hint="Use a short identity as the key, for example a hash of the long one.",
+            hint="Use a short key, for example a hash of the long one.",
         )

@@ -526,7 +526,7 @@ def _not_understood(error: Exception) -> StentorError:
         return _no_setting(unknown[1]) if unknown else _wrong_setting(setting["what"], setting["where"])
     return ProtocolError(
         f"A control message could not be understood: {error}.",
-        hint="Client and broker may be of very different versions; `stentor --version` tells.",
+        hint="Client and broker may have very different versions. Compare them with `stentor --version`.",
     )
 
 

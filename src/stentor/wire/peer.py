@@ -94,5 +94,5 @@ def decode(body: bytes | memoryview) -> list[PeerMessage]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as error:
         raise ProtocolError(
             f"A broker's message could not be understood: {error}.",
-            hint="Brokers of a cluster must be of versions that know each other.",
+            hint="Brokers of a cluster must have compatible versions.",
         ) from error

@@ -61,14 +61,14 @@ def _wrong(columns: list[SchemaColumn], path: str) -> str:
     for column in columns:
         name = f"{path}{column.name}"
         if column.name in names:
-            return f"column {name} is there twice"
+            return f"there are two columns {name}"
         names.add(column.name)
         if not column.name:
             return f"a column of {path.rstrip('.') or 'it'} has no name"
         if column.type == "list" and len(column.columns) != 1:
-            return f"column {name} is a list, and says not exactly one type for its elements"
+            return f"column {name} is a list, and must name exactly one type for its elements"
         if column.type == "decimal" and not column.scale <= column.precision >= 1:
-            return f"column {name} is a decimal of {column.precision} digits, {column.scale} of them behind the point"
+            return f"column {name} is a decimal of {column.precision} digits, {column.scale} of them after the point"
         if (column.type in ("struct", "list")) != bool(column.columns):
             return f"column {name} is {column.type}, which has {'no' if column.columns else 'some'} columns of its own"
         if column.columns and (inner := _wrong(column.columns, f"{name}.")):

@@ -49,7 +49,7 @@ def test_the_list_of_topics_tells_what_chains_lack(shown, found, health):
 
 def test_a_topic_shows_the_health_of_each_partition_and_the_minimum_that_holds(shown):
     lines = shown(topic("abc", "ab", replicas=3), "topic", "describe", "orders").splitlines()
-    assert "replicas     3, at least 2, spread" in lines
+    assert "replicas      3, at least 2, spread" in lines
     assert [line.rpartition("  ")[2] for line in lines[-2:]] == ["ok", "2 of 3 replicas"]
 
 

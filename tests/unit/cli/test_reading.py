@@ -81,7 +81,7 @@ def test_a_pattern_that_matches_nothing_is_no_failure_but_said(cli):
 def test_a_read_beyond_the_end_ends_at_what_is_committed_and_says_so(cli, client):
     done = cli("read", "numbers", "--start", "8", "--end", "999")
     assert lines(done) == ["8", "9"]
-    assert done.err == "stentor: Offset 999 is not there yet: the read ends in numbers/0 at 10.\n"
+    assert done.err == "stentor: Offset 999 does not exist yet. The read ends earlier: numbers/0 at 10.\n"
     client.create_topic("uneven", partitions=2)
     for partition, count in enumerate((1, 4)):
         for number in range(count):

@@ -34,7 +34,7 @@ def test_describe_shows_what_is_recorded_and_what_is_kept_for_lack_of_it(cli, cl
     client.mark_recorded("lake", {0: 2})
     lines = cli("topic", "describe", "lake").out.splitlines()
     assert any("recorded only" in line for line in lines)
-    assert lines[-2].split() == ["PARTITION", "RECORDED", "NOT", "RECORDED", "KEPT", "FOR", "IT"]
+    assert lines[-2].split() == ["PARTITION", "RECORDED", "NOT", "RECORDED", "KEPT", "LONGER"]
     assert lines[-1].split() == ["0", "2", "1", "0"]
     assert cli("topic", "alter", "lake", "--delete-unrecorded").code == 0
     assert not client.describe_topic("lake").settings.keep_unrecorded
@@ -53,7 +53,7 @@ def test_replicas_and_placement_are_said_and_shown(cli, client):
 
 def test_a_partition_at_work_is_not_recovered(cli, client):
     client.publish("healthy", "x")
-    assert "must be confirmed" in cli("topic", "recover", "healthy").err
+    assert "needs a confirmation" in cli("topic", "recover", "healthy").err
     done = cli("topic", "recover", "healthy", "--yes")
     assert done == (0, "healthy/0: left as it is: healthy/0 is at work.\n", "")
     assert cli("topic", "recover", "healthy", "--partition", "5", "--yes").code != 0

@@ -25,7 +25,7 @@ def test_what_is_no_address_is_refused_with_an_example(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "what"), [("", "needs brokers"), (" , ", "needs brokers"), ("a,a:7440", "named twice")]
+    ("text", "what"), [("", "No broker is named"), (" , ", "No broker is named"), ("a,a:7440", "named twice")]
 )
 def test_no_broker_and_the_same_broker_twice_are_refused(text, what):
     with pytest.raises(InvalidArgument, match=what):

@@ -266,7 +266,7 @@ def test_a_log_that_gets_no_descriptor_for_its_next_segment_refuses_and_goes_on_
     batches.fill(log, 3)
     with monkeypatch.context() as patch:
         no_descriptors(patch)
-        with pytest.raises(OutOfDescriptors, match="open no more files") as refused:
+        with pytest.raises(OutOfDescriptors, match="limit of open files") as refused:
             batches.fill(log, 50)
         assert refused.value.retriable
     assert not log.failed

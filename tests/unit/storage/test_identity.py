@@ -47,4 +47,4 @@ def test_a_broker_of_a_cluster_without_its_journal_is_told_that_an_empty_directo
         assert "empty directory" in raised.value.hint
         with pytest.raises(CorruptData) as raised:
             directory.journal()
-        assert "Restore it from a copy" in raised.value.hint
+        assert "Restore it from a backup" in raised.value.hint

@@ -114,7 +114,7 @@ def test_a_damaged_journal_is_an_error_with_a_hint_and_never_an_empty_journal(tm
         path.write_bytes(damaged)
         with pytest.raises(CorruptData, match="journal") as refused:
             ReplicaJournal.open(path)
-        assert "copy" in refused.value.hint
+        assert "backup" in refused.value.hint
         assert path.read_bytes() == damaged
     for size in range(len(data)):
         path.write_bytes(data[:size])

@@ -182,13 +182,13 @@ def test_what_a_killed_process_left_behind_is_removed(network):
 
 
 def test_a_cluster_without_a_network_of_its_own_says_so():
-    with pytest.raises(InvalidArgument, match="Make it with network=True"):
+    with pytest.raises(InvalidArgument, match="Start it with network=True"):
         LocalCluster().cut("b0", "b1")
 
 
 def test_who_may_not_make_networks_is_told_why(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert why_no_network().startswith("A network of its own needs root")
+    assert why_no_network().startswith("A separate network needs root")
     with pytest.raises(InvalidArgument, match="needs root"):
         LocalCluster(network=True).start()
 

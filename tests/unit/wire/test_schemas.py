@@ -60,13 +60,13 @@ def test_units_zones_and_digits_are_part_of_a_type():
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ([column("a"), column("a")], "twice"),
+        ([column("a"), column("a")], "two columns a"),
         ([column("")], "no name"),
         ([column("a", "list")], "elements"),
         ([column("a", "struct")], "some columns of its own"),
         ([column("a", "int64", column("b"))], "no columns of its own"),
         ([column("a", "decimal")], "digits"),
-        ([column("a", "struct", column("b"), column("b"))], "a.b is there twice"),
+        ([column("a", "struct", column("b"), column("b"))], "there are two columns a.b"),
     ],
 )
 def test_what_is_no_schema_is_refused_with_the_reason(columns, words):

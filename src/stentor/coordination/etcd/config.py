@@ -68,9 +68,12 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
     hosts, _, path = rest.partition("/")
     if "@" in rest:
         # Whatever this is, it may be a password: it is not repeated here.
-        raise InvalidArgument("The URL of etcd holds a user or a password.", hint="Pass them as settings of their own.")
+        raise InvalidArgument(
+            "The URL of etcd contains a user or a password.",
+            hint="Use coordination_user and coordination_password_file instead.",
+        )
     if rest == url or not hosts or "?" in rest or "#" in rest:
-        raise InvalidArgument(f"This is no URL of etcd: {url}.", hint=_EXAMPLE)
+        raise InvalidArgument(f"This is not a URL of etcd: {url}.", hint=_EXAMPLE)
     endpoints = tuple(dict.fromkeys(_endpoint(host, url) for host in hosts.split(",")))
     path = path.strip("/")
     return endpoints, f"/{path}/" if path else _PREFIX
@@ -80,4 +83,4 @@ def _endpoint(host: str, url: str) -> str:
     try:
         return str(Address.parse(host, _PORT))
     except InvalidArgument:
-        raise InvalidArgument(f"This is no URL of etcd: {url}.", hint=_EXAMPLE) from None
+        raise InvalidArgument(f"This is not a URL of etcd: {url}.", hint=_EXAMPLE) from None

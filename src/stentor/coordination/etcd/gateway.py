@@ -304,7 +304,7 @@ class Gateway:
         return CoordinationUnavailable(
             f"etcd gave no usable answer within {self._timeout_s:g} s; the last was from"
             f" {self._endpoints[endpoint]}: {error}.",
-            hint="Look at etcd's members; messages keep flowing without it, only changes wait.",
+            hint="Check the members of etcd. Messages still flow without it; only changes wait.",
             object=self._endpoints[endpoint],
         )
 
@@ -347,7 +347,7 @@ class Gateway:
 def refused(refusal: Refusal) -> CoordinationRefused:
     """What callers see of a refusal."""
     return CoordinationRefused(
-        f"etcd refused a request: {refusal}.", hint="Look at the user, its role and the key prefix in etcd."
+        f"etcd refused a request: {refusal}.", hint="Check the user, its role and the key prefix in etcd."
     )
 
 

@@ -75,13 +75,13 @@ async def watch(
                         revision = change.revision
                         yield change
             except _Gap as reason:
-                logger.info("a watch reads all keys anew: %s", reason)
+                logger.info("a watch reads all keys again: %s", reason)
                 gap = True
             except (Broken, Refusal, StentorError) as error:
                 if isinstance(error, Refusal):
                     gateway.forget_token()
                 counts.reconnects += 1
-                logger.debug("a watch connects again: %s", error)
+                logger.debug("a watch reconnects: %s", error)
                 if loop.time() - began > limits.LINK_PROVEN_S:
                     backoff.reset()
                 await gateway.pause(backoff.next_s())

@@ -58,10 +58,10 @@ def open_lake(path: str | Path, kind: str | None = None) -> Lake:
     if kind not in (None, "delta", "parquet"):
         raise InvalidArgument(f"There is no lake format {kind!r}.", hint="Use parquet or delta.")
     if found is not None and kind is not None and found != kind:
-        raise InvalidArgument(f"{place} is a lake in {found} format.", hint=f"Leave the format out, or say {found}.")
+        raise InvalidArgument(f"{place} is a lake in {found} format.", hint=f"Leave the format out, or use {found}.")
     begun = (place / _LOCK).is_file()  # a first round may have been interrupted before anything counted
     if found is None and not begun and place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise InvalidArgument(f"{place} is not a lake, and not empty.", hint="Name another directory.")
+        raise InvalidArgument(f"{place} is not a lake, and is not empty.", hint="Name another directory.")
     return DeltaLake(place) if (found or kind) == "delta" else ParquetLake(place)
 
 
@@ -133,7 +133,7 @@ class Lake:
     def check(self) -> None:
         """InvalidArgument where there is no lake."""
         if not self.exists():
-            raise InvalidArgument(f"There is no lake at {self.path}.", hint="Make one with `stentor record`.")
+            raise InvalidArgument(f"There is no lake at {self.path}.", hint="Create one with `stentor record`.")
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class ParquetLake(Lake):
             reason = str(error)
         raise CorruptData(
             f"{path} cannot be read: {reason}.",
-            hint="Restore it from a copy; without it nobody knows which files of the lake count.",
+            hint="Restore it from a backup. Without it nobody knows which files of the lake count.",
         )
 
     def _save(self, state: _State) -> None:

@@ -193,7 +193,7 @@ def last_windows(client: Client) -> list[TopicWindow]:
     """The newest window of every topic."""
     if not client.topics(TARGET):
         raise TopicNotFound(
-            "There are no windows yet.", hint="Make them with `stentor pipeline metrics`.", object=TARGET
+            "There are no windows yet.", hint="Compute them with `stentor pipeline metrics`.", object=TARGET
         )
     newest: dict[str, TopicWindow] = {}
     for message in client.read(TARGET):

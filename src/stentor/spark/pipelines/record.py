@@ -144,7 +144,7 @@ class _Recorder:
                     raise OffsetOutOfRange(
                         f"{name}/{partition} begins at {low}; the lake ends at {end}:"
                         f" {low - end} messages were deleted before they were recorded.",
-                        hint="Record more often, let the topic keep what is unrecorded (keep_unrecorded), or go on"
+                        hint="Record more often, let the topic keep unrecorded messages (keep_unrecorded), or continue"
                         " without them with --allow-data-loss.",
                     )
                 first[partition] = max(end, low)

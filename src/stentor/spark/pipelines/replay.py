@@ -110,12 +110,14 @@ def select(
     from pyspark.sql import functions as f
 
     if selection.pace_by not in ("appended_at", "timestamp"):
-        raise InvalidArgument(f"A replay has no pace by {selection.pace_by}.", hint="Use appended_at or timestamp.")
+        raise InvalidArgument(f"A replay cannot be paced by {selection.pace_by}.", hint="Use appended_at or timestamp.")
     if speed < 0:
         raise InvalidArgument(f"speed={speed} must not be negative.", hint="0 is as fast as possible.")
     place = Path(work)
     if (place / "plan.json").is_file():
-        raise InvalidArgument(f"{place} holds a replay already.", hint="Take it up with resume, or name another.")
+        raise InvalidArgument(
+            f"{place} already holds a replay.", hint="Continue it with resume, or choose another directory."
+        )
     recorded = open_lake(lake)
     recorded.check()
     topics = [name for name in recorded.topics() if _is_chosen(name, selection.topics)]
@@ -124,7 +126,9 @@ def select(
     times = f.unix_micros(f.coalesce("appended_at", "timestamp"))
     facts = written.agg(f.count("*"), f.min(times), f.max(times)).first()
     if facts is None or not facts[0]:
-        raise InvalidArgument("Nothing was recorded that fits the selection.", hint="Look with `stentor sql`.")
+        raise InvalidArgument(
+            "No recorded message matches the selection.", hint="See what is recorded with `stentor sql`."
+        )
     partitions = {row[0]: row[1] + 1 for row in written.groupBy("topic").agg(f.max("partition")).collect()}
     identity = f"replay/{secrets.token_hex(16)}"
     plan = ReplayPlan(
@@ -247,12 +251,13 @@ class _Replay:
             row += part.rows.num_rows
             if row > skip and row - part.rows.num_rows < skip:
                 raise InvalidArgument(
-                    f"{self._path} was cut otherwise before.", hint="Begin the replay anew, with another directory."
+                    f"{self._path} was divided differently before.",
+                    hint="Start the replay again, with another directory.",
                 )
         if row != self._plan.rows:
             raise InvalidArgument(
                 f"{self._path} holds {row} rows; {self._plan.rows} were selected.",
-                hint="Files are missing there: begin the replay anew, with another directory.",
+                hint="Files are missing there. Start the replay again, with another directory.",
             )
 
     def _tick_us(self) -> int:
@@ -292,7 +297,7 @@ class _Replay:
             if partitions < wanted:
                 raise InvalidArgument(
                     f"Topic {name} has {partitions} partitions; {topic} was recorded with {wanted}.",
-                    hint="Replay into a topic with as many, so that the order of every partition stays.",
+                    hint="Replay into a topic with the same number of partitions, so that each keeps its order.",
                 )
             self._targets[topic] = (self._producer(topic, name), partitions)
         return self._targets[topic]

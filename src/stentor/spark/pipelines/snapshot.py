@@ -57,7 +57,7 @@ def to_lake(frame: DataFrame, path: str | Path) -> None:
     """Write a snapshot as Parquet; an earlier one at this place is replaced when the new one is complete."""
     place = Path(path)
     if place.exists() and (not place.is_dir() or not all(map(_is_of_snapshot, place.iterdir()))):
-        raise InvalidArgument(f"{place} holds something else than a snapshot.", hint="Name another directory.")
+        raise InvalidArgument(f"{place} holds something that is not a snapshot.", hint="Name another directory.")
     fresh, old = (place.with_name(f".{place.name}.{which}") for which in ("new", "old"))
     frame.write.mode("overwrite").option("compression", "zstd").parquet(str(fresh))
     shutil.rmtree(old, ignore_errors=True)

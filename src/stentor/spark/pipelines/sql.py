@@ -72,7 +72,7 @@ def _unknown(sentence: str, others: list[str], names: set[str]) -> TopicNotFound
     """Spark's complaint about a table, in the words of who thinks of topics."""
     meant = next((other for other in others if f"`{other}`" in sentence.replace("`.`", ".")), others[0])
     close = get_close_matches(meant, names, 1)
-    hint = f"Did you mean {close[0]}?" if close else "Look with `stentor topic list`."
+    hint = f"Did you mean {close[0]}?" if close else "List topics with `stentor topic list`."
     return TopicNotFound(f"There is no topic {meant}.", hint=hint, object=meant)
 
 
@@ -94,7 +94,7 @@ def tables_quoted(text: str, names: Iterable[str]) -> tuple[str, set[str], list[
             tables[index] = found or name
     topics = set(tables.values()) - set(others)
     if len({name.casefold() for name in topics}) < len(topics):
-        raise InvalidArgument("Two topics of this query differ by case only.", hint="Query them one after the other.")
+        raise InvalidArgument("Two topics of this query differ only by case.", hint="Query them separately.")
     parts = [
         f"`{tables[index]}`" if index in tables else _qualified(token, topics) for index, token in enumerate(tokens)
     ]

@@ -42,7 +42,7 @@ def topic_view(
         if place is None or topic not in place.topics():
             raise TopicNotFound(
                 f"There is no topic {topic}" + (", neither in the cluster nor in the lake." if place else "."),
-                hint="Look with `stentor topic list`.",
+                hint="List topics with `stentor topic list`.",
                 object=topic,
             )
         return place.frame(spark, [topic], times=times).select(*COLUMNS)
@@ -73,7 +73,7 @@ def _continued(topic: str, start: TopicPlace, ends: dict[int, int]) -> TopicPlac
             raise OffsetOutOfRange(
                 f"{topic}/{partition}: the lake ends at {end}, the brokers begin at {low};"
                 f" {low - end} messages are in neither.",
-                hint="Leave the lake out to see what the brokers have.",
+                hint="Leave the lake out to read what the brokers hold.",
             )
         first[partition] = end
     return TopicPlace(start.id, first)
