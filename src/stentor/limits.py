@@ -14,14 +14,14 @@ MIB: Final = 1024 * KIB
 # --- frames -------------------------------------------------------------------------------------
 
 FRAME_BODY_BYTES_MAX: Final = 16 * MIB
-"""A frame is one batch plus little: larger ones would hold up everyone else on the connection."""
+"""A frame is one batch and a little more: a larger frame would hold up everything else on the connection."""
 
 CONTROL_BODY_BYTES_MAX: Final = 64 * KIB
-"""What a client asks for is small: the marks of a recorder for 1,024 partitions take 16 KiB. What brokers answer may be
-as large as a frame: the routes of a large cluster."""
+"""Requests are small: the marks of a recorder for 1,024 partitions take 16 KiB. Answers may be as large as a frame,
+such as the routes of a large cluster."""
 
 UNGREETED_BODY_BYTES_MAX: Final = 8 * KIB
-"""A greeting with the longest names. Before the handshake a stranger may cost us one small buffer, no more."""
+"""A greeting with the longest names. Before the handshake a stranger costs the broker only one small buffer."""
 
 ERROR_DETAILS_MAX: Final = 16
 """What an error says besides its text: a few numbers and names."""
@@ -62,19 +62,19 @@ SCHEMA_BYTES_MAX: Final = 256 * KIB
 # --- batches ------------------------------------------------------------------------------------
 
 BATCH_BYTES_MAX: Final = FRAME_BODY_BYTES_MAX - 4 * KIB
-"""A batch travels in one frame, with room for what a frame adds to it."""
+"""A batch is sent in one frame, which needs some room of its own."""
 
 BATCH_MESSAGES_MAX: Final = 1_000_000
-"""Keeps a count field from promising more rows than any 16 MiB body could hold usefully."""
+"""No body of 16 MiB usefully holds more: a count above this is a mistake or an attack."""
 
 BATCH_EXPANDED_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
-"""What a compressed batch may expand to: whoever reads it pays, so not much more than an uncompressed one."""
+"""What a compressed batch may expand to. Readers pay for it, so it is not much more than an uncompressed batch."""
 
 BATCH_HEADERS_MAX: Final = 1_000_000
 """Headers of all messages of a batch together; a reader makes Python objects of them."""
 
 ROWS_ENCODING_MESSAGES_MAX: Final = 16
-"""Packed rows are decoded by a Python loop; above this Arrow is smaller and faster."""
+"""A Python loop decodes packed rows; above this number Arrow is smaller and faster."""
 
 PLAIN_MESSAGES_MAX: Final = 500_000
 """Messages in Arrow bodies that a process reads and writes without pyarrow before it loads it. They lose about 0.1 µs
@@ -99,15 +99,15 @@ MESSAGE_HEADERS_BYTES_MAX: Final = 1 * MIB
 """The same: all of a message's headers together."""
 
 MESSAGE_VALUE_BYTES_MAX: Final = 8 * MIB
-"""Half a batch: leaves room for key, headers and framing in every case."""
+"""Half a batch, which always leaves room for key, headers and framing."""
 
 MESSAGE_KEY_BYTES_MAX: Final = 64 * KIB
-"""Keys are identities; they are hashed, compared and indexed."""
+"""Keys identify things; they are hashed, compared and indexed."""
 
 # --- names --------------------------------------------------------------------------------------
 
 TOPIC_NAME_CHARACTERS_MAX: Final = 200
-"""Fits into a file name with room for what we add to it."""
+"""Fits into a file name, with room for what Stentor adds to it."""
 
 CLIENT_NAME_CHARACTERS_MAX: Final = 200
 """Shown in tables that people read."""
@@ -115,7 +115,7 @@ CLIENT_NAME_CHARACTERS_MAX: Final = 200
 PARTITIONS_PER_TOPIC_MAX: Final = 1_024
 TOPICS_MAX: Final = 10_000
 PARTITIONS_PER_BROKER_MAX: Final = 10_240
-"""Copies of partitions on one broker: ten thousand, and some for topics of our own. Each holds an open file."""
+"""Copies of partitions on one broker: ten thousand, and some for Stentor's own topics. Each needs an open file."""
 
 PARTITIONS_MAX: Final = 100_000
 """In a whole cluster: the route table must fit into one answer."""
@@ -126,15 +126,15 @@ PRODUCER_IN_FLIGHT_BATCHES_MAX: Final = 32
 """Per partition. The dedupe window is the same size, so every retry can be recognised (C18)."""
 
 PRODUCERS_PER_PARTITION_MAX: Final = 10_000
-"""Dedupe state is bounded: the producer silent for longest is forgotten first."""
+"""Bounds the memory for duplicates: the broker first forgets the producer that was silent for longest."""
 
 PRODUCERS_PER_CONNECTION_MAX: Final = 1_000
 """Lasting producers whose tokens one connection has shown: a few bytes each."""
 
 PRODUCER_SEARCH_BATCHES_MAX: Final = 200_000
 PRODUCER_SEARCH_BYTES_MAX: Final = 256 * MIB
-"""How many headers, and bytes read for them, a head looks at to find a batch that it no longer remembers (C32): some
-tenths of a second beside the loop. What is not found within them has an unknown outcome."""
+"""How many headers and bytes a head reads to find a batch that it no longer remembers (C32). It takes some tenths of a
+second beside the loop. A batch that is not found within them has an unknown outcome."""
 
 PRODUCER_SEARCHES_WAITING_MAX: Final = 1_000
 """Batches per partition that wait for such a search: those of a few connections, which are not read from meanwhile."""
@@ -162,7 +162,7 @@ SUBSCRIPTION_CREDIT_BYTES: Final = 8 * MIB
 """What a broker may push to one stream before it is told that the application took some."""
 
 STREAM_CREDIT_BYTES_MAX: Final = 256 * MIB
-"""No client can ask the broker to have more than this under way for one stream."""
+"""A client cannot make the broker have more than this under way for one stream."""
 
 UNTAKEN_PUSH_BYTES: Final = 64 * KIB
 """Smaller pushes that a client has not taken are remembered together: what lag costs a stream stays small."""
@@ -237,17 +237,17 @@ LISTENERS_MAX: Final = 8
 # --- time ---------------------------------------------------------------------------------------
 
 HANDSHAKE_S: Final = 5.0
-"""A connection that has not greeted by then is closed (slow loris). A client whose greeting is not answered for so long
-takes whoever listens there for something else than a broker."""
+"""A broker closes a connection that has not greeted by then (slow loris). A client whose greeting is not answered for
+this long concludes that no broker listens there."""
 
 PARTIAL_FRAME_S: Final = 30.0
-"""A frame that started must arrive whole within this, or the connection is closed."""
+"""A frame that has started must be complete within this time, or the connection is closed."""
 
 HEARTBEAT_S: Final = 5.0
 """How often a client pings an otherwise silent connection."""
 
 SILENCE_S: Final = 20.0
-"""A peer that said nothing for this long, despite pings, is gone."""
+"""A peer that sent nothing for this long, despite pings, is gone."""
 
 SWEEP_S: Final = 1.0
 """How often a broker looks for connections that are half-open, stuck or silent."""
@@ -283,8 +283,10 @@ LINK_RELAY_S: Final = 0.3
 takes to be noticed, a client that is cut off from a head alone publishes again within two seconds."""
 
 LINK_WATCH_S: Final = 0.2
+"""In a cluster, a client that waits for a broker pings it after this much silence."""
+
 LINK_SILENCE_S: Final = 0.9
-"""Where there are other brokers, a client leaves one that did not answer pings for this long."""
+"""In a cluster, a client leaves a broker that did not answer pings for this long."""
 
 NEW_HEAD_S: Final = 1.0
 """How long a client that asks where the messages end waits for a head that is new, before it asks another member."""
@@ -304,7 +306,7 @@ LINK_PROVEN_S: Final = 0.5
 # --- cluster ------------------------------------------------------------------------------------
 
 PEER_HEARTBEAT_S: Final = 0.1
-"""How often brokers say to each other that they are there."""
+"""How often brokers send each other a heartbeat."""
 
 PEER_SILENCE_S: Final = 0.7
 """A broker that two others have not heard for this long counts as dead: seven heartbeats (C15)."""
@@ -320,44 +322,42 @@ ELECTION_STAGGER_S: Final = 0.05
 """Candidates for the controller wait this long for each one ranked before them."""
 
 PEER_DIAL_S: Final = 0.5
-"""How long a broker waits for another to accept its connection, before it dials again."""
+"""How long a broker waits for another to accept its connection, before it tries again."""
 
 PEER_LOOK_S: Final = 1.0
-"""How often a broker reads the store because somebody says what only the store can confirm: that it is registered, or
-was restarted.
-"""
+"""How often a broker reads the store to confirm what another broker says: that it is registered, or was restarted."""
 
 SECRET_ROTATION_S: Final = 60.0
-"""Between two rotations of a cluster's secret: by then every broker that reaches the store has heard of the first."""
+"""Least time between two rotations of a cluster's secret: brokers that reach the store learn the first in time."""
 
 RECOVERY_EPOCHS: Final = 1_000_000
 """By so much an unclean recovery raises the epoch: above any that a store forgot when it was restored."""
 
 LEASE_S: Final = 3
-"""The liveness key in the store: a slow second observer (etcd grants two seconds at least)."""
+"""Lifetime of the liveness key in the store, which is a slow second observer; etcd grants at least two seconds."""
 
 STORE_AWAY_S: Final = 3.0
-"""A broker that starts and does not reach its coordination store for so long serves readers meanwhile."""
+"""A broker that starts and does not reach its coordination store for this long serves readers meanwhile."""
 
 LINK_QUIET_S: Final = 1.0
-"""A successor that cannot be linked for this long is reported by its predecessor (C15)."""
+"""A predecessor reports a successor that it cannot link to for this long (C15)."""
 
 REPLICA_STALL_S: Final = 2.0
 """A member whose disk makes no progress for this long while there is something to do is reported, by its predecessor
 or by itself (C14, C31): with the change of the chain, publishers wait for less than three seconds."""
 
 REPLICA_SLOW_S: Final = 4.0
-"""A member that gets on, but had not on disk this long ago what its predecessor had, is reported too: every publish
-waits that long for it (C14)."""
+"""A member that makes progress, but is this far behind its predecessor on disk, is reported too: every publish waits
+that long for it (C14)."""
 
 JOINT_STALL_S: Final = 0.4
 JOINT_SLOW_S: Final = 1.5
-"""The same for a joiner: in joint mode it holds up every commit before it is of any use, and gets less time than a
+"""The same for a joiner. In joint mode it holds up every commit before it is useful, so it gets less time than a
 member (C11)."""
 
 JOINER_HELD_OFF_S: Final = 5.0
 JOINER_HELD_OFF_S_MAX: Final = 60.0
-"""A broker that failed as a joiner is not tried again for so long, doubled each time: every try may hold up commits."""
+"""A broker that failed as a joiner is not tried again for this long, doubled each time: a try may hold up commits."""
 
 DISK_PROBE_S: Final = 0.5
 """How often a broker of a cluster finds out whether its disk takes a small synced write (C31)."""
@@ -373,14 +373,14 @@ BUSY_S: Final = 0.5
 reported for standing still, since the work would only move to others."""
 
 UNABLE_S: Final = 0.5
-"""How long a broker must have said that its disk takes no writes before it leaves its chains (C31): disks of replicas
-fill up together, and the first one to notice is not the only one."""
+"""How long a broker must report that its disk accepts no writes before it leaves its chains (C31). The disks of
+replicas fill up together, so the first to notice may not be the only one."""
 
 CONFIRM_AGAIN_S: Final = 0.2
 """A member that did not confirm the epoch is asked again after this long (C30)."""
 
 CONFIRM_S: Final = 1.0
-"""How long a broker tries to be certain where the messages end before it says that it is not; clients ask again."""
+"""How long a broker tries to find out for certain where the messages end before it gives up; clients ask again."""
 
 READS_WAITING_MAX: Final = 10_000
 """Questions for the end of one partition that wait at a broker; clients ask again when they are turned away."""
@@ -392,25 +392,25 @@ STORE_ANSWER_S: Final = 0.6
 """The deadline of that question."""
 
 RESIGN_S: Final = 1.2
-"""A controller that has not reached the store for this long, while another broker does, gives the office up (C29)."""
+"""A controller that has not reached the store for this long, while another broker has, resigns (C29)."""
 
 JOIN_LAG_MESSAGES: Final = 20_000
-"""A joiner this near to the end is waited for at every commit, until it is a member (C11)."""
+"""Commits wait for a joiner that is this near to the end, until it is a member (C11)."""
 
 SUPERSEDED_S: Final = 60.0
-"""How long a broker keeps its copy of a partition that others hold in full: it may be named again."""
+"""How long a broker keeps its copy of a partition whose chain is full without it: the chain may need it again."""
 
 MOVES_MAX: Final = 4
-"""Replicas that move to a better place at one time: moving costs disk and network that clients want too."""
+"""Replicas that move to another broker at the same time: moving uses disk and network that clients need too."""
 
 REPORT_S: Final = 2.0
-"""How often a broker tells the controller what it holds, besides when something changed."""
+"""How often a broker reports to the controller what it holds, besides when something changed."""
 
 REPLICAS_MAX: Final = 7
 """More members make every publish slower and hardly anything safer."""
 
 REPLICAS: Final = 3
-"""Of a topic that does not say, if there are as many brokers: one may fail while another is being replaced."""
+"""Default for topics, if there are enough brokers: one may fail while another is being replaced."""
 
 # --- storage ------------------------------------------------------------------------------------
 
@@ -447,7 +447,7 @@ METRICS_RETENTION_S: Final = 7 * 86_400
 """How long the statistics that brokers publish are kept, whoever makes their topic: a week."""
 
 FLUSH_INTERVAL_MS: Final = 200
-"""For topics that chose flush=interval: what a power cut may take."""
+"""For topics with flush=interval: the time between syncs, which a power cut may lose."""
 
 FLUSH_TURN_S: Final = 0.01
 FLUSHES_PER_TURN: Final = 32
@@ -472,7 +472,7 @@ STATISTICS_SLICE: Final = 100
 # --- coordination -------------------------------------------------------------------------------
 
 COORDINATION_SWAP_OPERATIONS_MAX: Final = 128
-"""What etcd takes in one transaction unless it is told otherwise; the embedded store keeps to it too."""
+"""What etcd accepts in one transaction by default; the embedded store has the same limit."""
 
 COORDINATION_SWAP_BYTES_MAX: Final = 1 * MIB
 """Keys and values of one swap: etcd takes 1.5 MiB, of which keys and framing need some."""
@@ -499,7 +499,7 @@ COORDINATION_CONNECT_S: Final = 1.0
 """What an endpoint gets to take a connection; after that nothing was sent, and the next one is asked."""
 
 COORDINATION_POLL_S: Final = 1.0
-"""A watch that heard nothing for this long asks its endpoint whether it still answers."""
+"""A watch that received nothing for this long asks its endpoint whether it still answers."""
 
 COORDINATION_POLL_TIMEOUT_S: Final = 2.0
 """The deadline of that question; with the one before, a stopped etcd is noticed within three seconds."""
