@@ -22,7 +22,7 @@ ARGS    ?=
 .DEFAULT_GOAL := help
 .PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory crowd partitions weight recovery fuzz simulate simulate-product simulate-campaign docs clean
 
-help: ## this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---------------------------------------------------------------- the environment
@@ -51,17 +51,17 @@ $(VENV)/.bench: $(VENV)/.run requirements/bench.txt
 run: $(VENV)/.run ## start one broker on port 7440 (DATA=./data, ARGS=... for more flags)
 	@STENTOR_LOG_LEVEL=$${STENTOR_LOG_LEVEL:-warning} exec $(BIN)/stentor serve --data $(DATA) $(ARGS)
 
-test: check packages ## everything that must pass: check, then all tests (WORKERS=2 processes, ARGS=... for pytest)
+test: check packages ## run everything that must pass: check, then all tests (WORKERS=2 processes, ARGS=... for pytest)
 	@$(PYTHON) -m pytest -m "not long" -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-long: $(VENV)/.dev packages ## the tests that take minutes each: killed Spark drivers, a Spark cluster, the documents' commands
+test-long: $(VENV)/.dev packages ## run the tests that take minutes each: killed Spark drivers, a Spark cluster, the documents' commands
 	@$(PIP) -c requirements/dev.txt 'pyspark[pipelines]'
 	@$(PYTHON) -m pytest -m long $(ARGS)
 
-packages: ## Debian packages that tests of clusters need (HAProxy, nginx, ip, iptables, strace, faketime), as root
+packages: ## as root, install Debian packages that cluster tests need (HAProxy, nginx, ip, iptables, strace, faketime)
 	@scripts/debian-packages
 
-check: $(VENV)/.dev ## lint, format, types, layers
+check: $(VENV)/.dev ## check lint, format, types and layers
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check --quiet || { echo "run 'make format' to format these files" >&2; $(BIN)/ruff format --check; }
 	@$(BIN)/mypy
@@ -71,13 +71,13 @@ format: $(VENV)/.dev ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
-simulate: $(VENV)/.dev ## SEEDS=1000 simulated clusters in which everything fails (ARGS="--from N")
+simulate: $(VENV)/.dev ## simulate SEEDS=1000 clusters in which everything fails (ARGS="--from N")
 	@$(PYTHON) -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
-simulate-product: $(VENV)/.dev ## the same for SEEDS of real brokers and clients in virtual time (ARGS="--from N --log")
+simulate-product: $(VENV)/.dev ## the same with real brokers and clients in virtual time (ARGS="--from N --log")
 	@$(PYTHON) -m tests.virtual --seeds $(SEEDS) $(ARGS)
 
-simulate-campaign: $(VENV)/.dev ## seeds that nobody has run yet, for MINUTES=10; goes on where the last one stopped
+simulate-campaign: $(VENV)/.dev ## simulate seeds that nobody has run yet, for MINUTES=10; continues where the last one stopped
 	@$(PYTHON) -m tests.simulation --campaign --minutes $(MINUTES) $(ARGS)
 
 docs: $(VENV)/.dev ## write the generated references in docs/ and check the documents
@@ -87,46 +87,46 @@ docs: $(VENV)/.dev ## write the generated references in docs/ and check the docu
 
 # ---------------------------------------------------------------- measure
 
-bench: $(VENV)/.bench ## the comparison with the peers (QUICK=1: at most three minutes); as root it installs Redis
+bench: $(VENV)/.bench ## compare with the peers (QUICK=1: at most three minutes); as root it installs Redis
 	@scripts/debian-packages bench
 	@$(PYTHON) -m bench $(if $(QUICK),--quick) $(ARGS)
 
-crash: $(VENV)/.bench ## kill -9 while publishing, ROUNDS=50 times; nothing acknowledged is lost
+crash: $(VENV)/.bench ## kill -9 a broker while publishing, ROUNDS=50 times; check that nothing acknowledged is lost
 	@$(PYTHON) -m bench.crash --rounds $(ROUNDS) $(ARGS)
 
-bench-spark: $(VENV)/.bench $(VENV)/.dev ## topics as tables of Spark, beside Parquet and what Spark allows (ARGS="--rows N")
+bench-spark: $(VENV)/.bench $(VENV)/.dev ## compare topics as Spark tables with Parquet and with what Spark allows (ARGS="--rows N")
 	@$(PYTHON) -m bench.spark $(ARGS)
 
-exactly-once: $(VENV)/.dev ## KILLS=10 kills of a Spark driver and a broker between them; every row comes out once
+exactly-once: $(VENV)/.dev ## kill a Spark driver KILLS=10 times, and a broker in between; check that every row comes out once
 	@$(PYTHON) -m tests.spark.exactly_once --kills $(KILLS) $(ARGS)
 
-outage: $(VENV)/.dev ## SECONDS_AWAY=60 without any etcd, under load
+outage: $(VENV)/.dev ## stop all of etcd for SECONDS_AWAY=60, under load
 	@$(PYTHON) -m tests.cluster.outage --seconds $(SECONDS_AWAY) $(ARGS)
 
-failover: $(VENV)/.bench $(VENV)/.dev ## how long publishing stands still when a broker fails (QUICK=1: at most four minutes)
+failover: $(VENV)/.bench $(VENV)/.dev ## measure how long publishing stops when a broker fails (QUICK=1: at most four minutes)
 	@$(PYTHON) -m bench.failover $(if $(QUICK),--quick) $(ARGS)
 
-chaos: $(VENV)/.dev ## MINUTES=10 of random faults on a real cluster; nothing acknowledged is lost
+chaos: $(VENV)/.dev ## break a real cluster at random for MINUTES=10; check that nothing acknowledged is lost
 	@$(PYTHON) -m tests.cluster.chaos --minutes $(MINUTES) $(ARGS)
 
-memory: $(VENV)/.bench ## the broker's memory while 5 GB are written past slow subscribers
+memory: $(VENV)/.bench ## measure a broker's memory while 5 GB are written and subscribers are slow
 	@$(PYTHON) -m bench.memory $(ARGS)
 
-crowd: $(VENV)/.bench ## the broker's memory, and a client's latency, beside 2,200 strangers that finish nothing
+crowd: $(VENV)/.bench ## measure a broker's memory and a client's latency beside 2,200 strangers that never finish a request
 	@$(PYTHON) -m bench.crowd $(ARGS)
 
-partitions: $(VENV)/.bench $(VENV)/.dev ## 1,000 to 10,000 partitions: made, listed, scraped, restarted (ARGS="--brokers 3": with a failover)
+partitions: $(VENV)/.bench $(VENV)/.dev ## create, list, scrape and restart 1,000 to 10,000 partitions (ARGS="--brokers 3": with a failover)
 	@$(PYTHON) -m bench.partitions $(ARGS)
 
-weight: $(VENV)/.made ## what installations weigh, and what starting them costs (ARGS="--beside TREE")
+weight: $(VENV)/.made ## measure the size of installations and the cost of starting them (ARGS="--beside TREE")
 	@$(PYTHON) -m bench.weight $(ARGS)
 
-recovery: $(VENV)/.bench ## time until ready after a crash with 10 GB of log
+recovery: $(VENV)/.bench ## measure the time until a broker is ready after a crash, with 10 GB of log
 	@$(PYTHON) -m bench.recovery $(ARGS)
 
-fuzz: $(VENV)/.dev ## CASES=1000000 mutated frames and batches through every decoder
+fuzz: $(VENV)/.dev ## feed CASES=1000000 mutated frames and batches to every decoder
 	@$(PYTHON) -m tests.hostile.fuzz --cases $(CASES) $(ARGS)
 
-clean: ## remove what make and Python left behind; never the data
+clean: ## remove files of make and Python, but never the data
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
