@@ -1,6 +1,6 @@
 """A whole node: a broker and its HTTP side, started and stopped together.
 
-This is the composition root: the CLI, tests and embedders start brokers only through here.
+The CLI, tests and embedders start brokers only through here.
 """
 
 from __future__ import annotations
