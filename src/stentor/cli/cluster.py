@@ -181,11 +181,11 @@ def status(
     json: options.Json = False,
     data: Data = _DEFAULT_DATA,
 ) -> None:
-    """Show who runs, and chains, epochs, commit points and lags.
+    """Show processes, chains, epochs, commit points and lags.
 
-    On a terminal it is shown anew every second, until Ctrl-C. The lag counts messages that a member has not on disk
-    yet. A broker is ready, cut off (it hears neither the controller nor a majority), running (it does not answer),
-    paused or dead.
+    On a terminal the status is updated every second, until Ctrl-C. The lag counts messages that a member does not have
+    on disk yet. A broker is ready, cut off (it hears neither the controller nor a majority), running (it runs but does
+    not answer), paused or dead.
     """
     from stentor.cli import cluster_status
     from stentor.cli.output import print_json

@@ -25,7 +25,7 @@ def lacking(partition: PartitionInfo, settings: TopicSettings) -> str:
     there, wanted = len(partition.chain), settings.replicas_wanted
     if there >= wanted:
         return ""
-    refusing = "" if there >= settings.replicas_needed else ", takes no messages"
+    refusing = "" if there >= settings.replicas_needed else ", accepts no messages"
     return f"{there} of {wanted} replicas{refusing}"
 
 

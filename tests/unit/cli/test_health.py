@@ -36,9 +36,9 @@ def shown(monkeypatch, capsys):
         (topic("abc", replicas=3), "ok"),
         (topic("a"), "ok"),
         (topic("abc", "ab", replicas=3), "2 of 3 replicas"),
-        (topic("abc", "a", replicas=3), "1 of 3 replicas, takes no messages"),
+        (topic("abc", "a", replicas=3), "1 of 3 replicas, accepts no messages"),
         (topic("abc", "a", replicas=3, min_replicas=1), "1 of 3 replicas"),
-        (topic("", replicas=3), "0 of 3 replicas, takes no messages"),
+        (topic("", replicas=3), "0 of 3 replicas, accepts no messages"),
         (topic("ab", replicas=3, failed="input/output error"), "damaged, 2 of 3 replicas"),
     ],
 )
