@@ -116,5 +116,7 @@ class Controlling:
         for change in propose.changes if revision is not None else ():
             names = "→".join(member.broker for member in change.record.chain)
             joining = f", joining {change.record.joining.broker}" if change.record.joining is not None else ""
-            logger.info("%x/%d: epoch %d, chain %s%s", *change.key, change.record.epoch, names, joining)
+            topic = self._catalogue.by_id.get(change.key[0])
+            name = f"{change.key[0]:x}" if topic is None else topic.record.name
+            logger.info("%s/%d: epoch %d, chain %s%s", name, change.key[1], change.record.epoch, names, joining)
         self._control.step(e.Proposed(propose, revision))
