@@ -120,22 +120,17 @@ class Story:
 
     def lines(self) -> Iterator[str]:
         """Everything since the beginning, in order."""
-        with self.cluster.client() as client:
-            names = {f"{topic.id:x}/": f"{topic.name}/" for topic in client.topics()}
-        logged = [entry for entry in self._logged(names) if entry[0] >= self.began]
+        logged = [entry for entry in self._logged() if entry[0] >= self.began]
         for at, text in sorted([*self._told, *logged]):
             yield f"{at - self.began:+8.2f} s  {text}"
 
-    def _logged(self, names: dict[str, str]) -> Iterator[tuple[float, str]]:
+    def _logged(self) -> Iterator[tuple[float, str]]:
         for broker in self.cluster.brokers.values():
             for line in broker.log_file.read_text(encoding="utf-8").splitlines():
                 found = LINE.match(line)
                 if found is None:
                     continue
-                text = found[4]
-                for topic_id, name in names.items():
-                    text = text.replace(topic_id, name)
-                yield datetime.fromisoformat(found[1]).timestamp(), f"  {broker.name} {found[2].lower():7}  {text}"
+                yield datetime.fromisoformat(found[1]).timestamp(), f"  {broker.name} {found[2].lower():7}  {found[4]}"
 
 
 def _until(holds: Callable[[], bool], what: str, seconds: float = WAIT_S) -> None:

@@ -82,7 +82,9 @@ def restorable(tmp_path: Path) -> Iterator[Restorable]:
 def test_under_running_brokers_messages_flow_on_and_nothing_is_followed(restorable):
     cluster = restorable.cluster
     restorable.restore()
-    cluster.wait_for(lambda: restorable.all_said("the coordination store went back from revision"), what="the alert")
+    cluster.wait_for(
+        lambda: restorable.all_said("the coordination store was restored from an older backup"), what="the alert"
+    )
     restorable.publish(50)
     restorable.check()
     with cluster.client(timeout=20) as client:

@@ -33,7 +33,7 @@ class Background:
         if task.cancelled() or (error := task.exception()) is None or self.closed:
             return
         traceback = None if isinstance(error, CoordinationUnavailable) else error  # that is no fault of ours
-        logger.error("the cluster's work failed: %s", error, exc_info=traceback)
+        logger.error("a background task of this broker failed: %s", error, exc_info=traceback)
 
     async def close(self) -> None:
         """End everything that is under way."""

@@ -52,7 +52,7 @@ class Books:
     def _stored(self, _: Any, error: StentorError | None) -> None:
         self._storing = False
         if error is not None:
-            logger.error("the journal could not be written: %s", error)
+            logger.error("could not write the journal: %s", error)
 
     def store_now(self) -> None:
         """The same, at once."""
@@ -64,7 +64,7 @@ class Books:
         try:
             self.store_now()
         except StentorError as error:
-            logger.error("the journal could not be written: %s", error)  # noqa: TRY400 - the sentence says it all
+            logger.error("could not write the journal: %s", error)  # noqa: TRY400 - the sentence says it all
 
     def _note(self) -> None:
         self._note_floors()

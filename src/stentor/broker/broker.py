@@ -171,7 +171,9 @@ class Broker:
             journal.pass_incarnation(remembered)
             await asyncio.to_thread(journal.store)
             if not identity.alone and journal.replicas():
-                logger.error("this data directory is an old copy: its logs are put aside and fetched anew")
+                logger.error(
+                    "this data directory is an old copy: its logs are set aside and fetched again from other brokers"
+                )
                 parts.copies.put_all_aside()
         identity.incarnation = journal.incarnation
         await self._remove_deleted()
@@ -375,7 +377,7 @@ class _Doors:
 
 def _aside_cleared(_: Any, error: StentorError | None) -> None:
     if error is not None:
-        logger.error("copies that were put aside could not be removed: %s", error)
+        logger.error("could not remove copies that were set aside: %s", error)
 
 
 def open_cluster_store(config: BrokerConfig) -> CoordinationStore:

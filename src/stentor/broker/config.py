@@ -39,94 +39,103 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Everything that can be set on a broker."""
 
     data_directory: str = _setting(
-        "data", "Where the log lives. A folder of the current directory, so that trying Stentor leaves no traces."
+        "data",
+        "Directory for all data. The default is in the current directory, so that a trial leaves no traces elsewhere.",
     )
     host: str = _setting(
-        "127.0.0.1", "The address to listen on. Loopback: nobody else gets in before security is set up."
+        "127.0.0.1", "Address to listen on. By default only this machine can connect, because there is no security yet."
     )
-    port: Port = _setting(7440, "The port of the protocol; 0 picks a free one.")
+    port: Port = _setting(7440, "Port for clients; 0 picks a free one.")
     advertised_address: str = _setting(
-        "", "The host:port that clients are told, when it is not the one listened on (NAT, containers)."
+        "", "Address that clients and brokers connect to, if it is not the one to listen on (NAT, containers)."
     )
     listeners: str = _setting(
         "",
-        "Several listeners instead of host and port, for a broker in several networks: name=host:port, separated by"
-        " commas; in the file also a list. Other brokers use the first. Empty: one listener, the simple case.",
+        "Listeners for a broker in several networks, instead of host and port: name=host:port, separated by commas; in"
+        " the file also a list. Other brokers use the first.",
     )
     advertised_addresses: str = _setting(
         "",
-        "With listeners: name=host:port that those who come in by a listener are told, for all brokers. A listener"
-        " that is not named is told as it listens.",
+        "With listeners: the address that each listener announces, as name=host:port. A listener without an advertised"
+        " address is announced by the address it listens on.",
     )
-    http_host: str = _setting("", "The address for HTTP. Empty: that of the first listener.")
-    http_port: Port = _setting(7441, "The port for health, metrics and statistics; 0 picks a free one.")
-    http: bool = _setting(default=True, meaning="Whether to serve HTTP at all.")
+    http_host: str = _setting("", "Address for HTTP. Default: that of the first listener.")
+    http_port: Port = _setting(7441, "Port for health, metrics and statistics; 0 picks a free one.")
+    http: bool = _setting(default=True, meaning="Whether to serve HTTP.")
     http_hosts: str = _setting(
         "",
-        "Names by which others may ask for metrics and statistics, separated by commas; * means any. Addresses in"
-        " digits, this machine's name and what the broker advertises always count. Empty: so that no web page can read"
-        " them by a name of its own (DNS rebinding).",
+        "More host names under which to serve metrics and statistics, separated by commas; * means any. Numeric"
+        " addresses, this machine's name and the advertised addresses always work. Other names are refused, so that no"
+        " web page can read them (DNS rebinding).",
     )
-    broker_id: str = _setting("", "This broker's name in the cluster. Empty: made at the first start and kept.")
-    zone: str = _setting("", "The rack, room or region of this broker; replicas are spread over zones.")
+    broker_id: str = _setting(
+        "", "Id of this broker in the cluster. By default the broker makes one at its first start and keeps it."
+    )
+    zone: str = _setting("", "Rack, room or region of this broker. The cluster spreads replicas over zones.")
     coordination: str = _setting(
         "",
-        "The coordination store of a cluster, for example etcd://a:2379,b:2379,c:2379/stentor. Empty: one broker on"
-        " its own, which keeps its own books and needs nobody.",
+        "Address of the cluster's etcd, for example etcd://a:2379,b:2379,c:2379/stentor. Without it, the broker runs"
+        " alone and needs no etcd.",
     )
-    coordination_user: str = _setting("", "Who this broker is to etcd. Empty: etcd asks for no password.")
+    coordination_user: str = _setting("", "User name for etcd, if etcd asks for a password.")
     coordination_password_file: str = _setting(
         "",
-        "A file that holds the password for etcd, readable for nobody else. A file: flags and logs are read by many.",
+        "File with the password for etcd. Only the broker's user should be able to read it.",
     )
-    coordination_ca_file: str = _setting("", "Who signs etcd's certificate (PEM). Set: etcd is spoken to by TLS.")
-    coordination_cert_file: str = _setting("", "This broker's certificate for etcd (PEM), where etcd asks for one.")
-    coordination_key_file: str = _setting("", "Its key (PEM).")
+    coordination_ca_file: str = _setting(
+        "", "Certificate of the authority that signs etcd's certificate (PEM). It switches TLS on."
+    )
+    coordination_cert_file: str = _setting("", "Certificate of this broker for etcd (PEM), if etcd asks for one.")
+    coordination_key_file: str = _setting("", "Private key of that certificate (PEM).")
     auto_create: bool = _setting(
         default=True,
-        meaning="Whether publishing or subscribing to an unknown topic makes it. On: the first publish just works.",
+        meaning="Whether publishing or subscribing to an unknown topic creates it.",
     )
     default_partitions: Annotated[int, msgspec.Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX)] = _setting(
-        1, "Partitions of a topic that does not say. One: total order, the least surprising."
+        1, "Default number of partitions of a topic. With one, all messages of the topic keep their order."
     )
     flush: Literal["always", "interval"] = _setting(
-        "always", "For topics that do not say: acknowledge after the disk has it (always), or before (interval)."
+        "always", "Default for topics: acknowledge a message once it is on disk (always), or before (interval)."
     )
     retention_age_s: Annotated[int, msgspec.Meta(ge=1)] | None = _setting(
-        None, "For topics that do not say: delete what is older. None: keep for ever; nothing vanishes by surprise."
+        None, "Default for topics: delete messages older than this. None keeps them for ever."
     )
     retention_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = _setting(
-        None, "For topics that do not say: delete the oldest beyond this size per partition."
+        None, "Default for topics: delete the oldest messages of a partition beyond this size. None keeps them."
     )
     segment_bytes: Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)] = _setting(
-        limits.SEGMENT_BYTES, "Size of a log file. After a crash the last one is scanned, so smaller restarts faster."
+        limits.SEGMENT_BYTES,
+        "Size of a log file. A broker scans the last one after a crash, so smaller ones start faster.",
     )
     aside_age_s: Annotated[int, msgspec.Meta(ge=0)] = _setting(
         limits.ASIDE_AGE_S,
-        "Copies of logs that newer ones replaced stay in aside/ for this long, and until the chain is full. A week:"
-        " time to notice that one is needed. 0: for ever.",
+        "How long to keep replaced copies of logs in aside/, in case one is needed. They also stay until the chain is"
+        " full. 0 keeps them for ever.",
     )
     disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = _setting(
-        limits.DISK_RESERVE_BYTES, "Refuse writes when less is free, so that the broker can still do its books."
+        limits.DISK_RESERVE_BYTES,
+        "Refuse messages while less disk space than this is free. The broker needs it for itself.",
     )
     connections_max: Annotated[int, msgspec.Meta(ge=1)] = _setting(
-        limits.CONNECTIONS_MAX, "Further connections are refused, so that those that are there keep working."
+        limits.CONNECTIONS_MAX, "Refuse more connections than this, so that the present ones keep working."
     )
     metrics_interval_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = _setting(
-        10.0, "How often the broker's statistics are published to the topic _metrics; 0: never."
+        10.0, "How often to publish the broker's statistics to the topic _metrics. 0 means never."
     )
     unclean: bool = _setting(
         default=False,
-        meaning="Take logs as they are whose end is unknown: after a failed sync, or without a journal. Off: it may"
-        " lose acknowledged messages, so an operator must ask for it.",
+        meaning="Use logs whose end is uncertain, after a failed sync or without a journal. This may lose acknowledged"
+        " messages.",
     )
     accept_older_store: bool = _setting(
         default=False,
-        meaning="Take part although etcd was restored from an older state than this broker has seen. Off: chains may"
-        " have changed since, so an operator must ask for it, on every broker.",
+        meaning="Start although etcd was restored from an older state than this broker has seen. Set it on all brokers:"
+        " see Backup and restore in docs/cluster.md.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "How much is logged.")
-    log_format: Literal["text", "json"] = _setting("text", "text for people, json for log collectors.")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "How much to log.")
+    log_format: Literal["text", "json"] = _setting(
+        "text", "Format of the log: text for people, json for log collectors."
+    )
 
     def coordination_password(self) -> str:
         """The password for etcd; never a setting itself."""

@@ -19,7 +19,9 @@ compaction removes messages and keeps the covered range (C23).
 
 Attributes: bits 0..3 body encoding (0 packed rows, 1 Arrow), bits 4..7 compression of the Arrow
 buffers (0 none, 1 lz4, 2 zstd), bit 8 some message has headers, bits 16..31 schema id (0: the values are no
-rows of a schema); all others are zero.
+rows of a schema); all others are zero. Reserved, and refused until something needs them: encoding 2, for batches that
+another protocol encoded and its clients decode; bit 9, for sequences that count messages and wrap at 2^31, as that
+protocol's producers number them.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def test_a_full_disk_refuses_publishes_and_goes_on_reading_and_recovers_by_itsel
     target = link.ask(messages.CreateTopic(name="t")).topic.id
     acknowledged, refusal = fill_up(link, target)
     assert len(acknowledged) > 50
-    assert "room" in str(refusal)
+    assert "bytes left" in str(refusal)
     assert refusal.hint
     assert refusal.retriable
     with small.client() as client:
@@ -152,7 +152,7 @@ def test_a_topic_for_which_there_is_no_room_is_not_made_and_its_name_stays_free(
 def test_a_publish_whose_time_is_up_says_that_the_disk_is_full(small, raw):
     link = raw(small.url).greet()
     fill_up(link, link.ask(messages.CreateTopic(name="t")).topic.id)
-    with small.client(timeout=2) as client, pytest.raises(StentorError, match="room"):
+    with small.client(timeout=2) as client, pytest.raises(StentorError, match="bytes left"):
         client.publish("t", bytes(60_000))
 
 
@@ -162,7 +162,7 @@ def test_a_flush_whose_messages_found_no_room_says_that_the_disk_is_full(small, 
     with small.client(timeout=2) as client:
         producer = client.producer("t", timeout=1)
         producer.send(bytes(60_000))
-        with pytest.raises(StentorError, match="room"):
+        with pytest.raises(StentorError, match="bytes left"):
             producer.flush(timeout=3)
 
 

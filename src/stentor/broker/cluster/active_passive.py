@@ -70,9 +70,9 @@ class ActivePassive:
         try:
             swap = await self._store.swap(expect=expect, put={ACTIVE: name.encode()})
             if swap.succeeded:
-                logger.warning("broker %s is the active one now", name)
+                logger.warning("broker %s is now the active one", name)
             await self._follower.look_again()
         except StentorError as error:
-            logger.warning("no active broker could be named: %s", error)
+            logger.warning("could not name an active broker: %s", error)
         finally:
             self._choosing = False

@@ -67,7 +67,7 @@ class Controlling:
         try:
             swap = await self._store.swap(expect={CONTROLLER: revision}, put={CONTROLLER: encode(key)})
         except StentorError as error:
-            logger.info("the controller's key could not be taken: %s", error)
+            logger.info("could not become the controller: %s", error)
         if swap is not None and swap.succeeded:
             logger.info("broker %s is the controller", self._identity.broker_id)
             self._control.step(e.TookOver(key, swap.revision))
@@ -111,10 +111,12 @@ class Controlling:
             swap = await self._store.swap(expect=expect, put=put)
             revision = swap.revision if swap.succeeded else None
         except StentorError as error:
-            logger.warning("chains could not be changed: %s", error)
+            logger.warning("could not change chains: %s", error)
             await asyncio.sleep(limits.PEER_HEARTBEAT_S)
         for change in propose.changes if revision is not None else ():
             names = "→".join(member.broker for member in change.record.chain)
             joining = f", joining {change.record.joining.broker}" if change.record.joining is not None else ""
-            logger.info("%x/%d: epoch %d, chain %s%s", *change.key, change.record.epoch, names, joining)
+            topic = self._catalogue.by_id.get(change.key[0])
+            name = f"{change.key[0]:x}" if topic is None else topic.record.name
+            logger.info("%s/%d: epoch %d, chain %s%s", name, change.key[1], change.record.epoch, names, joining)
         self._control.step(e.Proposed(propose, revision))

@@ -118,7 +118,11 @@ class Hearsay:
             if (
                 catalogue.unconfirmed(key) is held
             ):  # it was heard before the store was asked, so the store would have it
-                logger.error("a peer told a chain of partition %d that the store does not have: %s", key[1], held)
+                logger.error(
+                    "another broker announced a chain of partition %d that the coordination store does not have: %s",
+                    key[1],
+                    held,
+                )
                 catalogue.drop_rumour(key, news)
         self._follower.tell_read(news)
         return True

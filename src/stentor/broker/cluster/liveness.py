@@ -125,9 +125,9 @@ class Liveness:
             return
         self._standing.confirmed = confirmed
         if confirmed:
-            logger.info("this broker is heard by the cluster again")
+            logger.info("this broker is connected to its cluster again")
             return
-        logger.warning("this broker hears neither the controller nor a majority: it takes no messages")
+        logger.warning("this broker hears neither the controller nor a majority of the brokers: it takes no messages")
         for listener in self.on_cut_off:
             listener()
 
@@ -136,7 +136,7 @@ class Liveness:
         try:
             await self._follower.look_again()
         except StentorError as error:
-            logger.info("what was missed could not be read yet: %s", error)
+            logger.info("could not read yet what changed while this broker was cut off: %s", error)
             await asyncio.sleep(limits.PEER_HEARTBEAT_S)
         else:
             self._fresh = True

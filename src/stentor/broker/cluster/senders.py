@@ -127,7 +127,7 @@ class Senders:
             await self._follower.look_again()
             answered = not self._rollback.noticed
         except StentorError as error:
-            logger.info("the coordination store could not be asked about brokers: %s", error)
+            logger.info("could not ask the coordination store about brokers: %s", error)
             answered = False
         finally:
             self._looking = False

@@ -40,7 +40,8 @@ class StoreRollback:
         if revision < before and not self.noticed:
             self.noticed = True
             logger.critical(
-                "the coordination store went back from revision %d to %d: messages flow on, nothing changes any more",
+                "the coordination store was restored from an older backup (revision %d is now %d): messages flow on,"
+                " but this broker follows no change of it",
                 before,
                 revision,
             )
@@ -59,7 +60,11 @@ class StoreRollback:
             )
         if revision < seen:
             self.accepted = True
-            logger.warning("the coordination store is at revision %d, was at %d; accepted as told", revision, seen)
+            logger.warning(
+                "the coordination store is at revision %d, it was at %d: accepted, as --accept-older-store says",
+                revision,
+                seen,
+            )
             journal.accept_revision(revision)
         self.revision = revision
 
@@ -78,7 +83,7 @@ class StoreRollback:
             return
         if (unheard := ", ".join(controller.unheard)) and unheard not in self._told:
             self._told.add(unheard)
-            logger.warning("no chain is changed before these have said what they hold: %s", unheard)
+            logger.warning("waiting for brokers %s to report their logs before changing any chain", unheard)
         for key in controller.behind - self._told:
             self._told.add(key)
             if key[0] in topics:
@@ -93,4 +98,7 @@ class StoreRollback:
         for name in topics:
             if name not in self._told:
                 self._told.add(name)
-                logger.critical("topic %s is gone from the coordination store and was not deleted: its logs stay", name)
+                logger.critical(
+                    "topic %s is missing from the coordination store although nobody deleted it: its logs are kept",
+                    name,
+                )

@@ -130,7 +130,7 @@ class StorelessStart:
         except FileNotFoundError:
             return None
         except (OSError, CorruptData, msgspec.MsgspecError) as error:
-            logger.warning("what the coordination store last held cannot be read from %s: %s", self._file, error)
+            logger.warning("cannot read from %s what the coordination store last held: %s", self._file, error)
             return None
 
     # --- waiting --------------------------------------------------------------------------------

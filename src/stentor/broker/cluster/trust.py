@@ -96,9 +96,7 @@ class Trust:
         """A broker of an older version is taken at its word; said once each."""
         if name not in self._told:
             self._told.add(name)
-            logger.warning(
-                "broker %s cannot prove who it is: it is taken at its word until all brokers are upgraded", name
-            )
+            logger.warning("broker %s cannot prove who it is; this is accepted until all brokers are upgraded", name)
 
     # --- the start ------------------------------------------------------------------------------
 
@@ -111,7 +109,7 @@ class Trust:
             return
         except (OSError, StentorError) as error:
             logger.warning(
-                "the cluster's secret cannot be read from %s, the coordination store's will do: %s", file, error
+                "cannot read the cluster's secret from %s; the one in the coordination store is used: %s", file, error
             )
             return
         self._secret, self.level = kept.secret, kept.level
@@ -136,9 +134,9 @@ class Trust:
             restored = self._rollback.accepted
             self._restored = self._secret.valid if restored else ()
             logger.warning(
-                "the cluster's secret in the coordination store is not the one in %s: the store's counts%s",
+                "the cluster's secret in the coordination store differs from the one in %s: the store's is used%s",
                 self._file,
-                ", the file's too until the next start" if restored else "",
+                ", and the file's too until the next start" if restored else "",
             )
         self._secret = secret
         self.level = max(self.level, 0 if level is None else _number(level.value))
@@ -152,7 +150,7 @@ class Trust:
         try:
             atomic_write(self._file, seal(FileKind.SECRET, kept))
         except StentorError as error:
-            logger.warning("the cluster's secret could not be kept: %s", error)
+            logger.warning("could not write the cluster's secret to disk: %s", error)
 
     # --- news -----------------------------------------------------------------------------------
 
@@ -179,7 +177,7 @@ class Trust:
         try:
             secret = self._secret if value is None else decode_secret(value)
         except CorruptData as error:
-            logger.error("%s The one that was known counts on.", error)  # noqa: TRY400 - no traceback: it has the bytes
+            logger.error("%s The secret that this broker knew before stays in use.", error)  # noqa: TRY400 - no traceback: it has the bytes
             secret = self._secret
         if secret != self._secret:
             logger.info("the cluster's secret was rotated")
@@ -215,7 +213,7 @@ class Trust:
                     expect = {LEVEL_KEY: 0 if found is None else found.revision}
                     await store.swap(expect=expect, put={LEVEL_KEY: str(due).encode()})
                 except StentorError as error:
-                    logger.info("the cluster's feature level could not be raised yet: %s", error)
+                    logger.info("could not raise the cluster's feature level yet: %s", error)
                     await asyncio.sleep(limits.PEER_LOOK_S)
         finally:
             self._raising = False

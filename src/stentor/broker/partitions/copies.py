@@ -55,7 +55,7 @@ class Copies:
                 raise
             aside = self._directory.put_aside(*key)
             self._journal.remove(*key)
-            logger.error("%s/%d cannot be opened and was put aside (%s): %s", topic.record.name, key[1], aside, error)  # noqa: TRY400
+            logger.error("%s/%d cannot be opened and was set aside (%s): %s", topic.record.name, key[1], aside, error)  # noqa: TRY400
             return None
 
     def begin(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork) -> Partition:
@@ -63,7 +63,7 @@ class Copies:
         known = self._journal.get(*key)
         if known is not None and known.log_id != log_id:
             aside = self._directory.put_aside(*key)
-            logger.warning("%s/%d: the old copy of the log was put aside: %s", topic.record.name, key[1], aside)
+            logger.warning("%s/%d: the old copy of the log was set aside: %s", topic.record.name, key[1], aside)
         if known is None or known.log_id != log_id:
             self.note({key: log_id})
         return self._open(topic, key, log_id, chain)

@@ -66,7 +66,7 @@ class EpochStore:
             elif isinstance(error, DiskFull | OutOfDescriptors):
                 self._wait(partition, epoch)  # it stays wedged until there is room (K5)
             else:
-                logger.error("the journal could not be written: %s", error)
+                logger.error("could not write the journal: %s", error)
                 partition.step(Fail(f"the journal could not be written: {error.message}"))
         if self._waiting:
             self._storing = True

@@ -70,7 +70,7 @@ class LettingGo:
         age_s, now_s = self._environment.config.aside_age_s, self._environment.clock.now_us() / 1_000_000
         for copy in self._directory.aside() if age_s else ():
             if now_s - copy.since_s >= age_s and self._is_replaced((copy.topic_id, copy.partition)):
-                logger.info("%s was put aside %.0f s ago and is removed", copy.path.name, now_s - copy.since_s)
+                logger.info("%s was set aside %.0f s ago and is removed", copy.path.name, now_s - copy.since_s)
                 self._directory.remove_aside(copy)
 
     def _is_replaced(self, key: Key) -> bool:

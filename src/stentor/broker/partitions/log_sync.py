@@ -122,7 +122,7 @@ class LogSync:
     def _synced(self, end: int | None, error: StentorError | None) -> None:
         partition = self._partition
         if isinstance(error, OutOfDescriptors):  # nothing was synced, so it may be tried again (unlike K3)
-            logger.warning("partition %s waits for a descriptor: %s", partition.name, error.message)
+            logger.warning("partition %s waits for a free file descriptor: %s", partition.name, error.message)
             loop, again = self._threads.loop, partial(self._threads.submit, partition.log.sync, self._synced)
             loop.call_later(_DESCRIPTOR_S, again)
             return

@@ -348,7 +348,7 @@ class Partition:
             case r.Halt(reason):
                 # A topic that is told before any disk has it accepts that a power cut takes some of it.
                 self.step(r.Halted(for_operator=self.settings.flush == "always"))
-                logger.critical("partition %s halts: %s", self.name, reason)
+                logger.critical("partition %s stops: %s", self.name, reason)
             case _:
                 raise InternalError(f"Unexpected effect {effect!r}.")
 

@@ -87,7 +87,9 @@ class RecordedEnds:
                 for start in range(0, len(keys), size):
                     await self._store_some(topic_id, keys[start : start + size])
         except StentorError as error:
-            logger.warning("recorded ends could not be stored: %s", error)  # they are tried again in a second
+            logger.warning(
+                "could not store how far partitions are recorded: %s", error
+            )  # they are tried again in a second
 
     async def _store_some(self, topic_id: int, keys: list[Key]) -> None:
         catalogue, store = self._catalogue, self._store

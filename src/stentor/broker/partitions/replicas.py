@@ -172,7 +172,11 @@ class Replicas:
             if named.log_id in self._dropped:
                 # C3: empty, it would pass for the copy that it was. The controller hears that there is none.
                 if named in held.record.chain:
-                    logger.critical("%s/%d: this copy was removed, and cannot be a member", topic.record.name, key[1])
+                    logger.critical(
+                        "%s/%d: the chain names a copy that this broker has removed; it cannot be a member",
+                        topic.record.name,
+                        key[1],
+                    )
                 self._port.report_soon(key)
                 return
             self._creating[key] = held
@@ -291,7 +295,9 @@ class Replicas:
         try:
             await self._port.look_again()
         except StentorError as error:
-            logger.warning("%s: whether this copy is still needed could not be asked: %s", partition.name, error)
+            logger.warning(
+                "%s: could not ask the coordination store whether this copy is still needed: %s", partition.name, error
+            )
             return
         held = self._catalogue.confirmed.get(key)
         if held is not None and self._is_superseded(held, partition) and self.partitions.get(key) is partition:

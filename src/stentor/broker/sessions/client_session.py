@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 _PUBLISH: Final = int(Kind.PUBLISH)
 _PUBLISHED: Final = int(Kind.PUBLISHED)
-_REQUESTS_UNDER_WAY_MAX: Final = 64
 _TOPICS_REMEMBERED_MAX: Final = 100
 
 
@@ -228,9 +227,9 @@ class ClientSession(Session):
             if isinstance(request, messages.UseProducer):  # at once: publishes may follow in the same read
                 self._answers.append(frames.frame(Kind.RESPONSE, correlation, messages.encode(self._use(request))))
                 return
-            if len(self._tasks) >= _REQUESTS_UNDER_WAY_MAX:
+            if len(self._tasks) >= limits.REQUESTS_UNDER_WAY_MAX:
                 raise LimitExceeded(
-                    f"{_REQUESTS_UNDER_WAY_MAX} requests are under way.", hint="Wait for their answers."
+                    f"{limits.REQUESTS_UNDER_WAY_MAX} requests are under way.", hint="Wait for their answers."
                 )
         except StentorError as error:
             self.fail(correlation, error, "request")

@@ -98,7 +98,7 @@ class PeerSession(Session):
 
     def _puzzled(self, error: Exception) -> StentorError:
         """What another broker says may be nonsense that nobody thought of: that ends its connection, no more."""
-        logger.error("what broker %s said could not be done", self.peer, exc_info=error)
+        logger.error("could not handle a message of broker %s", self.peer, exc_info=error)
         return InternalError(f"{type(error).__name__}: {error}")
 
     def _check_registered(self) -> None:
