@@ -176,16 +176,18 @@ class Run:
         )
 
     def _let_go(self) -> bool:
-        """Members let go of what the head let go, also when nobody publishes (C23); whole segments, each its own."""
+        """Members let go of what the one before them let go, also when nobody publishes (C23); each whole segments."""
         if self.world.steps % 50:
             return False
-        starts = self._starts()
-        return all(
-            len(segments := partition.log._state.segments) < 2 or segments[1].base > starts[key[1]]
-            for name in self.cluster.disks
-            for key, partition in self.cluster.partitions(name).items()
-            if partition.replica.position.index is not None
-        )
+        for name in self.cluster.disks:
+            for key, partition in self.cluster.partitions(name).items():
+                before, segments = partition.replica.position.predecessor, partition.log._state.segments
+                if partition.replica.position.index is None or before is None or len(segments) == 1:
+                    continue
+                above = self.cluster.partitions(before.broker).get(key)
+                if above is None or segments[1].base <= above.log.start:
+                    return False
+        return True
 
     def _starts(self) -> dict[int, int]:
         """Where the copies of the heads begin."""
