@@ -32,6 +32,7 @@ from stentor.core.placement import Candidate, Load, Mode, Tally, better_head, ne
 from stentor.core.records import ChainRecord, Key, Member
 from stentor.core.reports import ReportBook
 from stentor.core.revival import renewed, revived
+from stentor.core.witnesses import Witnesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -99,6 +100,7 @@ class Controller:
         self._reports = ReportBook()
         self._ready: dict[Key, JoinerReady] = {}
         self._complaints: dict[Key, dict[Member, tuple[Complaint, int]]] = {}  # and when each was heard last
+        self._witnesses = Witnesses()
         self.able: frozenset[str] = frozenset()  # brokers that said lately that their disks take writes (C31)
         self.unable: frozenset[str] = frozenset()  # those that said that theirs do not
         self.overloaded: frozenset[str] = frozenset()  # brokers whose disks have more to do than they can
@@ -191,6 +193,7 @@ class Controller:
                 others = self._complaints.get(key, {}).items()
                 kept = {member: said for member, said in others if said[0].epoch == message.epoch}
                 self._complaints[key] = {**kept, message.member: (message, self._now_us)}
+                self._witnesses.note(message, self._now_us)
             case _:
                 return
         self._stale.add(key)
@@ -379,16 +382,24 @@ class Controller:
         return enough and self.may_remove and all(member.broker in able for member in rest)
 
     def _without_reported(self, key: Key, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
-        """C14, C15: the member that is complained about leaves, if enough stay (C8)."""
+        """C14, C15: the member that is complained about leaves, if enough stay (C8); or whoever complains wrongly."""
         complaint = self._complaint(key, record)
         if complaint is None:
             return survivors
-        rest = tuple(member for member in survivors if member != complaint.member)
+        blamed = self._blamed_by(complaint, survivors)
+        rest = tuple(member for member in survivors if member != blamed)
         # One other that could take its place is enough here: what stands still commits nothing anyway.
-        replaceable = bool(rest) and self.may_remove and bool(self._others((*rest, complaint.member)))
+        replaceable = bool(rest) and self.may_remove and bool(self._others((*rest, blamed)))
         # Who complains may be cut off from this broker, and heard by way of another one.
         able = self.able if complaint.by in self.unable else self.able | {complaint.by}
         return rest if replaceable or self._may_go_on(record, rest, able) else survivors
+
+    def _blamed_by(self, complaint: Complaint, survivors: tuple[Member, ...]) -> Member:
+        """Who is complained about; or who complains, if a third broker says that this one stands still itself."""
+        complainer = next((member for member in survivors if member.broker == complaint.by), None)
+        if complainer is None or complaint.by in self.overloaded:
+            return complaint.member
+        return complainer if self._witnesses.speak_against(complaint, self._now_us) else complaint.member
 
     def _others(self, members: tuple[Member, ...]) -> set[str]:
         """Brokers beside these that could become members."""

@@ -66,6 +66,10 @@ def _present(key: Key, member: Member, reports: ReportBook, alive: Mapping[str, 
 
 
 def _led_by(record: ChainRecord, leader: Member) -> ChainRecord:
-    """It begins alone: nothing is committed before others have joined (C8), and they may still lead until then."""
-    others = tuple(member for member in (*record.chain, *record.eligible) if not member.same_log(leader))
+    """It begins alone: nothing is committed before others have joined (C8), and they may still lead until then.
+
+    Where one copy is enough to commit, nobody else may lead any more: what it commits from now on it has alone.
+    """
+    copies = (*record.chain, *record.eligible) if record.min_replicas > 1 else ()
+    others = tuple(member for member in copies if not member.same_log(leader))
     return _replace(record, epoch=record.epoch + 1, chain=(leader,), joining=None, eligible=others)

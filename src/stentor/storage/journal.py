@@ -203,6 +203,13 @@ class ReplicaJournal:
                 raise _going_back(topic_id, partition, before, after)
             self._put(topic_id, partition, after)
 
+    def begin_anew(self, topic_id: int, partition: int, *, log_id: int, epoch: int) -> None:
+        """Note that the log begins anew: its floors are gone, the epoch stays the highest that was ever noted (C2)."""
+        with self._lock:
+            before = self._replicas.get((topic_id, partition))
+            known = 0 if before is None else before.epoch
+            self._put(topic_id, partition, ReplicaState(log_id, max(epoch, known)))
+
     def remove(self, topic_id: int, partition: int) -> None:
         """Forget a partition that was deleted."""
         with self._lock:

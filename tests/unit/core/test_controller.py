@@ -249,6 +249,55 @@ def test_of_several_complaints_the_one_about_the_last_of_the_chain_counts():
     assert cluster.chain == "abd"
 
 
+def stands_still(name, by, epoch=5):
+    return Complaint(epoch, member(name), f"{name} stands still", by, stalls=True)
+
+
+def test_whoever_starves_its_successor_leaves_if_another_broker_says_that_it_stands_still_itself():
+    """All that b sends is slow: c gets nothing from it, and a does not hear what it has."""
+    cluster = Cluster()
+    cluster.controller.heard_member(KEY, stands_still("c", by="b"))
+    cluster.controller.heard_member(KEY, stands_still("b", by="a"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ac"
+
+
+def test_what_is_said_of_another_chain_counts_too():
+    """b is the head of this chain, where nobody could complain about it."""
+    cluster = Cluster("abc", chain="bca")
+    cluster.controller.heard_member((1, 7), stands_still("b", by="a"))
+    cluster.controller.heard_member(KEY, stands_still("c", by="b"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ca"
+
+
+def test_two_that_blame_each_other_are_no_witnesses():
+    cluster = Cluster()
+    cluster.controller.heard_member((1, 7), stands_still("b", by="c"))
+    cluster.controller.heard_member(KEY, stands_still("c", by="b"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ab"
+
+
+def test_what_was_said_long_ago_is_no_evidence():
+    cluster = Cluster()
+    cluster.controller.plan(0)
+    cluster.controller.heard_member((1, 7), stands_still("b", by="a"))
+    cluster.controller.plan(4_000_000)
+    cluster.controller.heard_member(KEY, stands_still("c", by="b"))
+    (propose,) = cluster.controller.plan(4_000_000)
+    assert [m.broker for m in propose.changes[0].record.chain] == ["a", "b"]
+
+
+def test_a_broker_that_has_too_much_to_do_is_not_blamed_for_its_complaints():
+    cluster = Cluster()
+    cluster.controller.overloaded = frozenset("b")
+    cluster.controller.heard_member(KEY, stands_still("b", by="a"))
+    cluster.controller.heard_member(KEY, stands_still("c", by="b"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ab"
+
+
 def test_a_broker_that_has_too_much_to_do_does_not_leave_for_standing_still():
     cluster = Cluster()
     cluster.controller.overloaded = frozenset("b")

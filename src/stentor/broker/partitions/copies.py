@@ -153,8 +153,8 @@ class Copies:
     def _begin_anew(self, partition: ChainMember, effect: Truncate) -> PartitionLog:
         log, identity = partition.log, partition.log.identity
         log.delete()
-        self._journal.remove(*partition.key)
-        self._journal.update(*partition.key, log_id=identity.log_id, epoch=partition.replica.epoch)
+        # The epoch that the machine asked for last may be in the journal already, before the machine hears of it.
+        self._journal.begin_anew(*partition.key, log_id=identity.log_id, epoch=partition.replica.epoch)
         self._journal.store()
         fresh = PartitionLog.open(
             log.directory,
