@@ -2,8 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 from stentor.broker.partitions.copies import Copies
 from stentor.core.dedupe import Dedupe
 from stentor.core.replica_events import Truncate
@@ -14,7 +12,6 @@ from stentor.storage.model import LogSettings
 KEY = (1, 0)
 
 
-@pytest.mark.xfail(strict=True, reason="the journal goes back to the epoch that the machine has adopted so far (C2)")
 def test_an_epoch_that_was_stored_meanwhile_is_kept(tmp_path):
     journal = ReplicaJournal.open(tmp_path / "replicas")
     log = PartitionLog.open(tmp_path / "log", topic_id=1, partition=0, log_id=7, settings=LogSettings())
