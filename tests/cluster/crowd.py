@@ -19,6 +19,7 @@ import uvloop
 
 from stentor.client.async_client import AsyncClient, connect_async
 from stentor.client.link import BrokerLink
+from stentor.transport.address import Address
 
 TIMEOUT_S = 30.0
 _AT_ONCE = 50  # clients that connect beside each other when the crowd gathers: that is no storm yet
@@ -71,9 +72,9 @@ class Attempts:
         """Count what every link of this process does."""
         dial = BrokerLink._dial
 
-        async def counted(link: BrokerLink, host: str, port: int) -> None:
+        async def counted(link: BrokerLink, where: Address) -> None:
             self.tried += 1
-            await dial(link, host, port)
+            await dial(link, where)
             self.made += 1
 
         BrokerLink._dial = counted  # type: ignore[method-assign]
@@ -108,7 +109,7 @@ async def main(url: str, topic: str, count: int) -> None:
     loop = asyncio.get_running_loop()
     while True:
         answered = await publish_all(clients, topic)
-        homes = [client._core.link.address if client._core.link else "" for client in clients]
+        homes = [client._core.home.link.address if client._core.home.link else "" for client in clients]
         report = {"answered": answered, "homes": homes, "tried": attempts.tried, "made": attempts.made}
         attempts.tried = attempts.made = 0
         print(json.dumps(report), flush=True)
