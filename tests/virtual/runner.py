@@ -18,7 +18,7 @@ from tests.virtual.world import SECOND, BrokenError, World, number_objects
 
 from stentor import limits
 from stentor.broker.sessions import inline_sync
-from stentor.errors import InvalidArgument
+from stentor.errors import StentorError
 
 
 class FailedError(AssertionError):
@@ -112,14 +112,14 @@ class Run:
             wishes["retention_bytes"] = 2 * limits.SEGMENT_BYTES_MIN
 
         async def create() -> None:
-            async with await cluster.client("maker") as client:
-                while True:
-                    try:
-                        await client.create_topic(TOPIC, **wishes)
-                    except InvalidArgument:  # not all brokers have heard of each other yet
-                        await asyncio.sleep(0.1)
-                    else:
-                        return
+            while True:
+                try:
+                    async with await cluster.client("maker") as client:
+                        await client.create_topic(TOPIC, exist_ok=True, **wishes)
+                except StentorError:  # not all brokers have heard of each other yet, or one died meanwhile
+                    await asyncio.sleep(0.1)
+                else:
+                    return
 
         making = cluster.process("maker").run(create())
         made = cluster.go(10, making.done)
@@ -190,13 +190,12 @@ class Run:
         return True
 
     def _starts(self) -> dict[int, int]:
-        """Where the copies of the heads begin."""
-        return {
-            key[1]: partition.log.start
-            for name in self.cluster.disks
-            for key, partition in self.cluster.partitions(name).items()
-            if partition.replica.position.index == 0
-        }
+        """Below which offset of a partition something was let go."""
+        found: dict[int, int] = defaultdict(int)
+        for name in self.cluster.disks:
+            for key, partition in self.cluster.partitions(name).items():
+                found[key[1]] = max(found[key[1]], partition.log.start)
+        return found
 
     def _ends(self) -> dict[int, set[int]]:
         ends: dict[int, set[int]] = defaultdict(set)
