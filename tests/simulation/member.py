@@ -5,8 +5,9 @@ from tests.simulation.store import CONTROLLER
 from stentor.core import cluster_events as c
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Adopt
-from stentor.core.controller import BrokerRecord, HeldRecord, Propose
+from stentor.core.controller import BrokerRecord, Propose
 from stentor.core.membership import ControllerKey
+from stentor.core.records import HeldRecord
 
 
 class MemberSide:

@@ -9,9 +9,8 @@ from tests.simulation.store import CONTROLLER
 from tests.simulation.world import SECOND, Rates
 
 from stentor.core.acks import ALL, HEAD
-from stentor.core.controller import HeldRecord
 from stentor.core.membership import ControllerKey
-from stentor.core.records import Member
+from stentor.core.records import HeldRecord, Member
 from stentor.core.replica_events import Answer
 
 KEY = (1, 0)
