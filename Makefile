@@ -20,7 +20,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory crowd partitions weight recovery fuzz simulate simulate-product simulate-campaign docs clean
+.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory crowd partitions weight recovery fuzz simulate simulate-campaign simulate-mutations docs clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,14 +71,14 @@ format: $(VENV)/.dev ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix --quiet || true
 	@$(BIN)/ruff format
 
-simulate: $(VENV)/.dev ## simulate SEEDS=1000 clusters in which everything fails (ARGS="--from N")
-	@$(PYTHON) -m tests.simulation --seeds $(SEEDS) $(ARGS)
-
-simulate-product: $(VENV)/.dev ## the same with real brokers and clients in virtual time (ARGS="--from N --log")
+simulate: $(VENV)/.dev ## run SEEDS=1000 clusters of real brokers and clients in virtual time, in which everything fails (ARGS="--from N")
 	@$(PYTHON) -m tests.virtual --seeds $(SEEDS) $(ARGS)
 
 simulate-campaign: $(VENV)/.dev ## simulate seeds that nobody has run yet, for MINUTES=10; continues where the last one stopped
-	@$(PYTHON) -m tests.simulation --campaign --minutes $(MINUTES) $(ARGS)
+	@$(PYTHON) -m tests.virtual --campaign --minutes $(MINUTES) $(ARGS)
+
+simulate-mutations: $(VENV)/.dev ## switch every safety rule off in turn: some simulated run must notice (ARGS="NAME --search 300")
+	@$(PYTHON) -m tests.virtual.noticed $(ARGS)
 
 docs: $(VENV)/.dev ## write the generated references in docs/ and check the documents
 	@$(PYTHON) -m stentor.cli.reference --write docs

@@ -1,21 +1,35 @@
-"""``python -m tests.virtual --seeds 100 --from 1``: the product's own brokers and clients in virtual time.
+"""Run seeds: the product's own brokers and clients in virtual time.
 
-One seed again, with what everyone logs: ``--from 34 --seeds 1 --log``.
+python -m tests.virtual SEED [SEED …] [--log]       replay some, with what everyone logs
+python -m tests.virtual --seeds 1000 [--from S]     run a range, on all cores
+python -m tests.virtual --campaign --minutes 10     go on where the last campaign stopped
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
-import os
+import math
 import sys
 import time
-import warnings
 from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tests.virtual.mutations import MUTATIONS, mutated
-from tests.virtual.runner import FailedError, Run
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tests.virtual.runner import FailedError, Run, prepare
+from tests.virtual.seeds import Outcome, run_seeds
 from tests.virtual.world import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CAMPAIGN = Path(__file__).with_name("campaign.json")
+FIRST_OF_CAMPAIGN = 100_000  # apart from the seeds of tests
+MANY = 1_000_000
 
 
 class _Log(logging.Handler):
@@ -31,39 +45,100 @@ class _Log(logging.Handler):
         print(f"{world.now / SECOND:.4f} {who} {record.levelname[0]} {record.name} {record.getMessage()}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20, help="how many")
-    parser.add_argument("--from", dest="first", type=int, default=1, help="the first of them")
-    parser.add_argument("--log", action="store_true", help="show what everyone logs, in virtual time")
-    parser.add_argument("--mutation", choices=[*MUTATIONS], help="switch a rule off, and stop when a run notices")
-    wishes = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # else sets of names are walked in another order each time
-        again = [sys.executable, "-m", "tests.virtual", *sys.argv[1:]]
-        os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
-    sys.unraisablehook = lambda _: None  # coroutines of dead processes complain when they are thrown away
-    warnings.simplefilter("ignore")  # for the same reason
-    logging.getLogger().setLevel(logging.INFO if wishes.log else logging.CRITICAL + 1)
-    with mutated(wishes.mutation) if wishes.mutation else nullcontext():
-        return run_all(wishes)
-
-
-def run_all(wishes: argparse.Namespace) -> int:
-    began, failed, sent = time.perf_counter(), 0, 0
-    for seed in range(wishes.first, wishes.first + wishes.seeds):
+def replay(seeds: list[int], *, log: bool) -> int:
+    failed = 0
+    for seed in seeds:
         run = Run(seed)
-        logging.getLogger().handlers[:] = [_Log(run)] if wishes.log else [logging.NullHandler()]
+        logging.getLogger().handlers[:] = [_Log(run)] if log else [logging.NullHandler()]
         try:
             run.run()
+            print(f"seed {seed}: trace {run.world.trace:08x}, {run.load.sent} messages, {run.world.steps} steps")
         except FailedError as error:
             failed += 1
             print(error, flush=True)
-        sent += run.load.sent
-        if wishes.mutation and failed:
-            break
-    took = time.perf_counter() - began
-    print(f"{wishes.seeds} seeds, {failed} failed, {sent} messages, {took:.1f} s")
-    return 1 if failed else 0
+    return failed
+
+
+def progress_bar() -> Any:
+    columns = [
+        TextColumn("seeds"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]} per second, {task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+    ]
+    console = Console()
+    return Progress(*columns, console=console) if console.is_terminal else nullcontext()
+
+
+def run_many(
+    seeds: range,
+    *,
+    processes: int,
+    deadline: float = float("inf"),
+    on_done: Callable[[Outcome], None] = lambda _: None,
+) -> int:
+    """Run seeds with a progress bar; returns how many failed."""
+    began, done, sent, failed = time.monotonic(), 0, 0, []
+    total = None if math.isfinite(deadline) else len(seeds)
+    with progress_bar() as progress:
+        show = print if progress is None else progress.console.print
+        task = None if progress is None else progress.add_task("", total=total, rate="…", failed=0)
+        for outcome in run_seeds(seeds, processes=processes, deadline=deadline):
+            done += 1
+            sent += outcome.sent
+            if outcome.failure:
+                failed.append(outcome)
+                show(str(outcome))
+            on_done(outcome)
+            if progress is not None:
+                rate = f"{done / (time.monotonic() - began):.1f}"
+                progress.update(task, completed=done, rate=rate, failed=len(failed))
+    took = time.monotonic() - began
+    print(f"{done} seeds, {len(failed)} failed, {sent} messages, {took:.1f} s, {done / took:.2f} per second")
+    for outcome in failed:
+        print(f"    {outcome.command}")
+    return len(failed)
+
+
+def campaign(minutes: float, processes: int) -> int:
+    """Seeds that nobody has run yet, until the time is over; how far it came is kept in a file."""
+    held = json.loads(CAMPAIGN.read_text(encoding="utf-8")) if CAMPAIGN.exists() else {"seeds": 0, "failed": []}
+
+    def on_done(outcome: Outcome) -> None:
+        held["seeds"] += 1
+        if outcome.failure:
+            held["failed"] = sorted({*held["failed"], outcome.seed})
+
+    first = FIRST_OF_CAMPAIGN + held["seeds"]
+    deadline = time.monotonic() + 60 * minutes
+    try:
+        return run_many(range(first, first + MANY), processes=processes, deadline=deadline, on_done=on_done)
+    except KeyboardInterrupt:
+        print("stopped; the next campaign goes on from here")
+        return 0
+    finally:
+        held["date"] = datetime.now(UTC).date().isoformat()
+        CAMPAIGN.write_text(json.dumps(held, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        print(f"{held['seeds']} seeds so far, failed: {held['failed'] or 'none'}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", nargs="*", type=int)
+    parser.add_argument("--seeds", type=int, default=0, help="how many")
+    parser.add_argument("--from", dest="first", type=int, default=1, help="the first of them")
+    parser.add_argument("--log", action="store_true", help="show what everyone logs, in virtual time")
+    parser.add_argument("--campaign", action="store_true", help="seeds that nobody has run yet")
+    parser.add_argument("--minutes", type=float, default=10, help="how long a campaign goes on")
+    parser.add_argument("--processes", type=int, default=0, help="how many at a time; 0 means one per core")
+    wishes = parser.parse_args()
+    prepare("tests.virtual", log=wishes.log)
+    if wishes.campaign:
+        return bool(campaign(wishes.minutes, wishes.processes))
+    if wishes.seed:
+        return bool(replay(wishes.seed, log=wishes.log))
+    return bool(run_many(range(wishes.first, wishes.first + wishes.seeds), processes=wishes.processes))
 
 
 if __name__ == "__main__":

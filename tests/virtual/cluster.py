@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.virtual.disk import Disk, VirtualThreads
+from tests.virtual.checks import Checker
+from tests.virtual.disk import Disk, VirtualThreads, virtual_machine
 from tests.virtual.network import Network
 from tests.virtual.store import Store
-from tests.virtual.world import SECOND, Process, World
+from tests.virtual.world import SECOND, DiedError, Process, World
 
 from stentor.broker import Broker, BrokerConfig
 from stentor.client.async_client import AsyncClient, connect_async
@@ -35,8 +38,10 @@ class Cluster:
         self._settings = settings
         self._graveyard: list[Any] = []
         self.exits: list[str] = []
-        self.broken: list[str] = []
-        self._epochs: dict[str, dict[Any, tuple[int, int]]] = {}  # of the last life: log and epoch, by partition
+        self.rates = dict.fromkeys(names, 1.0)  # of their clocks
+        self.checker = Checker(self)
+        for disk in self.disks.values():
+            disk.on_synced = self.checker.file_synced
 
     def start(self, name: str) -> None:
         """A new life of a broker, unless it lives."""
@@ -52,6 +57,7 @@ class Cluster:
         process = Process(self.world, name)
         self._graveyard.append(process)
         process.loop.network = self.network
+        process.rate = self.rates.get(name, 1.0)
         return process
 
     async def _start(self, process: Process) -> None:
@@ -78,25 +84,11 @@ class Cluster:
             open_store=lambda _: self.store.access(process),
         )
         self.brokers[process.name] = broker
-        self._watch_recovery(broker, process.name)
         try:
             await broker.start()
         except StorageError as error:  # it ends, with a sentence; whoever started it starts it again
             self.exits.append(f"{process.name}: {error}")
             process.loop.call_soon(self._ended, process.name)
-
-    def _watch_recovery(self, broker: Broker, name: str) -> None:
-        """C2: an epoch that was acted on is on disk, whatever happens then."""
-        recover = broker._recover
-
-        async def recovered(parts: Any) -> None:
-            await recover(parts)
-            for key, (log_id, epoch) in self._epochs.get(name, {}).items():
-                partition = broker.partitions.get(key)
-                if partition is not None and partition.replica.me.log_id == log_id and partition.replica.epoch < epoch:
-                    self.broken.append(f"{name} forgot epoch {epoch} of {key}")
-
-        broker._recover = recovered  # type: ignore[method-assign]
 
     def _ended(self, name: str) -> None:
         self.kill(name, power=False)
@@ -108,23 +100,34 @@ class Cluster:
         if process is None or process.dead:
             return
         process.dead = True
-        held = self.partitions(name)
         broker = self.brokers.pop(name, None)
         self._graveyard.append((process, broker))
-        self._epochs[name] = {
-            key: (partition.replica.me.log_id, partition.replica.epoch) for key, partition in held.items()
-        }
         self.network.died(process, silently=power)
-        self.disks[name].hangs = False
+        self.disks[name].hangs = self.disks[name].dies = False
         if broker is not None and broker._parts is not None:
             broker.parts.ground.directory.close()  # the system lets go of its lock
         if power:
             self.disks[name].crash(self.world.rng)
 
+    def die(self, name: str) -> None:
+        """A broker dies in the middle of what it does, and comes back."""
+        self.kill(name, power=False)
+        self.world.at(self.world.now + self.world.between(50_000, SECOND), self.store.house, self.start, name)
+        raise DiedError
+
+    def power_cut(self, name: str) -> bool:
+        """Its power is cut, and whoever asks for that ends what it does; not before there is a lock to let go of."""
+        broker = self.brokers.get(name)
+        if broker is None or broker._parts is None:
+            return False
+        self.kill(name, power=True)
+        self.world.at(self.world.now + self.world.between(50_000, SECOND), self.store.house, self.start, name)
+        return True
+
     def ready(self) -> bool:
         """Whether all brokers are at work."""
         brokers = self.brokers.values()
-        return len(brokers) == len(self.disks) and all(broker.ready for broker in brokers)
+        return len(brokers) == len(self.processes) and all(broker.ready for broker in brokers)
 
     def partitions(self, name: str) -> dict[Any, Any]:
         """What a broker holds; nothing before it has begun."""
@@ -144,7 +147,19 @@ class Cluster:
     def go(self, seconds: float, enough: Callable[[], bool] | None = None) -> bool:
         return self.world.run(self.world.now + round(seconds * SECOND), enough)
 
-    def close(self) -> None:
+    @contextmanager
+    def living(self) -> Iterator[None]:
+        """Brokers and clients run on this machine, and every step of theirs is looked at; then all of it is gone."""
+        gc.collect()  # what is left of an earlier run ends before this one, and nothing of this one in the middle of it
+        gc.disable()
+        try:
+            with virtual_machine(self.world, self.disks, self.power_cut), self.checker.watching():
+                yield
+        finally:
+            gc.enable()
+            self._close()
+
+    def _close(self) -> None:
         for process in self.processes.values():
             process.dead = True
         self.brokers.clear()

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+from tests.virtual.world import DiedError
+
+from stentor.broker.partitions.log_sync import LogSync
 from stentor.errors import InternalError, StentorError
 from stentor.storage.segment import LOG_SUFFIX
 
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from tests.virtual.world import Process, World
 
 SYNC_US = (50, 4_000)
+LOOK_US = 50_000  # until it is looked again whether a disk still hangs
 
 
 class Disk:
@@ -26,31 +33,60 @@ class Disk:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.hangs = False
+        self.unnoticed = False  # only logs hang: the probe of the disk finds nothing wrong
+        self.slow = 1  # how many times as long everything takes
         self.full = False
         self.fails = False  # the next sync
+        self.dies = False  # the power is cut in the middle of the next sync
+        self.on_synced: Callable[[str], int | None] = lambda _: None  # says how much of a log is used, if that is known
         self._synced: dict[str, int] = {}  # file -> how many of its bytes are safe
 
+    def mend(self) -> None:
+        self.hangs = self.unnoticed = self.full = self.fails = self.dies = False
+        self.slow = 1
+
     def synced(self, path: str) -> None:
-        """Everything in a file is safe; only logs grow in place, all else is written anew and renamed."""
+        """Everything in a file is safe; only logs and changes grow in place, all else is written anew and renamed."""
         if path.endswith(LOG_SUFFIX):
-            self._synced[path] = _used_bytes(path)
+            used = self.on_synced(path)
+            self._synced[path] = _used_bytes(path, self._synced.get(path, 0)) if used is None else used
+        elif path.endswith(GROWING):
+            self._synced[path] = os.stat(path).st_size  # noqa: PTH116 - called often
 
     def crash(self, rng: random.Random) -> None:
         """The power is cut: of what was written since the last sync any part may be gone."""
-        for path in sorted(str(found) for found in self.directory.rglob(f"*{LOG_SUFFIX}")):
-            used, safe = _used_bytes(path), self._synced.get(path, 0)
+        for path in self.files(*GROWING):
+            safe = self._synced.get(path, 0)
+            used = _used_bytes(path, safe)
             if used > safe:
                 kept = rng.randint(safe, used)
                 with open(path, "r+b") as file:  # noqa: PTH123 - called often
                     file.seek(kept)
                     file.write(bytes(used - kept))  # the room was there before: a batch may end in zeros of its own
+                    if not path.endswith(LOG_SUFFIX):
+                        file.truncate(kept)
+
+    def files(self, *suffixes: str) -> list[str]:
+        return sorted(str(found) for found in self.directory.rglob("*") if found.name.endswith(suffixes))
+
+    def forget(self) -> None:
+        """Its files are others now, and all of them are safe."""
+        self._synced = {path: _used_bytes(path, 0) for path in self.files(*GROWING)}
 
 
-def _used_bytes(path: str) -> int:
-    """Without the zeros that a file was given ahead."""
+GROWING = (LOG_SUFFIX, ".changes")
+
+
+def _used_bytes(path: str, known: int) -> int:
+    """Without the zeros that a file was given ahead; some of it may be known to be used."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - called often
-            return len(file.read().rstrip(b"\0"))
+            file.seek(known)
+            rest = file.read().rstrip(b"\0")
+            if rest or not known:
+                return known + len(rest)
+            file.seek(0)  # it may have been cut back
+            return len(file.read(known).rstrip(b"\0"))
     except FileNotFoundError:
         return 0
 
@@ -60,6 +96,7 @@ class VirtualThreads:
 
     def __init__(self, process: Process, disk: Disk, loop: Any, *, threads: int, name: str) -> None:
         self.loop = loop
+        self._probes = name == "probe"
         self.finished = 0
         self._process, self._world, self._disk = process, process.world, disk
         self._free = threads
@@ -73,24 +110,47 @@ class VirtualThreads:
         if self._free and self._queue:
             self._free -= 1
             work, done = self._queue.popleft()
-            self._world.at(self._world.now + self._world.between(*SYNC_US), self._process, self._run, work, done)
+            takes = self._disk.slow * self._world.between(*SYNC_US)
+            before = self._world.between(0, takes)  # what is appended after that moment is for the next sync
+            self._world.at(self._world.now + before, self._process, self._run, takes - before, work, done)
 
-    def _run(self, work: Callable[[], Any], done: Callable[[Any, StentorError | None], None]) -> None:
-        if self._disk.hangs:
-            self._world.at(self._world.now + 50_000, self._process, self._run, work, done)
+    def _hangs(self) -> bool:
+        return self._disk.hangs and not (self._probes and self._disk.unnoticed)
+
+    def _run(self, takes: int, work: Callable[[], Any], done: Callable[[Any, StentorError | None], None]) -> None:
+        if self._hangs():
+            self._take_up(work)
+            self._world.at(self._world.now + LOOK_US, self._process, self._run, takes, work, done)
             return
         result, error = None, None
+        self._world.in_thread = True
         try:
             result = work()
         except StentorError as known:
             error = known
         except Exception as unknown:  # noqa: BLE001 - as the product's threads do
-            self._world.errors.append(f"{self._process.name}: in a disk thread: {unknown!r}")
+            self._world.broken.append(f"{self._process.name}: in a disk thread: {unknown!r}")
             error = InternalError(repr(unknown))
+        finally:
+            self._world.in_thread = False
+        self._world.at(self._world.now + takes, self._process, self._finish, done, result, error)
+
+    def _finish(
+        self, done: Callable[[Any, StentorError | None], None], result: Any, error: StentorError | None
+    ) -> None:
+        if self._hangs():
+            self._world.at(self._world.now + LOOK_US, self._process, self._finish, done, result, error)
+            return
         self.finished += 1
         self._free += 1
         self.loop.call_soon(done, result, error)
         self._next()
+
+    def _take_up(self, work: Callable[[], Any]) -> None:
+        """A thread has begun with it, and stands in the middle of it: a partition knows since when."""
+        sync = getattr(work, "__self__", None)
+        if isinstance(sync, LogSync) and sync.began_us is None:
+            sync.began_us = int(self._process.monotonic() * 1_000_000)
 
     @property
     def waiting(self) -> int:
@@ -104,52 +164,70 @@ class VirtualThreads:
             work()
 
 
-@contextmanager
-def virtual_machine(world: World, disks: dict[str, Disk]) -> Iterator[None]:
-    """What the product asks of the machine beside its loop: syncs, room, time, chance."""
-    import secrets
-    import uuid
+class Machine:
+    """What the product asks of the machine beside its loop: syncs, room, time."""
 
-    def disk_of_current() -> Disk | None:
-        return None if world.current is None else disks.get(world.current.name)
+    def __init__(self, world: World, disks: dict[str, Disk], power_cut: Callable[[str], bool]) -> None:
+        self._world, self._disks, self._power_cut = world, disks, power_cut
 
-    def sync(fd: int) -> None:
-        if (disk := disk_of_current()) is not None:
-            if disk.fails:
-                disk.fails = False
-                raise OSError(5, "Input/output error")
-            disk.synced(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115 - called often
+    def _disk(self) -> Disk | None:
+        process = self._world.current
+        return None if process is None else self._disks.get(process.name)
 
-    def room(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def sync(self, fd: int) -> None:
+        disk = self._disk()
+        if disk is None:
+            return
+        if disk.hangs and self._world.current is not None and not self._world.in_thread:
+            self._world.current.stuck = lambda: disk.hangs
+        if disk.fails:
+            disk.fails = False
+            raise OSError(5, "Input/output error")
+        if disk.dies and self._power_cut(disk.directory.name):
+            raise DiedError
+        disk.synced(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115 - called often
+
+    def room(self, real: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def ask(what: Any) -> Any:
-            found, disk = real(what), disk_of_current()
+            found, disk = real(what), self._disk()
             if disk is None or not disk.full:
                 return found
             return os.statvfs_result((*found[:4], 0, *found[5:]))
 
         return ask
 
+    def wall_ns(self) -> int:
+        process = self._world.current
+        return (self._world.now if process is None else process.now_us()) * 1000
+
+    def monotonic(self) -> float:
+        process = self._world.current
+        return self._world.now / 1_000_000 if process is None else process.monotonic()
+
+
+@contextmanager
+def virtual_machine(world: World, disks: dict[str, Disk], power_cut: Callable[[str], bool]) -> Iterator[None]:
+    """Run the product on it, with chance from the world's."""
+    machine = Machine(world, disks, power_cut)
     chance = random.Random(world.rng.random())
     random_state = random.getstate()
     random.seed(world.rng.random())
     replaced = [
-        (os, "fsync", sync),
-        (os, "fdatasync", sync),
-        (os, "statvfs", room(os.statvfs)),
-        (os, "fstatvfs", room(os.fstatvfs)),
-        (time, "monotonic", lambda: world.now / 1_000_000),
-        (time, "time_ns", lambda: (world.current.now_us() if world.current else world.now) * 1000),
+        (os, "fsync", machine.sync),
+        (os, "fdatasync", machine.sync),
+        (os, "statvfs", machine.room(os.statvfs)),
+        (os, "fstatvfs", machine.room(os.fstatvfs)),
+        (time, "monotonic", machine.monotonic),
+        (time, "time_ns", machine.wall_ns),
         (secrets, "randbits", chance.getrandbits),
         (secrets, "randbelow", chance.randrange),
         (secrets, "token_bytes", lambda n=32: chance.randbytes(n)),
         (uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128))),
     ]
-    saved = [(where, name, getattr(where, name)) for where, name, _ in replaced]
-    for where, name, with_what in replaced:
-        setattr(where, name, with_what)
     try:
-        yield
+        with ExitStack() as stack:
+            for where, name, with_what in replaced:
+                stack.enter_context(patch.object(where, name, with_what))
+            yield
     finally:
-        for where, name, what in saved:
-            setattr(where, name, what)
         random.setstate(random_state)

@@ -17,6 +17,18 @@ TURN_US = (1, 60)  # from one turn of a loop to the next
 THREAD_US = (20, 3_000)  # until a thread has done something
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """Sets of tasks are walked in the order in which these were made, not by where they lie in memory."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
 class VirtualLoop(asyncio.AbstractEventLoop):
     """The loop of one process."""
 
@@ -31,7 +43,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # --- callbacks ------------------------------------------------------------------------------
 
     def time(self) -> float:
-        return self._world.now / 1_000_000
+        return self._world.now * self.process.rate / 1_000_000
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -46,7 +58,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._world.at(round(when * 1_000_000), self.process, self._due, handle)
+        self._world.at(round(when * 1_000_000 / self.process.rate), self.process, self._due, handle)
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -69,6 +81,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         try:
             for _ in range(len(self._ready)):
                 handle = self._ready.popleft()
+                if self.process.dead:
+                    return
                 if not handle.cancelled():
                     handle._run()
         finally:
@@ -82,7 +96,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> asyncio.Task[Any]:
-        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._world.tasks += 1
+        NumberedTask.number = self._world.tasks  # asked for before it has one of its own
+        task = NumberedTask(coro, loop=self, name=name, context=context)
+        task.number = self._world.tasks
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -93,12 +110,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future
 
     def _work(self, future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._world.in_thread = True
         try:
             result = func(*args)
         except BaseException as error:  # noqa: BLE001 - it is for whoever waits
             self.call_soon(_settle, future, None, error)
         else:
             self.call_soon(_settle, future, result, None)
+        finally:
+            self._world.in_thread = False
 
     # --- the network ----------------------------------------------------------------------------
 
@@ -126,7 +146,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             return  # what was under way ends with its process
         error = context.get("exception")
         lines = "".join(traceback.format_exception(error)) if error is not None else ""
-        self._world.errors.append(f"{self.process.name}: {context.get('message')}\n{lines}")
+        self._world.broken.append(f"{self.process.name}: {context.get('message')}\n{lines}")
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -1,66 +1,478 @@
-"""Rules of the driver, each switched off on purpose: a run must notice.
+"""Rules of the core and of what is around it, each switched off on purpose: a run must notice (`noticed.py`).
 
-The simulation of the machines (`tests/simulation`) does the same for the rules of the core. These are of what is around
-it: that what the machines ask for is done, in order, before anybody hears of it.
+A mutation replaces methods of the product's own classes.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
+import msgspec
+
+from stentor import limits
+from stentor.broker.catalogue import CONTROLLER, chain_key, encode
+from stentor.broker.cluster.controlling import Controlling
+from stentor.broker.cluster.hearsay import Hearsay
+from stentor.broker.cluster.peer_links import Peers
+from stentor.broker.cluster.store_rollback import StoreRollback
 from stentor.broker.partitions.chain_desk import ChainDesk
 from stentor.broker.partitions.epoch_store import EpochStore
+from stentor.broker.partitions.letting_go import LettingGo
 from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.partition import Partition
+from stentor.broker.partitions.resends import Resends
 from stentor.broker.sessions.reader_stream import ReaderStream
+from stentor.core import cluster_events as e
+from stentor.core import controller, decisions, refusals, revival
+from stentor.core import replica_events as r
+from stentor.core.chain_messages import Linked
+from stentor.core.chain_position import ChainPosition
+from stentor.core.complaints import Complaints
+from stentor.core.confirmations import Confirmations
+from stentor.core.controller import Controller
+from stentor.core.dedupe import Dedupe, Resend
+from stentor.core.downstream import Downstream
+from stentor.core.membership import Membership
+from stentor.core.records import ChainRecord
+from stentor.core.replica import Replica
+from stentor.core.standing import Standing
+from stentor.errors import StentorError
+from stentor.storage.log import PartitionLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-def _pretend_to_sync(self: LogSync) -> None:
-    self._synced(self._partition.log.end, None)
+_replace = msgspec.structs.replace
 
 
-def _pretend_to_store(self: EpochStore) -> None:
-    asked, self._waiting = self._waiting, {}
-    self._stored({partition: epoch for partition, epoch in asked.items() if self._holds(partition)}, None, None)
+class Mutation(NamedTuple):
+    """A rule that is switched off."""
+
+    rule: str
+    changes: tuple[tuple[Any, str, Any], ...]  # a class or module, a name in it, and what replaces that
 
 
-def _never(*_: Any) -> None:
-    """Forget it."""
+MUTATIONS: dict[str, Mutation] = {}
 
 
-_push = ReaderStream._push
-
-
-def _push_without_looking(self: ReaderStream, chunks: list[bytes], next_offset: int, size: int) -> None:
-    _push(self, chunks, next_offset, size)
-    self.cursor.position += 1
-
-
-MUTATIONS: dict[str, list[tuple[Any, str, Any]]] = {
-    "answers before the sync": [(LogSync, "start", _pretend_to_sync)],
-    "acts on an epoch that is not on disk": [(EpochStore, "_store", _pretend_to_store)],
-    "forgets to let go": [(ChainDesk, "_retire", _never)],
-    "serves what is not committed": [(Partition, "committed", property(lambda self: self.log.end))],
-    "skips a message": [(ReaderStream, "_push", _push_without_looking)],
-}
-SEEDS = {
-    "answers before the sync": 2,
-    "acts on an epoch that is not on disk": 1,
-    "forgets to let go": 5,
-    "serves what is not committed": 5,
-    "skips a message": 1,
-}
-"""From which seed on a run notices it."""
+def mutation(name: str, rule: str, *changes: tuple[Any, str, Any]) -> None:
+    MUTATIONS[name] = Mutation(rule, changes)
 
 
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     with ExitStack() as stack:
-        for where, what, instead in MUTATIONS[name]:
+        for where, what, instead in MUTATIONS[name].changes:
             stack.enter_context(patch.object(where, what, instead))
         yield
+
+
+def _nothing(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+def _never(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+# --- C2, C3: epochs and incarnations ----------------------------------------------------------------
+
+
+def _any_epoch(self, epoch):
+    return self._adopting is None and self.record is not None and not self.failed
+
+
+def _configure_at_once(self, event, now_us):
+    """The epoch is on its way to the disk, and counts already."""
+    effects = CONFIGURE(self, event, now_us)
+    if any(isinstance(effect, r.StoreEpoch) for effect in effects):
+        return [*effects, *self._epoch_stored(event.record.epoch, now_us)]
+    return effects
+
+
+def _configure_any(self, event, now_us):
+    """Records of older epochs are followed too."""
+    if event.revision == self.revision:
+        return []
+    self.epoch, self.revision = 0, -1
+    return CONFIGURE(self, event, now_us)
+
+
+def _find_any_incarnation(self, record, me):
+    self.record = record
+    self.index = next((index for index, member in enumerate(record.chain) if member.same_log(me)), None)
+    self.joins = record.joining is not None and record.joining.same_log(me)
+
+
+CONFIGURE = Replica._configure
+
+# --- C4, C5: activation, commit ---------------------------------------------------------------------
+
+
+def _link_before_linked(self, event, link, now_us):
+    """Feeds from a log that may still be cut."""
+    linked, self.linked = self.linked, True
+    try:
+        return LINK(self, event, link, now_us)
+    finally:
+        self.linked = linked
+
+
+LINK = Replica._link
+
+
+def _own_durable(self):
+    return self.durable
+
+
+def _remember_epoch(self, now_us):
+    """What an older epoch said of the members above still counts."""
+    self.linked = False
+    self._told_up = None
+    self.downstream.forget(now_us)
+
+
+# --- C6, C10, C14, C15: heads that are replaced, members that die -----------------------------------
+
+
+def _deposed_failed(self):
+    return [r.Refuse(ticket, refusals.not_active()) for ticket in self._acks.give_up()]
+
+
+def _dies_quietly(self, record, survivors):
+    """The chain is shorter, and nobody links anew."""
+    return _replace(SHRUNK(self, record, survivors), epoch=record.epoch)
+
+
+def _tick_without_excuse(self, now_us):
+    self._ticked_us = now_us
+
+
+def _dead_by_lease(self, broker, now_us):
+    return broker in self._expired or IS_DEAD(self, broker, now_us)
+
+
+def _all_dead(self, now_us):
+    return {broker for broker in self.registered if self.is_dead(broker, now_us)}
+
+
+def _may_always(replica, ack):
+    """Whoever hears this head, or does not."""
+    standing, replica.standing = replica.standing, Standing()
+    try:
+        return MAY_PUBLISH(replica, ack)
+    finally:
+        replica.standing = standing
+
+
+IS_DEAD, MAY_PUBLISH = Membership.is_dead, decisions.may_publish
+
+# --- C23, C24: retention, readers -------------------------------------------------------------------
+
+
+def _retain_all(self, partition):
+    return partition.log.retain(self._environment.clock.now_us(), committed=partition.log.end)
+
+
+_SERVES = property(lambda self: self.linked and self._adopting is None and self.position.index is not None)
+
+# --- C7, C8, C12, C13: levels, minimum, who may lead ------------------------------------------------
+
+
+def _reached_at_head(self, ack):
+    return self.committed if ack == 3 else self.durable
+
+
+def _always_eligible(self, record, survivors):
+    """Everyone who ever left may lead."""
+    gone = tuple(m for m in record.chain if not any(m.same_log(s) for s in survivors))
+    return _replace(SHRUNK(self, record, survivors), eligible=(*record.eligible, *gone))
+
+
+def _joined_still_eligible(self, record, joining):
+    return _replace(JOINED(self, record, joining), eligible=record.eligible)
+
+
+def _revive_anyone(key, record, reports, alive):
+    for broker in alive:
+        report = reports.of(key, broker)
+        if report is not None and alive.get(broker) == report.member.incarnation and not report.failed:
+            return _replace(record, epoch=record.epoch + 1, chain=(report.member,), joining=None, eligible=())
+    return None
+
+
+def _renew_damaged(record, member, report):
+    return report.member if report.member.same_log(member) and not report.failed else None
+
+
+def _first_that_was_cut(key, record, reports, alive):
+    """Any copy leads that was cut, whether the others are there or not."""
+    for member in (*record.chain, *record.eligible):
+        report = revival._present(key, member, reports, alive)
+        if report is not None and not report.failed and report.end >= record.committed:
+            return revival._led_by(record, report.member)
+    return None
+
+
+SHRUNK, JOINED = Controller._shrunk, Controller._joined
+
+# --- C9: links ---------------------------------------------------------------------------------------
+
+
+def _reconcile_by_length(self, link):
+    """Compares ends, not epochs."""
+    return (
+        Linked(self.epoch, link.attempt, min(self.end, link.end)) if link.end >= self.start else RECONCILE(self, link)
+    )
+
+
+RECONCILE = Replica._reconcile
+
+
+def _offered_unchecked(self, event, now_us):
+    """No check of what comes before."""
+    if not self._is_from_predecessor(event.sender, event.epoch) or not self.linked or event.base != self.end:
+        return OFFERED(self, event, now_us) if event.base > self.end else []
+    self._above = max(self._above, event.durable)
+    return [r.Take()]
+
+
+OFFERED = Replica._offered
+
+# --- C11: joiners -------------------------------------------------------------------------------------
+
+_READY = property(lambda self: self.joint)
+
+
+def _patient_with_joiners(self, now_us, wanted, *, unheard, joins):
+    """A joiner gets as much time as a member."""
+    joint, self.joint = self.joint, False
+    try:
+        return COMPLAINT(self, now_us, wanted, unheard=unheard, joins=joins)
+    finally:
+        self.joint = joint
+
+
+COMPLAINT = Downstream.complaint
+
+# --- C16, C17: the controller -------------------------------------------------------------------------
+
+
+async def _propose_uncompared(self, propose):
+    """As the controller that this broker believes to be, whoever is it now."""
+    expect = {chain_key(change.key): change.revision for change in propose.changes}
+    await _swap(self, propose, expect, unknown=None)
+
+
+async def _propose_and_hope(self, propose):
+    """What nobody has said to have failed has been done."""
+    expect = {chain_key(change.key): change.revision for change in propose.changes}
+    expect[CONTROLLER] = self._control.machine.office_revision
+    await _swap(self, propose, expect, unknown=self._rollback.revision + 1)
+
+
+async def _swap(self, propose, expect, *, unknown):
+    put = {chain_key(change.key): encode(change.record) for change in propose.changes}
+    revision = None
+    try:
+        swap = await self._store.swap(expect=expect, put=put)
+        revision = swap.revision if swap.succeeded else None
+    except StentorError:
+        revision = unknown
+        await asyncio.sleep(limits.PEER_HEARTBEAT_S)
+    self._control.step(e.Proposed(propose, revision))
+
+
+# --- C18, C32: producers ------------------------------------------------------------------------------
+
+
+def _answer_at_once(self, event, resend):
+    return r.Answer(event.ticket, resend.base_offset, self.epoch, resend.appended_at_us)
+
+
+def _all_fresh(self, producer_id, generation, sequence, checksum):
+    return None
+
+
+def _found_something(self, find, epoch):
+    """What a producer sends too late must be in the log, or so one would think."""
+    found = list(self._result.found.values())
+    if not found:
+        self._refuse(find, refusals.not_found(find.error))
+        return
+    known = self._result.found.get(find.publish.sequence, found[-1])
+    resend = Resend(known.base_offset, known.end_offset, known.appended_at_us)
+    self._partition.step(_replace(find.publish, known=resend))
+
+
+# --- C29, C30, C31: who can write, who reaches the store, where the messages end -----------------------
+
+
+def _all_able(self, now_us):
+    return frozenset(self.hearing(now_us)), frozenset()
+
+
+def _enough_is_enough(self, record, rest, able, spare=0):
+    return bool(rest) and len(rest) + spare >= record.min_replicas and self.may_remove
+
+
+def _heard_by_all(self, now_us, wanted, *, unheard, joins):
+    return COMPLAINT(self, now_us, wanted, unheard=False, joins=joins)
+
+
+def _asks_nobody(self, now_us):
+    self._missing = set()
+    return self._finish(now_us)
+
+
+def _knows_although_short(self):
+    return self._replica.position.is_head and self._replica.serves
+
+
+def _first_complaint(self, key, record):
+    found = [complaint for complaint in self._complaints_now(key, record) if complaint.member in record.chain]
+    return min(found, key=lambda complaint: record.chain.index(complaint.member), default=None)
+
+
+# --- around the machines --------------------------------------------------------------------------------
+
+
+def _pretend_to_sync(self):
+    self._synced(self._partition.log.end, None)
+
+
+def _pretend_to_store(self):
+    asked, self._waiting = self._waiting, {}
+    self._stored({partition: epoch for partition, epoch in asked.items() if self._holds(partition)}, None, None)
+
+
+def _push_without_looking(self, chunks, next_offset, size):
+    PUSH(self, chunks, next_offset, size)
+    self.cursor.position += 1
+
+
+PUSH = ReaderStream._push
+
+SUCCESSOR = (Complaints, "of_successor", _nothing)
+OWN_DISK = (Complaints, "of_own_disk", _nothing)
+HELD = (Complaints, "_held", _nothing)
+FIRST_BLAMED = (Controller, "_complaint", _first_complaint)
+RECONCILED = (Replica, "_reconcile", _reconcile_by_length)
+DAMAGED = (controller, "renewed", _renew_damaged)
+
+mutation("epochs", "C2: messages of other epochs are refused", (Replica, "_current", _any_epoch))
+mutation("old-records", "C2: older records are refused", (Replica, "_configure", _configure_any))
+mutation("epoch-stored", "C2: an epoch is on disk before it is acted on", (Replica, "_configure", _configure_at_once))
+mutation(
+    "incarnations",
+    "C3: a restarted member waits until it is named anew",
+    (ChainPosition, "find", _find_any_incarnation),
+)
+mutation("top-down", "C4: links are made from the head down", (Replica, "_link", _link_before_linked))
+mutation("commit-minimum", "C5: committed is what every member has on disk", (Replica, "durable_here", _own_durable))
+mutation("forget-epoch", "C5: older epochs' durable values are discarded", (Replica, "_forget_epoch", _remember_epoch))
+mutation("deposed", "C6: what a deposed head took is unknown, never failed", (Replica, "_depose", _deposed_failed))
+mutation(
+    "confirmed",
+    "C6: a head that is cut off takes nothing",
+    (decisions, "may_publish", _may_always),
+)
+mutation(
+    "mutual",
+    "C6: who is not heard is cut off too (masked by links that are made anew: both off)",
+    (Membership, "_is_deaf", _never),
+    (Peers, "restart", _nothing),
+)
+mutation("told", "C6: a head that was replaced hears it from its successor", (Replica, "_tell_replaced", _nothing))
+mutation("quorum", "C7: quorum counts a majority of the factor", (Replica, "_reached", _reached_at_head))
+mutation("minimum", "C8: a chain that is too short commits nothing", (ChainRecord, "is_short", property(_never)))
+mutation(
+    "eligible",
+    "C8: only who left by the change that crossed the minimum may lead",
+    (Controller, "_shrunk", _always_eligible),
+    (Controller, "_joined", _joined_still_eligible),
+)
+mutation("reconcile", "C9: links compare epoch tables", RECONCILED)
+mutation(
+    "continues",
+    "C9: what is taken continues this log (masked by `reconcile`: both off)",
+    RECONCILED,
+    (Replica, "_offered", _offered_unchecked),
+)
+mutation(
+    "halt",
+    "C9: a log is never cut below its commit point (masked by `damaged`: both off)",
+    (Replica, "_loses_committed", _never),
+    DAMAGED,
+)
+mutation("death", "C10: a death is a new epoch", (Controller, "_shrunk", _dies_quietly))
+mutation("joint", "C11: in joint mode nothing is committed without the joiner", (Replica, "_own_durable", _own_durable))
+mutation("ready", "C11: a joiner is ready when it holds all that is committed", (Downstream, "joiner_is_ready", _READY))
+mutation("others-wait", "C12: with the last member gone, others wait", (controller, "revived", _revive_anyone))
+mutation("damaged", "C13: a damaged copy does not keep its place", DAMAGED)
+mutation(
+    "cut-together",
+    "C13: copies that were cut lead only when all are there",
+    (revival, "_led_by_the_longest", _first_that_was_cut),
+)
+mutation(
+    "grey", "C14: a member whose disk makes no progress leaves (masked by `own-disk`: both off)", SUCCESSOR, OWN_DISK
+)
+mutation(
+    "passed-on", "C15: the controller hears of a cut also where it cuts itself off", (Membership, "_passes_on", _never)
+)
+mutation("own-lag", "C15: who stood still itself counts anew", (Membership, "tick", _tick_without_excuse))
+mutation("second-observer", "C15: silence needs a second observer", (Membership, "_second_observer", _always))
+mutation("leases", "C15: a lapsed lease alone is no death", (Membership, "is_dead", _dead_by_lease))
+mutation("wave", "C15: few are given up at a time", (Membership, "dead", _all_dead))
+mutation(
+    "controller-key", "C16: every change compares the controller key", (Controlling, "propose", _propose_uncompared)
+)
+mutation("read-back", "C17: an unknown outcome is read back", (Controlling, "propose", _propose_and_hope))
+mutation("resend-level", "C18: a resend is answered only at its level", (Replica, "_answer_resend", _answer_at_once))
+mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh))
+mutation("found", "C32: only a batch that is in the log counts as written", (Resends, "_conclude", _found_something))
+mutation("derived", "C19: derived state is made anew after a truncation", (PartitionLog, "replay", _nothing))
+mutation("retention", "C23: retention stops at the commit point", (LettingGo, "_retain", _retain_all))
+mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
+mutation("blame", "C14: nobody is blamed for those after it (said, and judged: both off)", HELD, FIRST_BLAMED)
+mutation("own-disk", "C31: a head reports that its own disk hangs", OWN_DISK)
+mutation("unable", "C31: a member whose disk is full leaves", (Membership, "writers", _all_able))
+mutation("able", "C31: those that stay can write", (Controller, "_may_go_on", _enough_is_enough))
+mutation(
+    "link-cut", "C15, C31: a cut between two neighbours is noticed as silence", (Downstream, "complaint", _heard_by_all)
+)
+mutation(
+    "joint-stall", "C11: a joiner in joint mode gets little time", (Downstream, "complaint", _patient_with_joiners)
+)
+mutation(
+    "hearsay", "C28: a chain that does without this member is looked up, not believed", (Hearsay, "_keeps", _always)
+)
+mutation("rollback", "C27: a store that went back is not followed", (StoreRollback, "follows", _always))
+mutation("resign", "C29: a controller without the store gives the office up", (Membership, "should_resign", _never))
+mutation(
+    "confirm",
+    "C30: the chain confirms its epoch before a reader is told the end",
+    (Confirmations, "_send", _asks_nobody),
+)
+mutation(
+    "short-end",
+    "C30: a chain that is too short does not know its end",
+    (Confirmations, "_knows_all", _knows_although_short),
+)
+mutation("no-sync", "the driver answers after the sync, not before", (LogSync, "start", _pretend_to_sync))
+mutation("no-store", "the driver brings an epoch to disk", (EpochStore, "_store", _pretend_to_store))
+mutation("no-retire", "the driver lets go of what the head let go", (ChainDesk, "_retire", _nothing))
+mutation(
+    "uncommitted",
+    "the driver serves what is committed, and no more",
+    (Partition, "committed", property(lambda self: self.log.end)),
+)
+mutation("skips", "the driver sends readers every message", (ReaderStream, "_push", _push_without_looking))

@@ -41,6 +41,13 @@ class Network:
             for end in ends:
                 end.deliver_soon()
 
+    def break_between(self, one: str, other: str) -> None:
+        """Their connections end, and what was on its way is lost; both dial again."""
+        for ends in list(self._ends.values()):
+            for end in list(ends):
+                if {end.process.name, end.other.process.name} == {one, other}:
+                    end.break_off()
+
     def passes(self, sender: Process, receiver: Process) -> bool:
         return (sender.name, receiver.name) not in self._cuts
 
@@ -240,6 +247,11 @@ class End(asyncio.Transport):
     def reset_by_peer(self) -> None:
         """The other process died."""
         self._arriving.append(_RST)
+        self.deliver_soon()
+
+    def break_off(self) -> None:
+        """What was under way is gone."""
+        self._arriving = [_RST]
         self.deliver_soon()
 
     def _lose(self, error: Exception | None) -> None:

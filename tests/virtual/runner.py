@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import sys
+import warnings
 from collections import defaultdict
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from tests.virtual.cluster import Cluster
-from tests.virtual.disk import virtual_machine
 from tests.virtual.faults import Faults
 from tests.virtual.workload import TOPIC, History, Workload
-from tests.virtual.world import SECOND, World, number_objects
+from tests.virtual.world import SECOND, BrokenError, World, number_objects
 
 from stentor import limits
+from stentor.broker.sessions import inline_sync
 from stentor.errors import InvalidArgument
 
 
@@ -19,40 +25,67 @@ class FailedError(AssertionError):
     """A run in which something did not hold."""
 
 
+class Layout(NamedTuple):
+    """What kind of topic, and how it is used."""
+
+    factor: int
+    minimum: bool  # nothing is taken while a member is missing
+    placement: str
+    partitions: int
+    far_behind: bool  # joiners are filled for a while before the tail waits for them
+    in_loop: bool  # loops sync for lone publishers
+    retains: bool  # only the newest messages are kept
+    ack: str  # of one of the producers
+
+
 class Run:
     """Everything of one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, favour: tuple[str, ...] = (), **fixed: Any) -> None:
+        """By chance, but for what is fixed: the faults, or something of the layout."""
         number_objects()
         self.seed = seed
         self.world = World(seed)
-        names = [f"b{number}" for number in range(self.world.rng.choice([3, 3, 4]))]
+        rng = self.world.rng
+        brokers, later = rng.choice([3, 3, 3, 4, 5]), rng.choice([0, 0, 0, 1])
+        self._later = [f"b{brokers + number}" for number in range(later)]
+        names = [*(f"b{number}" for number in range(brokers)), *self._later]
         self.cluster = Cluster(self.world, names, segment_bytes=limits.SEGMENT_BYTES_MIN)
-        self.history = History()
-        self.retains = self.world.rng.random() < 0.3  # only the newest messages are kept
-        self.load = Workload(self.cluster, self.history, retains=self.retains)
-        self.faults = Faults(self.cluster)
+        self.cluster.rates = {name: rng.uniform(0.97, 1.03) for name in names}
+        self.layout = Layout(
+            factor=rng.choice([3, 3, 3, 3, 3, 2, 1, brokers]),
+            minimum=rng.random() < 0.25,
+            placement=rng.choice(["spread", "spread", "multi-primary"]),
+            partitions=rng.choice([1, 1, 2]),
+            far_behind=rng.random() < 0.1,
+            in_loop=rng.random() < 0.5,
+            retains=rng.random() < 0.3,
+            ack=rng.choice(["all", "head", "quorum"]),
+        )._replace(**fixed)
+        self.history = History(self.world)
+        self.load = Workload(self.cluster, self.history, retains=self.layout.retains)
+        self.faults = Faults(self.cluster, factor=self.layout.factor, favour=favour)
 
     def run(self, seconds: float = 10.0) -> None:
-        try:
-            with virtual_machine(self.world, self.cluster.disks):
+        lag = 3 if self.layout.far_behind else limits.JOIN_LAG_MESSAGES
+        run_min = inline_sync.RUN_MIN if self.layout.in_loop else 1_000_000_000
+        with (
+            self.cluster.living(),
+            patch.object(limits, "JOIN_LAG_MESSAGES", lag),
+            patch.object(inline_sync, "RUN_MIN", run_min),
+        ):
+            try:
                 self._begin()
                 self._disturb(seconds)
                 self._converge()
                 self._compare()
-        finally:
-            self.cluster.close()
+            except BrokenError as error:
+                told = [f"seed {self.seed}: {error}", *self.faults.done[-30:], self.state()]
+                raise FailedError("\n".join(told)) from error
 
     def require(self, holds: bool, what: str) -> None:
-        problems = [*self.history.broken, *self.cluster.broken, *self.world.errors]
-        if not holds or problems:
-            what = problems[0] if problems else what
-            told = "\n".join([f"seed {self.seed}: {what}", *self.faults.done[-30:], self.state()])
-            raise FailedError(told)
-
-    def check(self) -> None:
-        """Nothing is wrong so far."""
-        self.require(holds=True, what="")
+        if not holds or self.world.broken:
+            raise BrokenError(self.world.broken[0] if self.world.broken else what)
 
     def state(self) -> str:
         lines = []
@@ -65,16 +98,24 @@ class Run:
     def _begin(self) -> None:
         cluster = self.cluster
         for name in cluster.disks:
-            cluster.start(name)
+            if name not in self._later:
+                cluster.start(name)
         self.require(cluster.go(10, cluster.ready), "the brokers do not start")
-        partitions = self.world.rng.choice([1, 1, 2])
-        kept = {"retention_bytes": 2 * limits.SEGMENT_BYTES_MIN} if self.retains else {}
+        layout = self.layout
+        wishes: dict[str, Any] = {
+            "partitions": layout.partitions,
+            "replicas": layout.factor,
+            "min_replicas": layout.factor if layout.minimum else 0,
+            "placement": layout.placement,
+        }
+        if layout.retains:
+            wishes["retention_bytes"] = 2 * limits.SEGMENT_BYTES_MIN
 
         async def create() -> None:
             async with await cluster.client("maker") as client:
                 while True:
                     try:
-                        await client.create_topic(TOPIC, partitions=partitions, replicas=3, **kept)
+                        await client.create_topic(TOPIC, **wishes)
                     except InvalidArgument:  # not all brokers have heard of each other yet
                         await asyncio.sleep(0.1)
                     else:
@@ -83,8 +124,7 @@ class Run:
         making = cluster.process("maker").run(create())
         made = cluster.go(10, making.done)
         self.require(made and making.exception() is None, f"the topic is not made: {made and making.exception()}")
-        acks = ["all", "all", self.world.rng.choice(["all", "head", "quorum"])]
-        for number, ack in enumerate(acks):
+        for number, ack in enumerate(["all", "all", layout.ack]):
             cluster.process(f"producer{number}").run(self.load.produce(f"p{number}", ack))
         for number in range(2):
             cluster.process(f"reader{number}").run(self.load.read(f"r{number}"))
@@ -95,7 +135,6 @@ class Run:
         end = self.world.now + round(seconds * SECOND)
         while self.world.now < end:
             self.cluster.go(self.world.rng.uniform(0.02, 1.0))
-            self.check()
             self.faults.one()
 
     def _converge(self) -> None:
@@ -115,7 +154,10 @@ class Run:
         catalogue = next(iter(brokers.values())).parts.ground.catalogue
         for key, held in catalogue.chains.items():
             record = held.record
-            if len(record.chain) < record.factor or record.joining is not None:
+            plan = catalogue.by_id[key[0]].plan
+            if (record.factor, record.min_replicas) != (plan.factor, plan.min_replicas):
+                return False
+            if len(record.chain) != min(record.factor, len(brokers)) or record.joining is not None:
                 return False
             for member in record.chain:
                 partition = brokers[member.broker].partitions.get(key)
@@ -134,16 +176,18 @@ class Run:
         )
 
     def _let_go(self) -> bool:
-        """Members let go of what the head let go, also when nobody publishes (C23); whole segments, each its own."""
+        """Members let go of what the one before them let go, also when nobody publishes (C23); each whole segments."""
         if self.world.steps % 50:
             return False
-        starts = self._starts()
-        return all(
-            len(segments := partition.log._state.segments) < 2 or segments[1].base > starts[key[1]]
-            for name in self.cluster.disks
-            for key, partition in self.cluster.partitions(name).items()
-            if partition.replica.position.index is not None
-        )
+        for name in self.cluster.disks:
+            for key, partition in self.cluster.partitions(name).items():
+                before, segments = partition.replica.position.predecessor, partition.log._state.segments
+                if partition.replica.position.index is None or before is None or len(segments) == 1:
+                    continue
+                above = self.cluster.partitions(before.broker).get(key)
+                if above is None or segments[1].base <= above.log.start:
+                    return False
+        return True
 
     def _starts(self) -> dict[int, int]:
         """Where the copies of the heads begin."""
@@ -172,7 +216,7 @@ class Run:
             places[value] = place
         starts = self._starts()
         for value, place in history.at.items():
-            if self.retains and place[1] < starts[place[0]] and value not in places:
+            if self.layout.retains and place[1] < starts[place[0]] and value not in places:
                 continue  # let go before a reader came by
             history.require(
                 places.get(value) == place, "an acknowledged message is lost", value, place, places.get(value)
@@ -184,10 +228,15 @@ class Run:
             producer, _, number = value.partition(b":")
             history.require(last.get((producer, partition), -1) < int(number), "out of order", partition, value)
             last[producer, partition] = int(number)
-        self.check()
+        self.cluster.checker.finish()
+        self.require(holds=True, what="")
 
 
-def run(seed: int, seconds: float = 10.0) -> Run:
-    one = Run(seed)
-    one.run(seconds)
-    return one
+def prepare(module: str, log: bool = False) -> None:
+    """Make runs the same every time: begin this program again, with sets of names walked in one order."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        again = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
+    sys.unraisablehook = lambda _: None  # coroutines of dead processes complain when they are thrown away
+    warnings.simplefilter("ignore")  # for the same reason
+    logging.getLogger().setLevel(logging.INFO if log else logging.CRITICAL + 1)

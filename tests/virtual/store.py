@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stentor.errors import CoordinationUnavailable, LeaseExpired, UnknownSwap
@@ -27,6 +27,8 @@ class Store:
         self.away = False
         self.cut: set[str] = set()
         self.loses_answers = 0.0  # how often a swap is made and its answer lost
+        self.compacted = 0  # changes up to this revision are not known any more
+        self.on_change: Callable[[str, Entry | None, bytes, Process | None], None] | None = None
         self._leases: dict[int, tuple[int, int, set[str]]] = {}  # lease -> (ends at, how long, keys)
         self._watchers: dict[StoreAccess, None] = {}
         self._lease_numbers = 0
@@ -41,7 +43,11 @@ class Store:
 
     # --- the state ------------------------------------------------------------------------------
 
-    def change(self, put: Mapping[str, bytes], delete: Any, lease: int = 0) -> None:
+    def change(self, put: Mapping[str, bytes], delete: Any, lease: int = 0, by: Process | None = None) -> None:
+        """By a broker, or by whoever plays with the store itself."""
+        if self.on_change is not None:
+            for key, value in put.items():
+                self.on_change(key, self.entries.get(key), value, by)
         deleted = [key for key in delete if key in self.entries]
         if not put and not deleted:
             return
@@ -62,15 +68,25 @@ class Store:
         found = [entry for key, entry in self.entries.items() if key.startswith(prefix)]
         return Range(sorted(found, key=lambda entry: entry.key), self.revision)
 
-    def swap(self, expect: Mapping[str, int], put: Mapping[str, bytes], delete: Any, lease: int) -> Swap:
+    def swap(self, expect: Mapping[str, int], put: Mapping[str, bytes], delete: Any, lease: int, by: Process) -> Swap:
         for key, revision in expect.items():
             held = self.entries.get(key)
             if (0 if held is None else held.revision) != revision:
                 return Swap(succeeded=False, revision=self.revision)
         if lease and lease not in self._leases:
             raise LeaseExpired("The lease is gone.")
-        self.change(put, delete, lease)
+        self.change(put, delete, lease, by)
         return Swap(succeeded=True, revision=self.revision)
+
+    def keep(self) -> tuple[int, dict[str, Entry]]:
+        """A backup."""
+        return self.revision, dict(self.entries)
+
+    def restore(self, kept: tuple[int, dict[str, Entry]]) -> None:
+        """It is what it was then, and knows nothing of what came after."""
+        self.revision, self.entries = kept[0], dict(kept[1])
+        del self.history[self.revision :]
+        self.news()
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -90,6 +106,12 @@ class Store:
         found = self._leases.pop(lease, None)
         if found is not None:
             self.change({}, sorted(found[2]))
+
+    def lapse(self, broker: str) -> None:
+        """A broker's liveness key goes, whatever it did to keep it."""
+        key = f"live/{broker}"
+        for lease in [lease for lease, held in self._leases.items() if key in held[2]]:
+            self.end_lease(lease)
 
     def _expire(self) -> None:
         if not self.away:
@@ -154,7 +176,7 @@ class StoreAccess:
         self, *, expect: Mapping[str, int], put: Mapping[str, bytes], delete: tuple[str, ...] = (), lease: int = 0
     ) -> Swap:
         await self._way()
-        swap = self._store.swap(expect, put, delete, lease)
+        swap = self._store.swap(expect, put, delete, lease, self.process)
         if not await self._back() or self._store.world.rng.random() < self._store.loses_answers:
             await asyncio.sleep(ANSWER_S)
             raise UnknownSwap("The answer was lost.")
@@ -182,7 +204,12 @@ class StoreAccess:
         self._store.watch(self)
         try:
             while True:
-                while self._store.reachable(self.process) and revision < self._store.revision:
+                while self._store.reachable(self.process) and revision != self._store.revision:
+                    if revision < self._store.compacted or revision > self._store.revision:
+                        found = self._store.range(prefix)
+                        revision = found.revision
+                        yield Resync(found.entries, found.revision)
+                        continue
                     change = self._store.history[revision]
                     revision = change.revision
                     put = [entry for entry in change.put if entry.key.startswith(prefix)]

@@ -11,6 +11,7 @@ from stentor.errors import OffsetOutOfRange, PublishError, StentorError, Unknown
 
 if TYPE_CHECKING:
     from tests.virtual.cluster import Cluster
+    from tests.virtual.world import World
 
     from stentor.client.message import Receipt
 
@@ -20,18 +21,14 @@ TOPIC = "t"
 class History:
     """What was promised, and what was shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self.require = world.require
         self.acknowledged: dict[tuple[int, int], bytes] = {}  # (partition, offset) -> value, at ack=all
         self.at: dict[bytes, tuple[int, int]] = {}  # the same, by value
         self.refused: dict[bytes, str] = {}  # said to be nowhere
         self.unknown: set[bytes] = set()
         self.shown: dict[tuple[int, int], bytes] = {}  # to any reader
-        self.broken: list[str] = []
         self.unsure: set[bytes] = set()  # acknowledged by fewer than all: may be lost
-
-    def require(self, holds: bool, what: str, *details: Any) -> None:
-        if not holds:
-            self.broken.append(f"{what}: {details}")
 
     def acknowledge(self, value: bytes, receipt: Receipt, ack: str) -> None:
         place = receipt.partition, receipt.offset
@@ -120,6 +117,10 @@ class Workload:
             self.history.require(fits, "a reader jumps", name, message.partition, due, message.offset)
             positions[message.partition] = message.offset + 1
             self.history.show((message.partition, message.offset), message.value)
+            committed = self.cluster.checker.committed_of(message.partition)
+            self.history.require(
+                message.offset < committed, "a reader sees what is not committed", name, message.offset, committed
+            )
 
     async def look(self, name: str) -> None:
         """Bounded reads: each must show whatever was acknowledged before it began."""

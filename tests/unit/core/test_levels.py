@@ -1,7 +1,7 @@
 """Chains of several members in one hand: what goes up and down them, and what a publish waits for."""
 
 import pytest
-from tests.simulation.disk import Batch
+from tests.unit.core.test_members import Batch
 
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Up

@@ -1,0 +1,133 @@
+"""Copies of a partition as the checks see them: what their machines were told, and what is on their disks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from stentor import limits
+from stentor.wire import header as batch_header
+
+if TYPE_CHECKING:
+    from tests.virtual.world import Process
+
+    from stentor.broker.partitions.partition import Partition
+    from stentor.core.dedupe import Dedupe
+    from stentor.core.records import Key, Member
+    from stentor.storage.log import PartitionLog
+
+READ_BYTES = 1 << 30
+
+
+class Batch(NamedTuple):
+    """A batch by its header."""
+
+    base_offset: int
+    end_offset: int
+    epoch: int
+    producer_id: int
+    generation: int
+    sequence: int
+    body_checksum: int
+
+    @property
+    def name(self) -> tuple[int, int, int]:
+        return self.producer_id, self.generation, self.sequence
+
+
+_BASE, _END = itemgetter(0), itemgetter(1)
+
+
+def of_header(header: Any) -> Batch:
+    return Batch(
+        header.base_offset,
+        header.end_offset,
+        header.epoch,
+        header.producer_id,
+        header.generation,
+        header.sequence,
+        header.body_checksum,
+    )
+
+
+def read_log(log: PartitionLog) -> list[Batch]:
+    """Every batch that is on the disk."""
+    found, offset = [], log.start
+    while offset < log.end:
+        part = log.read(offset, log.end, READ_BYTES)
+        if part.next_offset <= offset:
+            break
+        found += [of_header(batch_header.unpack(part.data, place)) for place, *_ in batch_header.extents(part.data)]
+        offset = part.next_offset
+    return found
+
+
+class Copy:
+    """One copy of a partition, since it was opened."""
+
+    def __init__(self, partition: Partition, process: Process | None, *, readable: bool) -> None:
+        self.partition, self.process = partition, process
+        self.key: Key = partition.key
+        self.me: Member = partition.replica.me
+        self.place = f"{self.me.broker}, life {self.me.incarnation}, partition {self.key[1]}"
+        self.safe = partition.log.synced_end  # what its disk was asked to sync; recovery has synced what it found (K3a)
+        self.epoch = partition.replica.epoch  # the highest that it adopted
+        self.noted = 0  # up to here it is noted who has it on disk
+        self.compared = 0  # up to here its committed batches were compared with what others have
+        self.readable = readable  # else a fault took something of it, and what it holds is not known
+        self.batches = read_log(partition.log) if readable else []
+
+    def at(self, offset: int) -> Batch | None:
+        index = bisect_left(self.batches, offset, key=_BASE)
+        return self.batches[index] if index < len(self.batches) else None
+
+    def between(self, start: int, end: int) -> list[Batch]:
+        first = bisect_left(self.batches, start + 1, key=_END)
+        return self.batches[first : bisect_left(self.batches, end + 1, key=_END)]
+
+    def cut(self, end: int) -> None:
+        """The log ends here; one that begins here anew holds nothing."""
+        while self.batches and self.batches[-1].end_offset > end:
+            self.batches.pop()
+        self.safe = min(self.safe, end)
+        if self.partition.log.start >= end:
+            self.batches.clear()
+            self.safe, self.readable = end, True
+
+    def file_synced(self, path: str) -> int | None:
+        """One of its files is safe, with all that is in it: so many bytes."""
+        for segment in reversed(self.partition.log._state.segments):
+            if path.endswith(segment.path().name):
+                self.safe = max(self.safe, segment.end)
+                return int(segment.size)
+        return None
+
+
+def derive(batches: list[Batch]) -> dict[int, list[Batch]]:
+    """What must be remembered of producers after these batches, which are all that were ever written."""
+    found: dict[int, list[Batch]] = {}
+    for batch in batches:
+        if batch.producer_id:
+            window = found.pop(batch.producer_id, [])
+            if window and window[-1].generation != batch.generation:
+                window = []
+            found[batch.producer_id] = [*window, batch][-limits.PRODUCER_IN_FLIGHT_BATCHES_MAX :]
+    return {producer: [_unstamped(batch) for batch in window] for producer, window in found.items()}
+
+
+def remembered(dedupe: Dedupe) -> dict[int, list[Batch]]:
+    """What is remembered of them."""
+    _, producers = msgspec.msgpack.decode(dedupe.snapshot(), strict=False)
+    return {
+        producer: [
+            Batch(base, end, 0, producer, generation, sequence, checksum) for sequence, checksum, base, end, _ in window
+        ]
+        for producer, (generation, window) in producers.items()
+    }
+
+
+def _unstamped(batch: Batch) -> Batch:
+    return batch._replace(epoch=0)
