@@ -45,14 +45,14 @@ class Books:
     def store_soon(self, threads: DiskThreads) -> None:
         """Record synced ends and commit floors (K3a), without holding up the loop."""
         if not self._storing:
+            self._note()  # first: if it fails, the next round tries again
             self._storing = True
-            self._note()
             threads.submit(self._store, self._stored)
 
     def _stored(self, _: Any, error: StentorError | None) -> None:
         self._storing = False
         if error is not None:
-            logger.error("could not write the journal: %s", error)
+            logger.error("could not write the journal or the memory of the store: %s", error)
 
     def store_now(self) -> None:
         """The same, at once."""

@@ -253,6 +253,7 @@ class Broker:
     async def _finish(self, parts: Parts) -> None:
         logger.info("broker %s is stopping", parts.ground.identity.broker_id)
         sessions = parts.admission.sessions
+        parts.ground.timers.stop()
         self.listeners.close()
         parts.admission.stopping = True
         with suppress(TimeoutError):

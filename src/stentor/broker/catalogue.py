@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stentor.core.controller import BrokerRecord, HeldRecord, TopicPlan
+from stentor.core.controller import BrokerRecord, TopicPlan
 from stentor.core.membership import ControllerKey
 from stentor.core.placement import Tally
-from stentor.core.records import ChainRecord, Key
+from stentor.core.records import ChainRecord, HeldRecord, Key
 from stentor.errors import TopicNotFound
 from stentor.wire.messages import PartitionRoute, TopicRoute, TopicSettings
 from stentor.wire.schemas import SchemaColumn

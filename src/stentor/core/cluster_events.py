@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from stentor.core.chain_messages import PartitionMessage, ReplicaReport
-from stentor.core.controller import BrokerRecord, HeldRecord, Propose, TopicPlan
+from stentor.core.controller import BrokerRecord, Propose, TopicPlan
 from stentor.core.membership import ControllerKey, Heartbeat
-from stentor.core.records import Key
+from stentor.core.records import HeldRecord, Key
 
 # --- events -------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from stentor.core.agenda import Agenda
 from stentor.core.chain_messages import Complaint, JoinerReady, PartitionMessage, ReplicaReport
 from stentor.core.held_off import HeldOff
 from stentor.core.placement import Candidate, Load, Mode, Tally, better_head, next_member
-from stentor.core.records import ChainRecord, Key, Member
+from stentor.core.records import ChainRecord, HeldRecord, Key, Member
 from stentor.core.reports import ReportBook
 from stentor.core.revival import renewed, revived
 from stentor.core.witnesses import Witnesses
@@ -77,13 +77,6 @@ class Propose(msgspec.Struct, frozen=True):
 
     proposal: int
     changes: tuple[Change, ...]
-
-
-class HeldRecord(msgspec.Struct, frozen=True):
-    """A record as the store has it."""
-
-    record: ChainRecord
-    revision: int
 
 
 class Controller:

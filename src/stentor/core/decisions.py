@@ -13,6 +13,7 @@ import msgspec
 
 from stentor.core import refusals
 from stentor.core.acks import QUORUM
+from stentor.core.records import HeldRecord
 from stentor.errors import NotHead, NotReady, OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Readership(msgspec.Struct, frozen=True, gc=False):
     name: str  # of the partition, for what is refused
     alone: bool  # the broker is a system of its own: there is no other copy to go to
     head_only: bool  # the topic is active-passive (C26)
-    store_epoch: int | None  # of the record that the coordination store is known to have
+    stored: HeldRecord | None  # the record that the coordination store is known to have
     predecessor_heard: bool
 
 
@@ -61,8 +62,10 @@ def may_read(replica: Replica, of: Readership) -> int:
     if position.predecessor is not None and not of.predecessor_heard:
         raise NotReady(f"{of.name} does not hear its predecessor {position.predecessor.broker}.", hint="Try another.")
     if replica.record is not None and position.leaves_out(replica.me.broker):
-        raise refusals.elsewhere(of.name, replica.record, replica.revision)
-    if of.store_epoch is not None and of.store_epoch < replica.epoch and not replica.serves:
+        own = HeldRecord(replica.record, replica.revision)
+        newest = own if of.stored is None else max(own, of.stored, key=lambda held: held.revision)
+        raise refusals.elsewhere(of.name, newest.record, newest.revision)
+    if of.stored is not None and of.stored.record.epoch < replica.epoch and not replica.serves:
         raise refusals.older_store(of.name)
     if not replica.serves and not (replica.failed and of.alone):
         raise NotReady(f"{of.name} does not know yet what is committed.", hint="Try again in a moment.")

@@ -90,6 +90,13 @@ class Batch(Protocol):
     def appended_at_us(self) -> int: ...
 
 
+class HeldRecord(msgspec.Struct, frozen=True):
+    """A record as the store has it."""
+
+    record: ChainRecord
+    revision: int
+
+
 class EpochTable:
     """Which epoch wrote which offsets: (epoch, first offset), from batch headers alone (C9)."""
 

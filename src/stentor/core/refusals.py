@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stentor.errors import NotHead, NotReady, UnknownOutcome
+from stentor.errors import NotHead, NotReady, TopicNotFound, UnknownOutcome
 
 if TYPE_CHECKING:
     from stentor.core.records import ChainRecord
@@ -36,6 +36,11 @@ def not_head(head: str, epoch: int, revision: int) -> StentorError:
         epoch=epoch,
         revision=revision,
     )
+
+
+def deleted(topic: str) -> TopicNotFound:
+    """What readers of a deleted topic are told."""
+    return TopicNotFound(f"Topic {topic} was deleted.", object=topic)
 
 
 def cut_off() -> StentorError:

@@ -1,4 +1,4 @@
-"""What a replica is told (events) and what it wants done (effects); `core.chain` is the machine."""
+"""What a replica is told (events) and what it wants done (effects); `core.replica` is the machine."""
 
 from __future__ import annotations
 

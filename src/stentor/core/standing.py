@@ -1,6 +1,6 @@
 """How a broker stands in its cluster, as far as its replicas must know it.
 
-One object per broker: the broker's membership writes it, every decision of a replica reads it (`core.decisions`).
+One object per broker: its liveness and its start write it, every decision of a replica reads it (`core.decisions`).
 """
 
 from __future__ import annotations

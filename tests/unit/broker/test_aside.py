@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from stentor.core.controller import HeldRecord
+from stentor.core.records import HeldRecord
 from stentor.testing import broker
 
 AGE_S = 3_600

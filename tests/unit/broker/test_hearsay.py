@@ -11,8 +11,7 @@ from stentor.broker.cluster.hearsay import Hearsay
 from stentor.broker.cluster.store_follower import StoreFollower
 from stentor.broker.cluster.store_rollback import StoreRollback
 from stentor.core import replica_events as r
-from stentor.core.controller import HeldRecord
-from stentor.core.records import ChainRecord, Member
+from stentor.core.records import ChainRecord, HeldRecord, Member
 from stentor.errors import CoordinationUnavailable
 from stentor.ports import Entry, Range
 from stentor.wire.messages import TopicSettings

@@ -9,7 +9,7 @@ from stentor.broker.catalogue import HeldTopic
 from stentor.broker.partitions import epoch_store
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Linked
-from stentor.core.controller import HeldRecord
+from stentor.core.records import HeldRecord
 from stentor.errors import CorruptData, DiskFull, FormatTooNew, StorageError
 from stentor.storage import journal
 from stentor.storage.log import PartitionLog
@@ -129,6 +129,18 @@ def test_a_copy_that_could_not_be_made_is_made_with_the_next_record(inside, wait
     inside.directory.put_aside = put_aside
     inside.name_another_log()
     wait_until(inside.is_replaced, "the new copy")
+
+
+def test_a_copy_of_a_topic_that_was_deleted_while_it_was_made_does_not_stay(inside, wait_until):
+    go_on, begin = threading.Event(), inside.copies.begin
+    inside.copies.begin = lambda *arguments: (go_on.wait(10), begin(*arguments))[1]
+    inside.name_another_log()
+    wait_until(lambda: inside.key in inside.replicas._creating, "the new copy begins")
+    inside.run(inside.catalogue.drop_topic, inside.topic)
+    go_on.set()
+    wait_until(lambda: not inside.replicas._creating and not inside.replicas._drops, "it is gone again")
+    assert inside.key not in inside.replicas.partitions
+    assert inside.journal.get(*inside.key) is None
 
 
 def test_a_copy_that_is_being_removed_is_not_opened_before_it_is_gone(inside, wait_until):

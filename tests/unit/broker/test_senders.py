@@ -8,9 +8,9 @@ import pytest
 from stentor import limits
 from stentor.broker.cluster.senders import Senders, passed_on
 from stentor.core.chain_messages import Complaint, JoinerReady, ReplicaReport
-from stentor.core.controller import BrokerRecord, HeldRecord
+from stentor.core.controller import BrokerRecord
 from stentor.core.membership import Heartbeat
-from stentor.core.records import ChainRecord, Member
+from stentor.core.records import ChainRecord, HeldRecord, Member
 from stentor.errors import CoordinationUnavailable, ProtocolError
 from stentor.wire import peer
 

@@ -7,8 +7,8 @@ import pytest
 
 from stentor.broker.catalogue import Catalogue, HeldTopic, News, TopicRecord
 from stentor.broker.cluster.storeless_start import StorelessStart
-from stentor.core.controller import BrokerRecord, HeldRecord
-from stentor.core.records import ChainRecord, Member
+from stentor.core.controller import BrokerRecord
+from stentor.core.records import ChainRecord, HeldRecord, Member
 from stentor.core.standing import Standing
 from stentor.wire.messages import TopicSettings
 

@@ -6,8 +6,8 @@ import pytest
 
 from stentor import limits
 from stentor.core.chain_messages import Complaint, JoinerReady, ReplicaReport
-from stentor.core.controller import BrokerRecord, Controller, HeldRecord, TopicPlan
-from stentor.core.records import ChainRecord, Member
+from stentor.core.controller import BrokerRecord, Controller, TopicPlan
+from stentor.core.records import ChainRecord, HeldRecord, Member
 
 KEY = (1, 0)
 

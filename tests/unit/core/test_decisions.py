@@ -5,9 +5,11 @@ from tests.alone import alone
 
 from stentor.core.acks import ALL, QUORUM
 from stentor.core.decisions import Readership, check_seen, check_stream, may_publish, may_read
+from stentor.core.records import ChainRecord, HeldRecord, Member
+from stentor.core.replica_events import Configure, EpochStored
 from stentor.errors import NotHead, NotReady, OffsetOutOfRange
 
-HERE = Readership("t/0", alone=False, head_only=False, store_epoch=None, predecessor_heard=True)
+HERE = Readership("t/0", alone=False, head_only=False, stored=None, predecessor_heard=True)
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def test_a_failed_copy_takes_nothing_and_is_read_only_where_there_is_no_other(re
     replica.linked = False
     with pytest.raises(NotReady):
         may_read(replica, HERE)
-    alone_here = Readership("t/0", alone=True, head_only=False, store_epoch=None, predecessor_heard=True)
+    alone_here = Readership("t/0", alone=True, head_only=False, stored=None, predecessor_heard=True)
     assert may_read(replica, alone_here) == replica.committed
 
 
@@ -70,3 +72,17 @@ def test_no_reader_is_shown_less_than_it_has_seen_unless_it_is_gone_for_good(rep
     with pytest.raises(NotReady, match="seen elsewhere"):
         check_seen(replica, "t/0", seen=9, epoch=replica.epoch)
     check_seen(replica, "t/0", seen=9, epoch=replica.epoch - 1)
+
+
+def test_a_reader_is_sent_where_the_newest_record_says(replica):
+    """The store's is newer while this copy waits for its disk to take the epoch."""
+    gone = ChainRecord(2, (Member("b", 2, 1),))
+    replica.step(Configure(gone, 2), 0)
+    replica.step(EpochStored(2), 0)
+    with pytest.raises(NotHead, match="on b,"):
+        may_read(replica, HERE)
+    newer = HeldRecord(ChainRecord(3, (Member("c", 3, 1),)), 3)
+    there = Readership("t/0", alone=False, head_only=False, stored=newer, predecessor_heard=True)
+    with pytest.raises(NotHead, match="on c,") as refused:
+        may_read(replica, there)
+    assert refused.value.detail["head"] == "c"

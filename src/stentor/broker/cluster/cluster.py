@@ -234,11 +234,6 @@ class Cluster:
         return self._standing.confirmed
 
     @property
-    def active(self) -> str:
-        """Active-passive: the one broker that serves (C26); empty if there is none."""
-        return self._catalogue.active
-
-    @property
     def reaches_store(self) -> bool:
         """Whether this broker could change something in the store (C29)."""
         member = self.control.member

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.store_rollback import StoreRollback
     from stentor.broker.environment import Environment, Identity
     from stentor.core.chain_messages import PartitionMessage
-    from stentor.core.controller import HeldRecord
-    from stentor.core.records import Key
+    from stentor.core.records import HeldRecord, Key
     from stentor.ports import CoordinationStore
 
 _GATHER_S = 0.01

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.interfaces import LocalCopy
     from stentor.broker.cluster.store_follower import StoreFollower
     from stentor.broker.cluster.store_rollback import StoreRollback
-    from stentor.core.controller import HeldRecord
-    from stentor.core.records import Key
+    from stentor.core.records import HeldRecord, Key
     from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class Hearsay:
         self._follower = follower
         self._background = background
         self._asking: set[int] = set()  # topics that are being looked up
-        self._waiting: dict[Key, list[Callable[[], None]]] = {}  # work for when the store has said so
+        self._waiting: dict[Key, list[tuple[LocalCopy, Callable[[], None]]]] = {}  # for when the store has said so
         self._rumours: dict[Key, int] = {}  # what was only heard, as of the last look
         self._doubted: set[Key] = set()  # partitions that were told to doubt their record
 
@@ -158,7 +157,7 @@ class Hearsay:
         if self.is_confirmed(partition):
             work()
             return
-        self._waiting.setdefault(partition.key, []).append(work)
+        self._waiting.setdefault(partition.key, []).append((partition, work))
         self.look_up(partition.key[0])
 
     def is_confirmed(self, partition: LocalCopy) -> bool:
@@ -176,8 +175,9 @@ class Hearsay:
             if partition is None:
                 del self._waiting[key]
             elif self.is_confirmed(partition):
-                for work in self._waiting.pop(key):
-                    work()
+                for copy, work in self._waiting.pop(key):
+                    if copy is partition:  # and not one that was replaced meanwhile
+                        work()
         for key in list(self._doubted):
             partition = self._copies.get(key)
             if partition is None or not partition.replica.doubted:

@@ -10,13 +10,6 @@ if TYPE_CHECKING:
     from stentor.core.replica_events import ReplicaEvent
 
 
-class Sender(Protocol):
-    """A connection that batches came on; it can be told to wait."""
-
-    def hold(self) -> None: ...
-    def release(self) -> None: ...
-
-
 class LocalCopy(Protocol):
     """A partition's copy on this broker."""
 

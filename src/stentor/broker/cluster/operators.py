@@ -11,7 +11,7 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, broker_key, chain_key, decode_broker, encode
-from stentor.core.controller import HeldRecord
+from stentor.core.records import HeldRecord
 from stentor.errors import InvalidArgument, NotReady, PartitionNotFound
 from stentor.wire import messages
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from stentor.broker.cluster.senders import passed_on
 from stentor.core.chain_messages import Adopt, Complaint, Confirm, Confirmed, Held, JoinerReady
 from stentor.core.cluster_events import Beaten
-from stentor.core.controller import HeldRecord
 from stentor.core.membership import Heartbeat
+from stentor.core.records import HeldRecord
 from stentor.core.replica_events import Received
 from stentor.wire import peer
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.store_rollback import StoreRollback
-    from stentor.core.controller import HeldRecord
-    from stentor.core.records import Key
+    from stentor.core.records import HeldRecord, Key
     from stentor.ports import CoordinationStore, Entry
 
 

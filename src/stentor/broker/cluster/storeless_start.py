@@ -19,8 +19,8 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.catalogue import HeldTopic, News, TopicRecord
-from stentor.core.controller import BrokerRecord, HeldRecord
-from stentor.core.records import ChainRecord
+from stentor.core.controller import BrokerRecord
+from stentor.core.records import ChainRecord, HeldRecord
 from stentor.errors import CoordinationUnavailable, CorruptData, UnknownSwap
 from stentor.storage.files import FileKind, atomic_write, seal, unseal
 

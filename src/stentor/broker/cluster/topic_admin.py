@@ -25,17 +25,16 @@ from stentor.broker.catalogue import (
     topic_key,
 )
 from stentor.broker.cluster import schemas
-from stentor.core.controller import HeldRecord
+from stentor.core import refusals
 from stentor.core.names import check_topic_name
 from stentor.core.placement import Candidate, Load, place
-from stentor.core.records import ChainRecord, Key, Member
+from stentor.core.records import ChainRecord, HeldRecord, Key, Member
 from stentor.errors import (
     InvalidArgument,
     LimitExceeded,
     NotReady,
     StentorError,
     TopicExists,
-    TopicNotFound,
     UnknownSwap,
 )
 from stentor.ports import Swap
@@ -292,7 +291,7 @@ class TopicAdmin:
             news.chains[key] = None
         self._follower.tell(news)
         for key in topic.keys:
-            await self._logs.drop(key, deleted_error(topic.record.name))
+            await self._logs.drop(key, refusals.deleted(topic.record.name))
         self._peers.send_all(peer.TopicsChanged(0))
 
     async def _learn_of(self, name: str) -> None:
@@ -327,11 +326,6 @@ async def delete_all(store: CoordinationStore, keys: list[str]) -> None:
     size = limits.COORDINATION_SWAP_OPERATIONS_MAX
     for start in range(0, len(keys), size):
         await store.swap(expect={}, put={}, delete=tuple(keys[start : start + size]))
-
-
-def deleted_error(name: str) -> TopicNotFound:
-    """What readers of a deleted topic are told."""
-    return TopicNotFound(f"Topic {name} was deleted.", object=name)
 
 
 def _changed_meanwhile(name: str) -> NotReady:

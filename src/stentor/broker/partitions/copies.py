@@ -1,4 +1,4 @@
-"""The copies of partitions on this broker's disk: opened, begun, cut, put aside. Everything here runs in threads."""
+"""The copies of partitions on this broker's disk: opened, begun, cut, set aside. What touches logs runs in threads."""
 
 from __future__ import annotations
 

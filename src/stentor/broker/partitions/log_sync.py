@@ -62,7 +62,7 @@ class LogSync:
         self._cut: tuple[r.Truncate, Callable[[], PartitionLog]] | None = None  # waits for the sync, or is under way
         self._unsynced_bytes = 0
         self._held: set[Sender] = set()  # those who were told to wait for the disk
-        self._stopped: Callable[[], None] | None = None
+        self._stopped: list[Callable[[], None]] = []  # who waits for the end
 
     @property
     def is_cutting(self) -> bool:
@@ -139,8 +139,9 @@ class LogSync:
 
     def _disk_is_free(self) -> None:
         """A sync or a cut is over: who waited for it goes on."""
-        if self._stopped is not None and not self.under_way:
-            self._stopped()
+        stopped, self._stopped = (self._stopped, []) if not self.under_way else ([], self._stopped)
+        for done in stopped:
+            done()
         held, self._held = self._held, set()
         for sender in held:
             sender.release()
@@ -181,13 +182,12 @@ class LogSync:
 
     def stop(self, done: Callable[[], None]) -> None:
         """Bring everything to disk, then call `done`."""
-        self._stopped = done
-        if self.under_way:
-            return
         log = self._partition.log
-        if self._partition.replica.failed or log.synced_end >= log.end:
+        if not self.under_way and (self._partition.replica.failed or log.synced_end >= log.end):
             done()
-        else:
+            return
+        self._stopped.append(done)
+        if not self.under_way:
             self.start()
 
     # --- cutting --------------------------------------------------------------------------------

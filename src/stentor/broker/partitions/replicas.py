@@ -18,7 +18,7 @@ from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.replication import unpack_offer
 from stentor.core import refusals
 from stentor.core.replica_events import Configure, PeerConnected
-from stentor.errors import NotReady, StentorError, TopicNotFound
+from stentor.errors import NotReady, StentorError
 from stentor.memory import keep_long_lived_objects
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from stentor.broker.catalogue import Catalogue, HeldTopic, News
     from stentor.broker.environment import Environment, Identity
     from stentor.broker.partitions.interfaces import Sender
-    from stentor.core.controller import HeldRecord
-    from stentor.core.records import Key, Member
+    from stentor.core.records import HeldRecord, Key, Member
     from stentor.storage.journal import ReplicaJournal
 
 logger = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Replicas:
         self._journal = journal
         self._creating: dict[Key, HeldRecord] = {}  # being made; with the newest record heard meanwhile
         self._dropping: dict[Key, HeldRecord | None] = {}  # being removed; with the newest record heard meanwhile
-        self._drops: dict[Key, asyncio.Event] = {}  # set when one has been removed
+        self._drops: dict[Key, asyncio.Future[None]] = {}  # removals under way, and how they end
         self._dropped: set[int] = set()  # ids of logs that were removed in this life
         self._superseded_since: dict[Key, float] = {}
         self._added = 0  # since long-lived objects were last set apart
@@ -158,7 +157,7 @@ class Replicas:
         """A topic was deleted, here or elsewhere: its logs go."""
         for key in [key for key in self.partitions if key[0] == topic_id]:
             if (partition := self.partitions.get(key)) is not None:
-                await self.drop(key, deleted_error(partition.topic))
+                await self.drop(key, refusals.deleted(partition.topic))
 
     def configure(self, topic: HeldTopic, key: Key, held: HeldRecord) -> None:
         """The store has this record of a partition; it may name this broker."""
@@ -195,6 +194,9 @@ class Replicas:
             await self._close_replaced(key)
             await self._create(topic, key, named.log_id)
             held = self._creating[key]
+            if key[0] not in self._catalogue.by_id:  # deleted meanwhile: nobody would ever remove it
+                held = None
+                await self.drop(key, refusals.deleted(topic.record.name))
         except (StentorError, OSError) as error:  # the next record of the partition tries again
             logger.warning("partition %s/%d cannot be opened: %s", topic.record.name, key[1], error)
         finally:
@@ -313,13 +315,13 @@ class Replicas:
     async def drop(self, key: Key, error: StentorError) -> None:
         """The topic was deleted: its log goes. Returns when it is gone, whoever began to remove it."""
         if (under_way := self._drops.get(key)) is not None:
-            await under_way.wait()
+            await asyncio.shield(under_way)
             return
         partition = self.partitions.pop(key, None)
         if partition is None:
             self._copies.forget(key)
             return
-        self._dropping[key], self._drops[key] = None, asyncio.Event()
+        self._dropping[key], self._drops[key] = None, self._environment.loop.create_future()
         self._dropped.add(partition.replica.me.log_id)
         self._port.report_soon(key)  # nobody shall count on it any more
         try:
@@ -327,9 +329,15 @@ class Replicas:
             await self.settle(partition)
             self._copies.forget(key)
             await asyncio.to_thread(partition.log.delete)
+        except BaseException as failure:
+            self._drops[key].set_exception(failure)
+            self._drops[key].exception()  # whoever waits sees it; nobody needs to
+            raise
+        else:
+            self._drops[key].set_result(None)
         finally:
             held = self._dropping.pop(key)
-            self._drops.pop(key).set()
+            del self._drops[key]
         topic = self._catalogue.by_id.get(key[0])
         if held is not None and topic is not None:
             self.configure(topic, key, held)
@@ -339,8 +347,3 @@ def _is_settled(partition: Partition) -> bool:
     """At work, or not going to be."""
     replica = partition.replica
     return replica.active or bool(replica.failed) or (replica.record is not None and not replica.position.is_head)
-
-
-def deleted_error(name: str) -> TopicNotFound:
-    """What readers of a deleted topic are told."""
-    return TopicNotFound(f"Topic {name} was deleted.", object=name)

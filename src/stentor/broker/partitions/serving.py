@@ -74,7 +74,7 @@ class Serving:
             partition.name,
             alone=self._identity.alone,
             head_only=partition.settings.placement == "active-passive",
-            store_epoch=None if held is None else held.record.epoch,
+            stored=held,
             predecessor_heard=predecessor is None
             or self._standing.storeless
             or self._views.view(predecessor.broker) == "heard",

@@ -68,6 +68,7 @@ class Admission:
         self._logs = logs
         self._strangers = SparingLog(logger, environment.clock.monotonic)
         self._peers = 0
+        self._second_sockets = 0  # of relays
         self._antechamber: dict[Session, float] = {}  # since when
         self._none_left = asyncio.Event()
         self.sessions: set[Session] = set()
@@ -108,7 +109,7 @@ class Admission:
     @property
     def _taken(self) -> int:
         """Sockets that connections take; a relay takes two."""
-        return sum(session.connections for session in self.sessions)
+        return len(self.sessions) + self._second_sockets
 
     @property
     def _clients(self) -> int:
@@ -141,6 +142,7 @@ class Admission:
         self.sessions.discard(newcomer)
         self._antechamber.pop(newcomer, None)
         self.sessions.add(session)
+        self._second_sockets += session.connections - 1
         if session.is_peer:
             session.connection.favoured = True
             self._peers += 1
@@ -151,6 +153,7 @@ class Admission:
             self.sessions.discard(session)
             self._antechamber.pop(session, None)
             self._peers -= session.is_peer
+            self._second_sockets -= session.connections - 1
         if not self.sessions:
             self._none_left.set()
 
