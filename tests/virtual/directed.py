@@ -53,7 +53,7 @@ def restored_head() -> None:
 
 def shortened_head() -> None:
     """C13: the head's disk has lost what it had synced. It does not lead, and nobody follows it."""
-    with scene(61) as s:
+    with scene(63) as s:
         s.go(0.9)
         chain = s.chain
         for name in chain:
@@ -482,21 +482,6 @@ def poisoned_producer() -> None:
             require(not isinstance(answer, int), "acknowledged, but not in the log", never_written, answer)
 
 
-RUNS: dict[str, Callable[[], None]] = {
-    run.__name__: run
-    for run in (
-        restored_head, shortened_head, shortened_alone, early_retention, restored_store, replaced_controller,
-        lost_proposal, shorter_head, isolated_head, mute_head, sidelined_head, paused_head, grey_member, full_member,
-        blame, all_full, useless_joiner, slow_joiner, joiner_hangs, neighbours_cut, one_way_cut, unheard_complaint,
-        standstill, lone_observer, lapsed_leases, wave_of_silence, storeless_controller, one_of_three_returns, liar,
-        poisoned_producer,
-    )
-}  # fmt: skip
-
-
-# --- what the product does not keep yet -------------------------------------------------------------
-
-
 def unreached_head() -> None:
     """C30: a member that has never reached the head since it was started cannot say where the messages end."""
     with scene(70) as s:
@@ -550,6 +535,13 @@ def undrained_meanwhile() -> None:
         require(not record.draining, "a broker is drained again that an operator had let back", record)
 
 
-UNKEPT: dict[str, Callable[[], None]] = {
-    run.__name__: run for run in (unreached_head, overtaken_reading, undrained_meanwhile)
-}
+RUNS: dict[str, Callable[[], None]] = {
+    run.__name__: run
+    for run in (
+        restored_head, shortened_head, shortened_alone, early_retention, restored_store, replaced_controller,
+        lost_proposal, shorter_head, isolated_head, mute_head, sidelined_head, paused_head, grey_member, full_member,
+        blame, all_full, useless_joiner, slow_joiner, joiner_hangs, neighbours_cut, one_way_cut, unheard_complaint,
+        standstill, lone_observer, lapsed_leases, wave_of_silence, storeless_controller, one_of_three_returns, liar,
+        poisoned_producer, unreached_head, overtaken_reading, undrained_meanwhile,
+    )
+}  # fmt: skip

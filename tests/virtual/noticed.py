@@ -15,7 +15,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from tests.virtual.directed import RUNS, UNKEPT
+from tests.virtual.directed import RUNS
 from tests.virtual.mutations import MUTATIONS, mutated
 from tests.virtual.runner import Run, prepare
 
@@ -144,7 +144,7 @@ def serve() -> None:
     """`run NAME`: what a directed run finds. `mutation NAME SEEDS`: who notices it, after so many more seeds."""
     for line in sys.stdin:
         what, name, *more = line.split()
-        found = plain({**RUNS, **UNKEPT}[name]) if what == "run" else caught(name, int(more[0]))
+        found = plain(RUNS[name]) if what == "run" else caught(name, int(more[0]))
         print(json.dumps(found), flush=True)
 
 

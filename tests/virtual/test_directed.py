@@ -1,7 +1,7 @@
 """Directed runs of the product in virtual time, and the rules that these are for, switched off."""
 
 import pytest
-from tests.virtual.directed import RUNS, UNKEPT
+from tests.virtual.directed import RUNS
 from tests.virtual.noticed import DIRECTED
 
 
@@ -15,10 +15,3 @@ def test_directed_runs_find_nothing_while_every_rule_is_kept(ask, name):
 @pytest.mark.parametrize("name", sorted(DIRECTED))
 def test_a_rule_that_is_switched_off_is_noticed(ask, name):
     assert ask("mutation", name, 0), f"{DIRECTED[name]} did not notice"
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.xfail(strict=True, reason="the product does not keep this yet; when it does, the run belongs into RUNS")
-@pytest.mark.parametrize("name", sorted(UNKEPT))
-def test_directed_runs_that_find_something(ask, name):
-    assert ask("run", name) == ""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor._version import __version__
-from stentor.broker.catalogue import broker_key, encode
+from stentor.broker.catalogue import broker_key, decode_broker, encode
 from stentor.broker.cluster.chain_port import ChainPort
 from stentor.broker.cluster.control import Control
 from stentor.broker.cluster.disk_health import DiskHealth
@@ -184,9 +184,7 @@ class Cluster:
         key = broker_key(own.id)
         while True:
             held = await self._store.get(key)
-            draining = False
-            if held is not None and (known := self._catalogue.brokers.get(own.id)) is not None:
-                draining = known.draining
+            draining = held is not None and decode_broker(held.value).draining  # as an operator wants it now
             record = BrokerRecord(
                 own.id,
                 self._identity.incarnation,

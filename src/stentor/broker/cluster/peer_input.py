@@ -113,5 +113,6 @@ class PeerInput:
         """Say something about a partition to another broker, if it understands that."""
         if not isinstance(message, Held | Confirm | Confirmed) or self._peers.knows(to, "confirm"):
             self._peers.tell(to, key, message)
-        elif isinstance(message, Confirm):  # an older broker: it is believed to be where it was, as it used to be
+        elif isinstance(message, Confirm) and self._peers.lacks(to, "confirm"):
+            # An older broker: it is believed to be where it was, as it used to be.
             self._loop.call_soon(self._heard_about, key, to, Confirmed(message.epoch, message.nonce, 0, sure=True))

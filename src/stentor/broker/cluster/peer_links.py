@@ -56,7 +56,7 @@ class PeerLink:
         self.purpose = purpose
         self._feeds: set[Woken] = set()
         self.greeted = False
-        self.features: frozenset[str] = frozenset()  # what the other one knows beyond the version
+        self.features: frozenset[str] | None = None  # what it knows beyond the version; None before it has greeted
         self.on_greeted: Callable[[PeerLink], None] = lambda _: None
         self.on_refused: Callable[[PeerLink], None] = lambda _: None
         self.coalescing = environment.coalescing
@@ -301,9 +301,15 @@ class Peers:
             links[purpose].send(peer.ForPartition(key[0], key[1], message))
 
     def knows(self, to: str, feature: str) -> bool:
-        """Whether another broker understands certain messages; older ones do not."""
+        """Whether another broker is known to understand certain messages; older ones do not."""
         links = self._links.get(to)
-        return links is not None and feature in links[peer.CONTROL].features
+        return links is not None and feature in (links[peer.CONTROL].features or ())
+
+    def lacks(self, to: str, feature: str) -> bool:
+        """Whether another broker is known not to understand them; nothing is known of one that was never reached."""
+        links = self._links.get(to)
+        features = None if links is None else links[peer.CONTROL].features
+        return features is not None and feature not in features
 
     def data_link(self, to: str) -> PeerLink | None:
         links = self._links.get(to)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.store_rollback import StoreRollback
     from stentor.core.records import HeldRecord, Key
-    from stentor.ports import CoordinationStore, Entry
+    from stentor.ports import CoordinationStore, Entry, Range
 
 
 class StoreFollower:
@@ -28,6 +28,7 @@ class StoreFollower:
         self._store = store
         self._catalogue = catalogue
         self._rollback = rollback
+        self._told = 0  # the catalogue has everything up to this revision
         self.on_news: list[Callable[[News], None]] = []  # in this order
         self.on_read: list[Callable[[], None]] = []  # the store itself has said something
         self.on_liveness: list[Callable[[str, bool], None]] = []  # a broker's liveness key came or went (E1)
@@ -35,14 +36,14 @@ class StoreFollower:
     async def learn(self) -> int:
         """Read everything, before anybody acts on it; returns the revision from which to watch."""
         found = await self._store.range("")
-        self._catalogue.replace(found.entries, found.revision, News())
+        self._replace(found, News())
         return found.revision
 
     async def learn_as_news(self) -> None:
         """Read everything once more, and have everybody act on all of it: this broker joins."""
         found = await self._store.range("")
         news = News(brokers=True, chains=dict(self._catalogue.chains))
-        self._catalogue.replace(found.entries, found.revision, news)
+        self._replace(found, news)
         self.tell(news)
 
     async def watch(self, revision: int) -> None:
@@ -61,6 +62,7 @@ class StoreFollower:
             else:
                 self._catalogue.replace(event.entries, event.revision, news)
                 self._note_all_liveness(event.entries)
+            self._told = max(self._told, revision)
             self.tell_read(news)
 
     async def look_again(self) -> None:
@@ -70,9 +72,21 @@ class StoreFollower:
         if not self._rollback.follows(before, found.revision):
             return
         news = News()
-        self._catalogue.replace(found.entries, found.revision, news)
+        is_news = self._replace(found, news)
         self.tell_read(news)
-        self._note_all_liveness(found.entries)
+        if is_news:
+            self._note_all_liveness(found.entries)
+
+    def _replace(self, found: Range, news: News) -> bool:
+        """Everything that was there at a revision; whether the watch has not been further before the answer came.
+
+        If it has, all of this is known already, and some of it has changed since.
+        """
+        if found.revision < self._told:
+            return False
+        self._told = found.revision
+        self._catalogue.replace(found.entries, found.revision, news)
+        return True
 
     def put_read(self, entries: Iterable[Entry], news: News) -> None:
         """Some keys were read from the store."""
