@@ -37,13 +37,13 @@ from tests.alone import alone
 from stentor import limits
 from stentor.broker.catalogue import Catalogue
 from stentor.broker.cluster.trust import Trust
-from stentor.broker.environment import Identity
+from stentor.broker.environment import BrokerIdentity
 from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.replication import unpack_offer
 from stentor.broker.partitions.serving import Serving
 from stentor.broker.sessions.client_session import ClientServices, ClientSession
 from stentor.broker.sessions.inline_sync import InlineSync
-from stentor.broker.sessions.newcomer import Newcomer, Welcome
+from stentor.broker.sessions.newcomer import GreetingServices, Newcomer
 from stentor.broker.sessions.peer_session import PeerServices
 from stentor.broker.sessions.session import Session
 from stentor.broker.write_coalescing import WriteCoalescing
@@ -519,7 +519,7 @@ class StubBroker:
             reads=threads,
         )
         self.admission = StubAdmission()
-        identity, catalogue = Identity(), Catalogue()
+        identity, catalogue = BrokerIdentity(), Catalogue()
         identity.broker_id, identity.cluster_id, identity.alone = "b", "c", True
         nothing: Any = None
         serving = Serving(
@@ -531,7 +531,7 @@ class StubBroker:
             views=nothing,
         )
         inline_sync = InlineSync(clock, WriteCoalescing(self.loop))  # type: ignore[arg-type]
-        self.welcome = Welcome(
+        self.welcome = GreetingServices(
             identity=identity,
             trust=Trust(identity, store=nothing, catalogue=catalogue, rollback=nothing, background=nothing),
             catalogue=catalogue,

@@ -145,6 +145,15 @@ def test_files_of_small_classes_are_short(folder):
     assert long == {}, "split it by idea"
 
 
+def test_no_two_classes_have_the_same_name():
+    found: dict[str, list[str]] = {}
+    for path in SOURCE_FILES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(name_of(path))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
 def test_only_the_command_line_prints():
     found = [
         f"{name_of(path)}:{line}"

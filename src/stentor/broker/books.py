@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.store_rollback import StoreRollback
     from stentor.broker.cluster.storeless_start import StorelessStart
     from stentor.broker.disk_threads import DiskThreads
-    from stentor.broker.environment import Identity
+    from stentor.broker.environment import BrokerIdentity
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.storage.journal import ReplicaJournal
@@ -29,7 +29,7 @@ class Books:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: BrokerIdentity,
         journal: ReplicaJournal,
         partitions: Mapping[Key, Partition],
         rollback: StoreRollback,

@@ -24,7 +24,7 @@ from stentor.broker.cluster.operators import Operators
 from stentor.broker.cluster.routes import Routes
 from stentor.broker.cluster.storeless_start import StorelessStart
 from stentor.broker.cluster.topic_admin import TopicAdmin
-from stentor.broker.environment import Identity
+from stentor.broker.environment import BrokerIdentity
 from stentor.broker.health import HealthWatch
 from stentor.broker.overview import Overview
 from stentor.broker.partitions.chain_desk import ChainDesk
@@ -36,7 +36,7 @@ from stentor.broker.partitions.serving import Serving
 from stentor.broker.sessions.admission import Admission
 from stentor.broker.sessions.client_session import ClientServices
 from stentor.broker.sessions.inline_sync import InlineSync
-from stentor.broker.sessions.newcomer import Newcomer, Welcome
+from stentor.broker.sessions.newcomer import GreetingServices, Newcomer
 from stentor.broker.sessions.peer_session import PeerServices
 from stentor.broker.sessions.requests import Requests
 from stentor.broker.timers import Timers
@@ -74,7 +74,7 @@ class Ground:
         self.journal = journal
         self.store = store
         self.listeners = listeners
-        self.identity = Identity()
+        self.identity = BrokerIdentity()
         self.identity.alone = not environment.config.coordination
         self.standing = Standing()
         self.catalogue = Catalogue()
@@ -217,7 +217,7 @@ class Parts:
             sights=self.overview,
             after_delete=after_delete,
         )
-        self._welcome = Welcome(
+        self._welcome = GreetingServices(
             identity=identity,
             trust=cluster.trust,
             catalogue=ground.catalogue,

@@ -29,7 +29,7 @@ class SystemClock:
         return time.monotonic()
 
 
-class Identity:
+class BrokerIdentity:
     """Who this broker is. Settled during the start, before anybody is let in."""
 
     def __init__(self) -> None:

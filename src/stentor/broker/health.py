@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.background import Background
     from stentor.broker.cluster.cluster import Cluster
-    from stentor.broker.environment import Identity
+    from stentor.broker.environment import BrokerIdentity
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.core.standing import Standing
@@ -37,7 +37,7 @@ class HealthWatch:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: BrokerIdentity,
         standing: Standing,
         *,
         partitions: Mapping[Key, Partition],

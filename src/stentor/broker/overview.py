@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.cluster import Cluster
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.health import HealthWatch
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.sessions.admission import Admission
@@ -31,7 +31,7 @@ class Overview:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         *,
         catalogue: Catalogue,
         partitions: Mapping[Key, Partition],

@@ -79,7 +79,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     latencies_us: bytes = b""  # unsigned 32-bit microseconds, unsorted
 
 
-class Control:
+class LoadControl:
     """A worker's wire to the parent: first "ready", then counts as they grow, last its outcome."""
 
     def __init__(self, wire: Connection) -> None:
@@ -109,7 +109,7 @@ def work(role: str, number: int, plan: LoadPlan, wire: Connection) -> None:
     """The main function of a worker process."""
     bodies.arrow()  # loaded now: what is measured is the speed that lasts
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    control = Control(wire)
+    control = LoadControl(wire)
     try:
         with stentor.connect(plan.url, name=f"stentor bench {role} {number}", timeout=plan.timeout) as client:
             outcome = (_produce if role == "producer" else _consume)(client, number, plan, control)
@@ -122,7 +122,7 @@ def work(role: str, number: int, plan: LoadPlan, wire: Connection) -> None:
 # --- producing ----------------------------------------------------------------------------------
 
 
-def _produce(client: stentor.Client, number: int, plan: LoadPlan, control: Control) -> Outcome:
+def _produce(client: stentor.Client, number: int, plan: LoadPlan, control: LoadControl) -> Outcome:
     if plan.one_by_one:
         return _publish_one_by_one(client, number, plan, control)
     sent = 0
@@ -142,7 +142,7 @@ def _produce(client: stentor.Client, number: int, plan: LoadPlan, control: Contr
     return Outcome(messages=sent, seconds=seconds)
 
 
-def _publish_one_by_one(client: stentor.Client, number: int, plan: LoadPlan, control: Control) -> Outcome:
+def _publish_one_by_one(client: stentor.Client, number: int, plan: LoadPlan, control: LoadControl) -> Outcome:
     """One message at a time, each waiting for its acknowledgement: the latency of `publish`."""
     sent = 0
     partition = number % plan.partitions
@@ -246,7 +246,7 @@ class Checker:
         self.outcome.latencies_us = self.latencies.tobytes()
 
 
-def _consume(client: stentor.Client, _number: int, plan: LoadPlan, control: Control) -> Outcome:
+def _consume(client: stentor.Client, _number: int, plan: LoadPlan, control: LoadControl) -> Outcome:
     """Take messages at full speed in this thread, while another watches for the end."""
     checker = Checker(plan)
     with client.subscribe(plan.topic, start="earliest") as subscription:
@@ -260,7 +260,7 @@ def _consume(client: stentor.Client, _number: int, plan: LoadPlan, control: Cont
     return checker.outcome
 
 
-def _watch(checker: Checker, subscription: stentor.Subscription, control: Control, plan: LoadPlan) -> None:
+def _watch(checker: Checker, subscription: stentor.Subscription, control: LoadControl, plan: LoadPlan) -> None:
     """End the subscription when everything came, or when nothing has come for too long."""
     totals: list[int] | None = None
     seen, heard_at = 0, time.monotonic()

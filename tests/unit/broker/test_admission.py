@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from stentor import limits
-from stentor.broker.environment import Identity
+from stentor.broker.environment import BrokerIdentity
 from stentor.broker.sessions.admission import Admission
 from stentor.errors import Closed
 
@@ -34,7 +34,7 @@ def broker():
         environment=SimpleNamespace(
             config=SimpleNamespace(connections_max=3), clock=SimpleNamespace(monotonic=lambda: 100.0)
         ),
-        identity=Identity(),
+        identity=BrokerIdentity(),
         partitions={},
     )
 

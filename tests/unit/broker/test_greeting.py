@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from stentor.broker.cluster.greeting import Arrival, Dialling, listener_of, relayed
-from stentor.broker.environment import Identity
+from stentor.broker.environment import BrokerIdentity
 from stentor.errors import NotReady, PeerRefused, ProtocolError
 from stentor.wire import messages
 
@@ -17,7 +17,7 @@ WELCOME = messages.Welcome(version=1, broker=INFO)
 
 def make_broker(name, *secrets, must_prove=True, single=False, known=("b1", "b2")):
     told, looks = [], []
-    identity = Identity()
+    identity = BrokerIdentity()
     identity.broker_id, identity.cluster_id, identity.alone = name, "c", single
     return SimpleNamespace(
         identity=identity,

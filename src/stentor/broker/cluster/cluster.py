@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from stentor.broker.background import Background
     from stentor.broker.catalogue import Catalogue, News
     from stentor.broker.cluster.interfaces import LocalCopy
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.core.records import Key
     from stentor.core.standing import Standing
     from stentor.ports import CoordinationStore
@@ -56,7 +56,7 @@ class Cluster:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         standing: Standing,
         *,
         store: CoordinationStore,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.peer_links import Peers
     from stentor.broker.cluster.store_follower import StoreFollower
     from stentor.broker.cluster.store_rollback import StoreRollback
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.core.chain_messages import PartitionMessage
     from stentor.core.records import HeldRecord, Key
     from stentor.ports import CoordinationStore
@@ -43,7 +43,7 @@ class Control:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         *,
         store: CoordinationStore,
         catalogue: Catalogue,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.reporting import Reporting
     from stentor.broker.cluster.store_follower import StoreFollower
     from stentor.broker.cluster.store_rollback import StoreRollback
-    from stentor.broker.environment import Identity
+    from stentor.broker.environment import BrokerIdentity
     from stentor.core.cluster import ClusterMember
     from stentor.core.controller import Propose
     from stentor.ports import CoordinationStore
@@ -43,7 +43,7 @@ class Controlling:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: BrokerIdentity,
         store: CoordinationStore,
         catalogue: Catalogue,
         rollback: StoreRollback,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.trust import Trust
-    from stentor.broker.environment import Identity
+    from stentor.broker.environment import BrokerIdentity
 
 _RELAY: Final = "relay"
 
@@ -29,7 +29,7 @@ _RELAY: Final = "relay"
 class Arrival:
     """A broker that dials this one, until it has proved who it is. PeerRefused if it cannot be."""
 
-    def __init__(self, identity: Identity, trust: Trust, hello: messages.Hello) -> None:
+    def __init__(self, identity: BrokerIdentity, trust: Trust, hello: messages.Hello) -> None:
         self.name = hello.broker
         self.purpose = hello.purpose
         self._trust = trust
@@ -85,7 +85,7 @@ class Arrival:
 class Dialling:
     """One connection that this broker dials to another, until both have proved themselves."""
 
-    def __init__(self, identity: Identity, trust: Trust, name: str, purpose: str) -> None:
+    def __init__(self, identity: BrokerIdentity, trust: Trust, name: str, purpose: str) -> None:
         self._trust = trust
         self._claim = Claim(identity.cluster_id, purpose, identity.broker_id, name, new_nonce())
         self.proven_by = b""
@@ -121,7 +121,7 @@ class Dialling:
         return messages.encode(messages.Prove(proof=prove(secret, "dialler", claim)))
 
 
-def relayed(identity: Identity, trust: Trust, hello: messages.Hello, listener: str) -> messages.Hello:
+def relayed(identity: BrokerIdentity, trust: Trust, hello: messages.Hello, listener: str) -> messages.Hello:
     """What a relay says to the target: the client's own words, and the listener that it came in by, signed.
 
     The signature can be replayed; all it is good for is to be told the addresses of that listener.
@@ -149,7 +149,7 @@ def check_relayable(hello: messages.Hello) -> None:
         raise refused("A greeting that is passed on to another broker may not speak for one.")
 
 
-def listener_of(identity: Identity, trust: Trust, hello: messages.Hello, own: str) -> str:
+def listener_of(identity: BrokerIdentity, trust: Trust, hello: messages.Hello, own: str) -> str:
     """By which listener a client came in: by this broker's own, unless a broker that passed it on proves another."""
     if not hello.listener:
         return own

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.disk_health import DiskHealth
     from stentor.broker.cluster.peer_links import Peers
     from stentor.broker.cluster.store_follower import StoreFollower
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.core.standing import Standing
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Liveness:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         standing: Standing,
         *,
         control: Control,

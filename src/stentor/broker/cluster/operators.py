@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.control import Control
     from stentor.broker.cluster.store_follower import StoreFollower
     from stentor.broker.cluster.store_rollback import StoreRollback
-    from stentor.broker.environment import Identity
+    from stentor.broker.environment import BrokerIdentity
     from stentor.core.records import Key
     from stentor.core.replica import Replica
     from stentor.ports import CoordinationStore
@@ -49,7 +49,7 @@ class Operators:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: BrokerIdentity,
         *,
         store: CoordinationStore,
         catalogue: Catalogue,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stentor.broker.cluster.trust import Trust
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.core.chain_messages import PartitionMessage
     from stentor.core.records import Key
 
@@ -241,7 +241,7 @@ class PeerLink:
 class Peers:
     """All other brokers."""
 
-    def __init__(self, environment: Environment, identity: Identity, trust: Trust) -> None:
+    def __init__(self, environment: Environment, identity: BrokerIdentity, trust: Trust) -> None:
         self._environment = environment
         self._identity = identity
         self._trust = trust

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.cluster.interfaces import LocalCopy
     from stentor.broker.cluster.peer_links import Peers
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.core.chain_messages import ReplicaReport
     from stentor.core.cluster import ClusterMember
     from stentor.core.records import Key
@@ -43,7 +43,7 @@ class Reporting:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         copies: Mapping[Key, LocalCopy],
         peers: Peers,
         way: ControllerWay,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from stentor.broker.catalogue import Catalogue, HeldTopic, News
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.core.cluster import ClusterMember
 
 
@@ -28,7 +28,7 @@ class Watcher(Protocol):
     def routes_changed(self, change: bytes) -> None: ...
 
 
-class Views(Protocol):
+class RouteViews(Protocol):
     """How this broker sees the others."""
 
     @property
@@ -43,9 +43,9 @@ class Routes:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         catalogue: Catalogue,
-        control: Views,
+        control: RouteViews,
         *,
         own: Callable[[str], messages.BrokerInfo],
         watchers: Callable[[], Iterable[Watcher]],

@@ -39,7 +39,7 @@ class Proofs(Protocol):
     def all_prove(self) -> bool: ...
 
 
-class Joined(Protocol):
+class TakingPart(Protocol):
     """Whether this broker takes part in its cluster yet."""
 
     @property
@@ -58,7 +58,7 @@ class Senders:
         rollback: StoreRollback,
         follower: StoreFollower,
         background: Background,
-        control: Joined,
+        control: TakingPart,
     ) -> None:
         self._clock = clock
         self._catalogue = catalogue

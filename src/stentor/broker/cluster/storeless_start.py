@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from stentor.broker.catalogue import Catalogue
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.core.standing import Standing
     from stentor.ports import CoordinationStore
 
@@ -92,7 +92,7 @@ class StorelessStart:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         standing: Standing,
         *,
         store: CoordinationStore,

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.control import Control
     from stentor.broker.cluster.peer_links import Peers
     from stentor.broker.cluster.store_follower import StoreFollower
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.ports import CoordinationStore
     from stentor.wire.messages import TopicChanges, TopicSettings
     from stentor.wire.schemas import SchemaColumn
@@ -73,7 +73,7 @@ class TopicAdmin:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         *,
         store: CoordinationStore,
         catalogue: Catalogue,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stentor.broker.background import Background
     from stentor.broker.catalogue import Catalogue, News
     from stentor.broker.cluster.store_rollback import StoreRollback
-    from stentor.broker.environment import Identity
+    from stentor.broker.environment import BrokerIdentity
     from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Trust:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: BrokerIdentity,
         *,
         store: CoordinationStore,
         catalogue: Catalogue,

@@ -16,7 +16,7 @@ from stentor.storage.recovery import ForeignSegment
 
 if TYPE_CHECKING:
     from stentor.broker.catalogue import HeldTopic
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.partitions.chain_work import ChainMember, ChainWork
     from stentor.core.replica_events import Truncate
     from stentor.core.standing import Standing
@@ -33,7 +33,7 @@ class Copies:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         standing: Standing,
         directory: DataDirectory,
         journal: ReplicaJournal,

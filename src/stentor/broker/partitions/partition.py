@@ -74,7 +74,7 @@ class Traffic:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-class Requests:
+class OpenRequests:
     """Who waits for an answer, by ticket."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Partition:
         self.noted: object = None  # the floors that the journal knows
         self.kept_unrecorded = 0  # messages that retention would let go, had they been recorded
         self._chain = chain
-        self._requests = Requests()
+        self._requests = OpenRequests()
         self._resends = Resends(self)
         log.snapshot = replica.dedupe.snapshot
 

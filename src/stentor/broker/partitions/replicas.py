@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.background import Background
     from stentor.broker.catalogue import Catalogue, HeldTopic, News
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.partitions.interfaces import Sender
     from stentor.core.records import HeldRecord, Key, Member
     from stentor.storage.journal import ReplicaJournal
@@ -45,7 +45,7 @@ class Replicas:
     def __init__(
         self,
         environment: Environment,
-        identity: Identity,
+        identity: BrokerIdentity,
         *,
         catalogue: Catalogue,
         partitions: dict[Key, Partition],

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stentor.broker.catalogue import Catalogue
-    from stentor.broker.environment import Identity
+    from stentor.broker.environment import BrokerIdentity
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.core.standing import Standing
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stentor.wire.messages import OpenStream
 
 
-class Views(Protocol):
+class PeerViews(Protocol):
     """How this broker sees the others."""
 
     def view(self, name: str) -> str: ...
@@ -31,13 +31,13 @@ class Serving:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: BrokerIdentity,
         standing: Standing,
         *,
         catalogue: Catalogue,
         store: CoordinationStore,
         partitions: Mapping[Key, Partition],
-        views: Views,
+        views: PeerViews,
     ) -> None:
         self._identity = identity
         self._standing = standing

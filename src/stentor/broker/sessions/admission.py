@@ -31,7 +31,7 @@ from stentor.transport.sparing import SparingLog
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
 
-    from stentor.broker.environment import Environment, Identity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.sessions.session import Session
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def _part(bound: int) -> int:
 class Admission:
     """The connections that others made to this broker."""
 
-    def __init__(self, environment: Environment, identity: Identity, logs: Sized) -> None:
+    def __init__(self, environment: Environment, identity: BrokerIdentity, logs: Sized) -> None:
         self._clock = environment.clock
         self._connections_max = environment.config.connections_max
         self._identity = identity

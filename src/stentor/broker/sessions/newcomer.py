@@ -18,7 +18,7 @@ from stentor import limits
 from stentor.broker.catalogue import Catalogue
 from stentor.broker.cluster.greeting import Arrival, check_relayable, listener_of, relayed
 from stentor.broker.cluster.trust import Trust
-from stentor.broker.environment import Identity
+from stentor.broker.environment import BrokerIdentity
 from stentor.broker.sessions.client_session import ClientServices, ClientSession
 from stentor.broker.sessions.peer_session import PeerServices, PeerSession
 from stentor.broker.sessions.relay_session import RelaySession
@@ -48,10 +48,10 @@ class Admitting(Protocol):
     def note_refusal(self, text: str, *details: object) -> None: ...
 
 
-class Welcome(msgspec.Struct, frozen=True):
+class GreetingServices(msgspec.Struct, frozen=True):
     """What a newcomer's greeting is judged by, and what the sessions of each role need."""
 
-    identity: Identity
+    identity: BrokerIdentity
     trust: Trust
     catalogue: Catalogue
     clock: Clock
@@ -68,7 +68,7 @@ class Newcomer(Session):
 
     greeted: ClassVar[bool] = False
 
-    def __init__(self, welcome: Welcome, listener: str) -> None:
+    def __init__(self, welcome: GreetingServices, listener: str) -> None:
         connection = Connection(
             self, body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX, budget=welcome.admission.receiving
         )
