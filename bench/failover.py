@@ -205,6 +205,7 @@ def plan_for_useless(repetitions: int, faults: list[str]) -> list[tuple[str, str
     """Faults that leave a broker alive; on the places in the chain where they differ."""
     everywhere = ("head", "middle", "tail")
     places = {"hang": everywhere, "full": everywhere, "link": everywhere[1:], "store": everywhere[:1]}
+    places["slow"] = everywhere[:2]
     return [(fault, target, repetitions) for fault in faults for target in places.get(fault, ("middle",))]
 
 

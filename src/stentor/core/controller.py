@@ -132,6 +132,7 @@ class Controller:
             self.records.pop(key, None)
             self._tally.put(key, None)
             self._stale.discard(key)
+            self._witnesses.forget(key)
         elif key not in self.records or held.revision > self.records[key].revision:
             self.records[key] = held
             if key not in self._under_way:
@@ -379,20 +380,25 @@ class Controller:
         complaint = self._complaint(key, record)
         if complaint is None:
             return survivors
-        blamed = self._blamed_by(complaint, survivors)
+        blamed = self._blamed_by(key, complaint, survivors)
         rest = tuple(member for member in survivors if member != blamed)
         # One other that could take its place is enough here: what stands still commits nothing anyway.
         replaceable = bool(rest) and self.may_remove and bool(self._others((*rest, blamed)))
         # Who complains may be cut off from this broker, and heard by way of another one.
         able = self.able if complaint.by in self.unable else self.able | {complaint.by}
-        return rest if replaceable or self._may_go_on(record, rest, able) else survivors
+        if not replaceable and not self._may_go_on(record, rest, able):
+            return survivors
+        if rest != survivors:
+            judged = self._witnesses.believed if blamed == complaint.member else self._witnesses.disbelieved
+            judged(key, complaint, self._now_us)
+        return rest
 
-    def _blamed_by(self, complaint: Complaint, survivors: tuple[Member, ...]) -> Member:
-        """Who is complained about; or who complains, if a third broker says that this one stands still itself."""
+    def _blamed_by(self, key: Key, complaint: Complaint, survivors: tuple[Member, ...]) -> Member:
+        """Who is complained about; or who complains, if more speaks against that one."""
         complainer = next((member for member in survivors if member.broker == complaint.by), None)
         if complainer is None or complaint.by in self.overloaded:
             return complaint.member
-        return complainer if self._witnesses.speak_against(complaint, self._now_us) else complaint.member
+        return complainer if self._witnesses.speak_against(key, complaint, self._now_us) else complaint.member
 
     def _others(self, members: tuple[Member, ...]) -> set[str]:
         """Brokers beside these that could become members."""
@@ -480,6 +486,7 @@ class Controller:
         if not ready:
             return None
         blamed = {member.broker for member in self._complaints.get(key, {})}
+        blamed |= {broker for broker in self.brokers if self._witnesses.is_doubtful(key, broker, self._now_us)}
         ready = [candidate for candidate in ready if candidate.broker not in blamed] or ready
         holders = [candidate for candidate in ready if self._usable_log(key, candidate.broker) is not None]
         broker = next_member([m.broker for m in record.chain], holders or ready, load)

@@ -289,6 +289,34 @@ def test_what_was_said_long_ago_is_no_evidence():
     assert [m.broker for m in propose.changes[0].record.chain] == ["a", "b"]
 
 
+def test_whoever_blames_one_after_the_other_leaves_itself():
+    """a is the head, and all that it sends is slow; it is in no other chain, where somebody could complain about it."""
+    cluster = Cluster()
+    cluster.controller.heard_member(KEY, stands_still("b", by="a"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ac"
+    cluster.controller.heard_member(KEY, stands_still("c", by="a", epoch=cluster.record.epoch))
+    cluster.settle(steps=1)
+    assert cluster.chain == "c"
+    assert cluster.settle().joining.broker == "b"
+
+
+def test_whoever_blames_the_same_one_again_is_believed_again():
+    cluster = Cluster()
+    cluster.controller.heard_member(KEY, stands_still("c", by="b"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ab"
+    joining = cluster.settle().joining
+    assert joining.broker == "c"
+    cluster.controller.heard_member(KEY, JoinerReady(cluster.record.epoch, joining))
+    cluster.settle(steps=1)
+    assert cluster.chain == "abc"
+    complaint = Complaint(cluster.record.epoch, joining, "c stands still", "b", stalls=True)
+    cluster.controller.heard_member(KEY, complaint)
+    cluster.settle(steps=1)
+    assert cluster.chain == "ab"
+
+
 def test_a_broker_that_has_too_much_to_do_is_not_blamed_for_its_complaints():
     cluster = Cluster()
     cluster.controller.overloaded = frozenset("b")
