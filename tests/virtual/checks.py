@@ -491,8 +491,8 @@ class Checker:
                 for batch in found:
                     if batch.end_offset <= self.committed[key]:
                         self._compare(copy, batch)
-                copy.partition.replica.dedupe.check_invariants()
-                derived[member.broker] = copy.partition.replica.dedupe.snapshot()
+                copy.partition.replica.states.check_invariants()
+                derived[member.broker] = copy.partition.replica.states.snapshot()
             self.require(len(set(derived.values())) == 1, "state derived from the same log differs", key, record)
 
 

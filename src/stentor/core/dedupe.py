@@ -7,9 +7,8 @@ PRODUCER_IN_FLIGHT_BATCHES_MAX batches unanswered, and the last as many are reme
 legitimate resend is always found. A producer that gave a batch up continues under the next
 generation, from sequence 0.
 
-The state is a function of the log's prefix: `record` is called with every batch header in log order,
-live or in recovery, and nothing else changes it. So every member of a chain has the same, and a
-snapshot at a segment's start plus the headers after it restore it.
+The state is a function of the log's prefix (`core.derived`): nothing but the headers of batches, in log order,
+changes it.
 
 Invariants: sequences in a window are consecutive; offsets in a window grow; the number of producers
 is at most PRODUCERS_PER_PARTITION_MAX (the one silent for longest in the log is forgotten first).
@@ -85,7 +84,12 @@ _decoder = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class Dedupe:
-    """The dedupe state of one partition."""
+    """The dedupe state of one partition: a `core.derived.DerivedState`."""
+
+    name: Final = "producers"
+    wants_bodies: Final = False
+    undoes: Final = False  # the order in which producers are forgotten cannot be undone; headers are quickly read again
+    vital: Final = False  # what is forgotten is looked for in the log (C32)
 
     def __init__(self) -> None:
         self._producers: dict[int, _Producer] = {}
@@ -167,7 +171,7 @@ class Dedupe:
         if len(self._producers) > limits.PRODUCERS_PER_PARTITION_MAX:
             del self._producers[next(iter(self._producers))]
 
-    def record_batch(self, batch: Batch) -> None:
+    def apply(self, batch: Batch, _: bytes | memoryview = b"") -> None:
         """The same, from a batch's header."""
         self.record(
             batch.producer_id,
@@ -178,6 +182,12 @@ class Dedupe:
             batch.end_offset,
             batch.appended_at_us,
         )
+
+    def commit(self, end: int) -> None:
+        """Only the head asks, of what is in its log: there is no other view."""
+
+    def cut(self, end: int) -> None:
+        """Never asked: it does not undo."""
 
     def snapshot(self) -> bytes:
         """The whole state, in order."""

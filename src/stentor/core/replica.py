@@ -24,6 +24,7 @@ level is not reached.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from stentor.core import chain_messages as m
@@ -41,7 +42,8 @@ from stentor.errors import InternalError, SequenceError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stentor.core.dedupe import Dedupe, Resend
+    from stentor.core.dedupe import Resend
+    from stentor.core.derived import States
     from stentor.core.replica_events import ReplicaEffect as Effect
     from stentor.core.replica_events import ReplicaEvent as Event
 
@@ -60,7 +62,7 @@ class Replica:
         start: int,
         end: int,
         committed: int,
-        dedupe: Dedupe,
+        states: States,
         table: Iterable[tuple[int, int]] = (),
         failed: str = "",
         damaged: bool = False,
@@ -75,7 +77,9 @@ class Replica:
         self.end = end
         self.durable = end  # recovery has synced what it found (K3a)
         self.committed = committed
-        self.dedupe = dedupe
+        self.states = states
+        self.dedupe = states.dedupe
+        states.commit(committed)
         self.failed = failed
         self.halted = False  # failed because it would lose what is committed: for an operator (C9)
         self.damaged = damaged
@@ -198,15 +202,7 @@ class Replica:
         assert append.base_offset == self.end
         self.end = append.base_offset + publish.count
         self.table.note(append.epoch, append.base_offset)
-        self.dedupe.record(
-            publish.producer_id,
-            publish.generation,
-            publish.sequence,
-            publish.checksum,
-            append.base_offset,
-            self.end,
-            append.appended_at_us,
-        )
+        self.states.apply(event.batch, event.body)
         if publish.ack:
             answer = r.Answer(publish.ticket, append.base_offset, append.epoch, append.appended_at_us)
             self._acks.add(publish.ack, self.end, answer)
@@ -231,11 +227,12 @@ class Replica:
         return [r.Take()]
 
     def _taken(self, event: r.Taken) -> list[Effect]:
-        for batch in event.batches:
+        bodies = event.bodies or repeat(b"")
+        for batch, body in zip(event.batches, bodies, strict=False):
             assert batch.base_offset == self.end
             self.table.note(batch.epoch, batch.base_offset)
             self.end = batch.end_offset
-            self.dedupe.record_batch(batch)
+            self.states.apply(batch, body)
         return self._progress() + self._sync()  # batches say how far those above are, as Down does
 
     def _durable(self, end: int) -> list[Effect]:
@@ -257,6 +254,7 @@ class Replica:
             effects.append(r.Send(successor.broker, m.Down(self.epoch, durable, self.start)))
         if (end := self._commit_point(durable)) > self.committed:
             self.committed = end
+            self.states.commit(end)
             effects.append(r.Committed(end))
         if durable >= 0 and self.position.is_tail and self.record is not None and self.record.joining is not None:
             self._consider_joint(effects)  # once all that was acknowledged in earlier epochs is known to be (C24)

@@ -41,6 +41,8 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
 
     publish: Publish
     append: Append
+    batch: Batch  # as it was written
+    body: bytes | memoryview = b""  # only where a derived state wants it
 
 
 class Durable(msgspec.Struct, frozen=True, gc=False):
@@ -113,6 +115,7 @@ class Taken(msgspec.Struct, frozen=True):
     """The batches of the last Take are in the log file."""
 
     batches: Sequence[Batch]
+    bodies: Sequence[bytes | memoryview] = ()  # one each, only where a derived state wants them
 
 
 class NotTaken(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@
 verified in that very read. What cannot be read any more is refused with the range and the offset where
 reading can go on; everything else stays readable. Offsets are never given twice.
 
-**What the owner does.** Set `snapshot` to a function that gives the derived state as of `log.end`: it
+**What the owner does.** Set `snapshot` to a function that gives the derived states as of `log.end`: it
 is called inside `append`, before the chunk is written, so apply a batch to that state only after its
 append returned. Call `sync` in a thread, one at a time. Record `synced_end` and the commit floor in the
 journal, and give them back to `open`.
@@ -28,6 +28,7 @@ from stentor.storage.damage import record_damage
 from stentor.storage.earlier import Search
 from stentor.storage.files import PRIVATE_FOLDER, Buffer, FileHandle, storage_error, sync_directory
 from stentor.storage.model import (
+    Deriving,
     Identity,
     LogFloor,
     LogSettings,
@@ -36,7 +37,7 @@ from stentor.storage.model import (
     RecoveryReport,
 )
 from stentor.storage.reader import INDEX_CACHE, LogReader
-from stentor.storage.recovery import Recovery, Replay, Restore, load_snapshot
+from stentor.storage.recovery import Recovery, load_snapshot
 from stentor.storage.retention import expired_segments, remove_files, remove_log, retire_segment, segments_below
 from stentor.storage.scan import Extent, Scan, scan_segment
 from stentor.storage.segment import INDEX_SUFFIX, Segment
@@ -67,17 +68,15 @@ class PartitionLog:
         log_id: int,
         settings: LogSettings,
         floor: LogFloor | None = None,
-        restore: Restore | None = None,
-        replay: Replay | None = None,
+        derived: Deriving | None = None,
         start: int = 0,
         unclean: bool = False,
     ) -> PartitionLog:
         """Recover the log in `directory`, or begin one at offset `start` if there is none.
 
-        `restore` gets the newest snapshot of the derived state, or None, once; then `replay` gets the
-        header of every batch after it, in order. A log that derives no state gives neither. `unclean` cuts a
-        log whose sync failed back to its last successful sync and lets it take writes again; otherwise such
-        a log opens for reading only.
+        `derived` are the states to derive from it: snapshots first, then every batch after them. `unclean` cuts a
+        log whose sync failed back to its last successful sync and lets it take writes again; otherwise such a log
+        opens for reading only.
         """
         try:
             directory.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -87,8 +86,7 @@ class PartitionLog:
         recovery = Recovery(
             state,
             floor or LogFloor(0, 0),
-            restore,
-            replay,
+            derived,
             start=start,
             mark=read_mark(directory),
             unclean=unclean,
@@ -222,18 +220,23 @@ class PartitionLog:
         """A search, not begun yet, for what a producer wrote under a generation below an offset (C32)."""
         return Search(self._state, self._reader, producer_id, generation, before)
 
-    def replay(self, restore: Restore, replay: Replay) -> None:
-        """Derive state again from the newest snapshot and the headers after it, as `open` does."""
+    def derive(self, derived: Deriving) -> None:
+        """Derive states from snapshots and the batches after them, as `open` does."""
         state = self._state
         segments = state.segments
+        first = self._restore_newest(derived, segments)
+        for segment in segments[first:]:
+            extent = Extent(segment.handle(), state.identity, segment.size, segment.end)
+            scan_segment(extent, segment.base, derived.replay)
+
+    def _restore_newest(self, derived: Deriving, segments: Sequence[Segment]) -> int:
+        """Hand over snapshots; from which segment on batches are needed."""
         for place in range(len(segments) - 1, -1, -1):
             snapshot = segments[place].snapshot or _snapshot_of(segments[place])
-            if snapshot is not None or place == 0:
-                restore(snapshot)
-                for segment in segments[place:]:
-                    extent = Extent(segment.handle(), state.identity, segment.size, segment.end)
-                    scan_segment(extent, segment.base, replay)
-                return
+            if snapshot is not None and derived.restore(snapshot, segments[place].base):
+                return place
+        derived.restore(None, segments[0].base)
+        return 0
 
     # --- shortening -----------------------------------------------------------------------------
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import msgspec
 
 from stentor import limits
+
+if TYPE_CHECKING:
+    from stentor.wire.header import BatchHeader
 
 SEGMENT_HEADER_BYTES: Final = 64
 
@@ -50,6 +53,21 @@ class LogFloor(msgspec.Struct, frozen=True):
     """Every offset below this was on disk at every member of the chain."""
 
 
+class Deriving(Protocol):
+    """States that are derived from a log (C19)."""
+
+    def restore(self, snapshot: bytes | None, offset: int) -> bool:
+        """A snapshot as of `offset`, the newest first. Whether no older one is needed.
+
+        None: there is no older one, and the log begins at `offset`.
+        """
+        ...
+
+    def replay(self, batch: BatchHeader, body: memoryview) -> None:
+        """Each batch from the oldest snapshot that was taken on, in order. `body` is valid only during the call."""
+        ...
+
+
 class LogSlice(msgspec.Struct, frozen=True):
     """Whole batches, verified, as they stand in the log."""
 
@@ -91,9 +109,9 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     scanned_bytes: int
     """Read and checked; sealed segments are not."""
     replayed_batches: int
-    """Batches whose headers were replayed into the derived state."""
+    """Batches that were replayed into derived states."""
     snapshot_offset: int | None
-    """The derived state was restored as of this offset; None: replayed from the start."""
+    """The newest snapshot of derived states that was used; None: they were replayed from the start."""
     truncated: tuple[Truncation, ...]
     damaged: tuple[tuple[int, int], ...]
     """Offset ranges that are refused, old and new findings."""

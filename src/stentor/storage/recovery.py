@@ -5,8 +5,8 @@
    else in the sequence is refused. A damaged header costs nothing if the batches behind it are ours. A last
    segment that holds no batch, behind one that was never sealed, was begun and never synced: it is removed, and
    the one before it is the last.
-3. **Restore.** The newest snapshot that can be read goes to `restore`, and every later batch header to `replay`
-   during the scan (C19). Without any snapshot, `restore(None)` and all headers.
+3. **Restore.** Derived states get the newest snapshot that can be read, older ones as long as one of them is missing,
+   and every later batch during the scan (C19). Without any snapshot, all batches.
 4. **Scan.** A segment that is not the last, whose index matches the file's size, was on disk and whole when
    it was sealed: it is not scanned, so that a large log opens fast. All others are, byte for byte.
 5. **Judge** what does not check out (K2). It is a torn tail, and cut off, only if it is in the last
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from stentor.errors import CorruptData, DirectoryUnusable, StorageError
@@ -44,12 +44,13 @@ from stentor.storage.index import IndexSummary, decode_summary, summary_length
 from stentor.storage.model import (
     SEGMENT_HEADER_BYTES,
     DamagedRange,
+    Deriving,
     LogFloor,
     RecoveryReport,
     Truncation,
 )
 from stentor.storage.retention import put_aside, remove_files
-from stentor.storage.scan import OFFSET_MAX, Extent, Scan, find_valid_batch, is_blank, scan_segment
+from stentor.storage.scan import OFFSET_MAX, Extent, OnBatch, Scan, find_valid_batch, is_blank, scan_segment
 from stentor.storage.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -66,10 +67,6 @@ from stentor.storage.segment import (
 )
 from stentor.storage.state import FailureMark, LogState, logger, mark_path
 from stentor.storage.syncer import seal_segment
-from stentor.wire.header import BatchHeader
-
-Restore = Callable[[bytes | None], None]
-Replay = Callable[[BatchHeader], None]
 
 
 def load_snapshot(directory: Path, base: int) -> bytes | None:
@@ -109,8 +106,7 @@ class Recovery:
         self,
         state: LogState,
         floor: LogFloor,
-        restore: Restore | None,
-        replay: Replay | None,
+        derived: Deriving | None,
         *,
         start: int,
         mark: FailureMark | None,
@@ -120,8 +116,7 @@ class Recovery:
         self._directory = state.directory
         self._identity = state.identity
         self._floor_end = max(floor.synced_end, floor.committed)
-        self._restore = restore
-        self._replay = replay
+        self._derived = derived
         self._start = start
         self._mark = mark
         self._frozen = mark is not None and not unclean
@@ -193,13 +188,13 @@ class Recovery:
 
     def _recover(self, bases: list[int]) -> list[Segment]:
         if not bases:
-            self._restore_snapshot([])
+            self._restore([], self._start)
             return self._begin()
         bases = self._without_empty_tail(bases)
         segments = [self._identify(base, following) for base, following in _pairs(bases)]
-        replay_from = self._restore_snapshot(bases)
+        replay_from = self._restore(bases, bases[0])
         for segment, following in zip(segments, [*bases[1:], None], strict=True):
-            replay = self._replay if segment.base >= replay_from else None
+            replay = None if self._derived is None or segment.base < replay_from else self._derived.replay
             self._examine(segment, following, replay)
         if not self._frozen:
             segments = self._activate(segments)
@@ -309,10 +304,10 @@ class Recovery:
 
     # --- restore --------------------------------------------------------------------------------
 
-    def _restore_snapshot(self, bases: Sequence[int]) -> int:
-        """Hand over the newest usable snapshot; return the offset from which headers must be replayed."""
-        if self._restore is None:
-            return 0 if self._replay is not None else OFFSET_MAX
+    def _restore(self, bases: Sequence[int], start: int) -> int:
+        """Hand over usable snapshots, the newest first; return the offset from which batches must be replayed."""
+        if self._derived is None:
+            return OFFSET_MAX
         for base in reversed(bases):
             try:
                 snapshot = load_snapshot(self._directory, base)
@@ -320,15 +315,16 @@ class Recovery:
                 self._notes.append(f"{error.message} The broker uses an older one.")
                 continue
             if snapshot is not None:
-                self._snapshot_offset = base
-                self._restore(snapshot)
-                return base
-        self._restore(None)
-        return 0
+                if self._snapshot_offset is None:
+                    self._snapshot_offset = base
+                if self._derived.restore(snapshot, base):
+                    return base
+        self._derived.restore(None, start)
+        return start
 
     # --- scan and judge -------------------------------------------------------------------------
 
-    def _examine(self, segment: Segment, following: int | None, replay: Replay | None) -> None:
+    def _examine(self, segment: Segment, following: int | None, replay: OnBatch | None) -> None:
         """Trust a sealed segment, or scan it; then fill in what is known about it."""
         recorded = load_damage(self._directory, segment.base)
         summary = load_summary(self._directory, segment.base)
@@ -383,7 +379,7 @@ class Recovery:
             self._record(segment, [*within, gap])
             segment.end = following
 
-    def _scan(self, segment: Segment, following: int | None, replay: Replay | None) -> Scan:
+    def _scan(self, segment: Segment, following: int | None, replay: OnBatch | None) -> Scan:
         segment.file = FileHandle(segment.path())
         ceiling = following
         if self._cut_at is not None:

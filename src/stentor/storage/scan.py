@@ -110,8 +110,12 @@ class Extent(msgspec.Struct, frozen=True):
     """The first offset that cannot be in this segment; None in the last one."""
 
 
-def scan_segment(extent: Extent, base: int, on_batch: Callable[[BatchHeader], None] | None = None) -> Scan:
-    """Check every batch of a segment; `on_batch` sees the header of each valid one, in order."""
+OnBatch = Callable[[BatchHeader, memoryview], None]
+"""Gets a batch's header and its body, which is valid only during the call."""
+
+
+def scan_segment(extent: Extent, base: int, on_batch: OnBatch | None = None) -> Scan:
+    """Check every batch of a segment; `on_batch` sees each valid one, in order."""
     scan = Scan(base)
     ceiling = OFFSET_MAX if extent.ceiling is None else extent.ceiling
     window_bytes = SCAN_WINDOW_BYTES
@@ -120,7 +124,9 @@ def scan_segment(extent: Extent, base: int, on_batch: Callable[[BatchHeader], No
         headers, stop = verified_headers(window, extent.identity, scan.end, ceiling)
         if headers:
             window_bytes = SCAN_WINDOW_BYTES
-            _take(scan, headers, stop, on_batch)
+            _take(scan, headers, stop)
+            if on_batch is not None:
+                _show(window, headers, on_batch)
             continue
         needed = _claimed_bytes(window, extent.size - scan.size)
         if needed > len(window) and needed != window_bytes:
@@ -131,14 +137,18 @@ def scan_segment(extent: Extent, base: int, on_batch: Callable[[BatchHeader], No
     return scan
 
 
-def _take(scan: Scan, headers: list[BatchHeader], stop: int, on_batch: Callable[[BatchHeader], None] | None) -> None:
+def _take(scan: Scan, headers: list[BatchHeader], stop: int) -> None:
     scan.index.add(headers, scan.size)
     scan.size += stop
     scan.end = headers[-1].end_offset
     scan.batches += len(headers)
-    if on_batch is not None:
-        for header in headers:
-            on_batch(header)
+
+
+def _show(window: memoryview, headers: list[BatchHeader], on_batch: OnBatch) -> None:
+    position = 0
+    for header in headers:
+        on_batch(header, window[position + HEADER_BYTES : position + header.length])
+        position += header.length
 
 
 def _claimed_bytes(window: memoryview, left: int) -> int:

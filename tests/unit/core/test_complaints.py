@@ -1,6 +1,7 @@
 """Whom a member reports to the controller, and whom it does not."""
 
 import pytest
+from tests.headers import appended
 from tests.unit.core.test_members import A, B, C, adopt, link, offer, replica
 
 from stentor import limits
@@ -27,7 +28,7 @@ def head_with_work(chain=(A, B), joining=None):
     head.step(r.Received("b", Up(3, [0] * (len(chain) - 1))), 0)
     publish = r.Publish(1, 3, 1, 7, 0, 0, 1)
     (append,) = head.step(publish, 0)
-    head.step(r.Appended(publish, append), 0)
+    head.step(appended(publish, append), 0)
     head.step(r.Durable(1), 0)
     return head
 

@@ -1,11 +1,11 @@
 """Chains of several members in one hand: what goes up and down them, and what a publish waits for."""
 
 import pytest
-from tests.unit.core.test_members import Batch
+from tests.headers import Batch, appended
 
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Up
-from stentor.core.dedupe import Dedupe
+from stentor.core.derived import States
 from stentor.core.records import ChainRecord, Member
 from stentor.core.replica import Replica
 
@@ -20,7 +20,7 @@ class Line:
         self.members = [Member(f"b{index}", 1, index + 1) for index in range(length)]
         self.record = ChainRecord(EPOCH, tuple(self.members), factor=length)
         self.replicas = [
-            Replica(me=member, epoch=0, start=0, end=0, committed=0, dedupe=Dedupe()) for member in self.members
+            Replica(me=member, epoch=0, start=0, end=0, committed=0, states=States()) for member in self.members
         ]
         self.answers, self.ups = [], []
         self.feeds = {}
@@ -54,7 +54,7 @@ class Line:
         head = self.replicas[0]
         event = r.Publish(sequence, ack, 1, 7, 0, sequence, sequence)
         (append,) = head.step(event, 1000)
-        self.step(0, r.Appended(event, append))
+        self.step(0, appended(event, append))
         batch = Batch(append.base_offset, append.base_offset + 1, append.epoch, 7, 0, sequence, sequence, 1000)
         for index in range(1, len(self.members)):
             above, feed = self.replicas[index - 1], self.feeds[index - 1]

@@ -1,35 +1,20 @@
 """Members of a chain, one at a time: what they do about cuts that meet syncs, and about joiners."""
 
-from typing import NamedTuple
-
 import pytest
+from tests.headers import Batch
 
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Down, Link, Linked, Up
-from stentor.core.dedupe import Dedupe
+from stentor.core.derived import States
 from stentor.core.records import ChainRecord, Member
 from stentor.core.replica import Replica
-
-
-class Batch(NamedTuple):
-    """A batch by its header."""
-
-    base_offset: int
-    end_offset: int
-    epoch: int
-    producer_id: int
-    generation: int
-    sequence: int
-    body_checksum: int
-    appended_at_us: int
-
 
 A, B, C = Member("a", 1, 1), Member("b", 2, 1), Member("c", 3, 1)
 
 
 def replica(me, *, end=0):
     return Replica(
-        me=me, epoch=1, start=0, end=end, committed=0, dedupe=Dedupe(), table=[(1, 0)] if end else []
+        me=me, epoch=1, start=0, end=end, committed=0, states=States(), table=[(1, 0)] if end else []
     )  # fmt: skip
 
 

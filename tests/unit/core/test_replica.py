@@ -4,9 +4,10 @@ import random
 
 import pytest
 from tests.alone import alone
+from tests.headers import appended
 
 from stentor.core.dedupe import Resend
-from stentor.core.replica_events import Answer, Append, Appended, Committed, Durable, Fail, Find, Publish, Refuse, Sync
+from stentor.core.replica_events import Answer, Append, Committed, Durable, Fail, Find, Publish, Refuse, Sync
 from stentor.errors import InternalError, NotReady, SequenceError, UnknownOutcome
 
 ACK_NONE, ACK_HEAD, ACK_QUORUM, ACK_ALL = range(4)
@@ -36,7 +37,7 @@ class Machine:
         event = Publish(self.tickets, ack, count, producer, generation, sequence, checksum, stamp_us=self.now)
         effects = self.step(event)
         if append and isinstance(effects[0], Append):
-            effects = [*effects, *self.step(Appended(event, effects[0]))]
+            effects = [*effects, *self.step(appended(event, effects[0]))]
         return self.shown(effects)
 
     def durable(self, end):
@@ -297,7 +298,7 @@ class Walk:
             return
         self.log.append((producer, sequence, effect.base_offset, count))
         self.sequences[producer] += 1
-        self.step(Appended(event, effect))
+        self.step(appended(event, effect))
 
     def run(self, steps: int):
         for _ in range(steps):

@@ -90,10 +90,12 @@ class Logs:
         self.directory = directory
         self.opened: list[PartitionLog] = []
         self.restored: list[bytes | None] = []
+        self.restored_at: list[int] = []
         self.replayed: list[int] = []
+        self.snapshots_wanted = 1
 
     def open(self, *, synced_end: int = 0, directory: Path | None = None, **options) -> PartitionLog:
-        self.restored, self.replayed = [], []
+        self.restored, self.restored_at, self.replayed = [], [], []
         settings = LogSettings(
             segment_bytes=options.pop("segment_bytes", 1 << 20),
             retention_age_s=options.pop("retention_age_s", None),
@@ -107,12 +109,21 @@ class Logs:
             log_id=LOG_ID,
             settings=settings,
             floor=LogFloor(synced_end, 0),
-            restore=self.restored.append,
-            replay=lambda header: self.replayed.append(header.base_offset),
+            derived=self,
             **options,
         )
         self.opened.append(log)
         return log
+
+    def restore(self, snapshot: bytes | None, offset: int) -> bool:
+        self.restored.append(snapshot)
+        self.restored_at.append(offset)
+        return len(self.restored) >= self.snapshots_wanted
+
+    def replay(self, header: wire.BatchHeader, body: memoryview) -> None:
+        assert len(body) == header.length - wire.HEADER_BYTES
+        assert crc32c(body) == header.body_checksum
+        self.replayed.append(header.base_offset)
 
     def files(self, suffix: str = ".log") -> list[Path]:
         return sorted(self.directory.glob(f"*{suffix}"))

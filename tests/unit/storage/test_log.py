@@ -286,10 +286,10 @@ def test_derived_state_is_replayed_after_a_truncation(logs, batches):
     batches.fill(log, 40)
     log.sync()
     log.truncate(30, committed=30)
-    restored, replayed = [], []
-    log.replay(restored.append, lambda header: replayed.append(header.base_offset))
-    assert len(restored) == 1
-    assert replayed == list(range(int(restored[0]), 30))
+    logs.restored, logs.replayed = [], []
+    log.derive(logs)
+    assert len(logs.restored) == 1
+    assert logs.replayed == list(range(int(logs.restored[0]), 30))
 
 
 def test_a_closed_log_takes_nothing_more(logs, batches):

@@ -7,7 +7,6 @@ import pytest
 from crc32c import crc32c
 
 from stentor.errors import CorruptData, DirectoryUnusable, FormatTooNew
-from stentor.storage import LogSettings, PartitionLog
 from stentor.storage.index import decode_index, encode_index
 from stentor.storage.model import SEGMENT_HEADER_BYTES, Identity
 from stentor.storage.segment import pack_segment_header
@@ -245,22 +244,21 @@ def test_a_missing_or_damaged_snapshot_falls_back_to_an_older_one(logs, batches)
     assert logs.replayed == list(range(40))
 
 
-def test_without_a_place_to_restore_to_all_headers_are_replayed(logs, batches):
+def test_older_snapshots_are_given_while_a_state_is_missing(logs, batches):
     log = logs.open(segment_bytes=1000)
-    log.snapshot = lambda: b"state"
+    log.snapshot = lambda: str(log.end).encode()
     batches.fill(log, 40)
     log.close()
-    seen = []
-    again = PartitionLog.open(
-        logs.directory,
-        topic_id=batches.topic_id,
-        partition=batches.partition,
-        log_id=77,
-        settings=LogSettings(),
-        replay=lambda header: seen.append(header.base_offset),
-    )
-    assert seen == list(range(40))
-    assert again.recovery.replayed_batches == 40
+    bases = [int(path.stem) for path in logs.files(".snapshot")]
+    logs.snapshots_wanted = 3
+    log = logs.open(segment_bytes=1000, synced_end=40)
+    assert logs.restored_at == bases[-1:-4:-1]
+    assert logs.replayed == list(range(bases[-3], 40))
+    logs.snapshots_wanted = 1000
+    logs.restored, logs.restored_at, logs.replayed = [], [], []
+    log.derive(logs)
+    assert (logs.restored[-1], logs.restored_at[-1]) == (None, 0)
+    assert logs.replayed == list(range(40))
 
 
 def test_damaged_batches_are_not_replayed(logs, batches):

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from stentor.broker.partitions.partition import Partition
-from stentor.core.dedupe import Dedupe
+from stentor.broker.partitions.states import states_of
 from stentor.core.records import Key, Member
 from stentor.core.replica import Replica
 from stentor.errors import CorruptData
@@ -78,7 +78,8 @@ class Copies:
         record, environment = topic.record, self._environment
         known = self._journal.get(*key)
         current = known if known is not None and known.log_id == log_id else None
-        dedupe = Dedupe()
+        states = states_of(topic)
+        states.begin(0 if current is None else current.committed)
         log = PartitionLog.open(
             self._directory.partition_directory(*key),
             topic_id=key[0],
@@ -86,8 +87,7 @@ class Copies:
             log_id=log_id,
             settings=self.log_settings(record.settings),
             floor=None if current is None else current.floor,
-            restore=dedupe.restore,
-            replay=dedupe.record_batch,
+            derived=states,
             unclean=environment.config.unclean,
         )
         _report_recovery(record.name, key[1], log)
@@ -104,7 +104,7 @@ class Copies:
             start=log.start,
             end=log.end,
             committed=0 if current is None else min(current.committed, log.end),
-            dedupe=dedupe,
+            states=states,
             table=log.epochs(),
             failed=_unusable(log, replicated=replicated),
             damaged=damaged,
@@ -141,13 +141,15 @@ class Copies:
         return self._begin_anew(partition, effect) if effect.reset else self._cut_back(partition, effect.end)
 
     def _cut_back(self, partition: ChainMember, end: int) -> PartitionLog:
-        log, dedupe = partition.log, partition.replica.dedupe
+        log, states = partition.log, partition.replica.states
         floor = self._journal.get(*partition.key)
         if floor is not None and floor.synced_end > end:
             self._journal.rewind(*partition.key, synced_end=end)
             self._journal.store()
         log.truncate(end, committed=min(partition.committed, end))
-        log.replay(dedupe.restore, dedupe.record_batch)
+        if not states.cut(end):
+            log.derive(states)
+            states.commit(partition.committed)
         return log
 
     def _begin_anew(self, partition: ChainMember, effect: Truncate) -> PartitionLog:
@@ -166,7 +168,10 @@ class Copies:
         )
         if effect.snapshot is not None:
             fresh.keep_start_snapshot(effect.snapshot)
-        partition.replica.dedupe.restore(effect.snapshot)
+        states = partition.replica.states
+        states.begin(effect.end)
+        if effect.snapshot is None or not states.restore(effect.snapshot, effect.end):
+            states.restore(None, effect.end)
         return fresh
 
     # --- removing -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from stentor.broker.partitions.followers import Followers
 from stentor.broker.partitions.lag import lag_statistics
 from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.read_end import Ends
-from stentor.broker.partitions.replication import check_run
+from stentor.broker.partitions.replication import check_run, split_bodies
 from stentor.broker.partitions.resends import Resends
 from stentor.broker.partitions.tail_cache import TailCache
 from stentor.core import refusals
@@ -117,7 +117,6 @@ class Partition:
     ) -> None:
         self.topic = topic
         self.key: Key = (topic_id, index)
-        self.index = index
         self.settings = settings
         self.schemas = schemas  # versions of the topic's schema; 0: its messages are any bytes
         self.log = log
@@ -135,7 +134,12 @@ class Partition:
         self._chain = chain
         self._requests = OpenRequests()
         self._resends = Resends(self)
-        log.snapshot = replica.dedupe.snapshot
+        log.snapshot = replica.states.snapshot
+
+    @property
+    def index(self) -> int:
+        """Its number in the topic."""
+        return self.key[1]
 
     @property
     def name(self) -> str:
@@ -171,7 +175,7 @@ class Partition:
             self._perform([effect])
             return
         try:
-            self._append(view, effect)
+            appended = self._append(view, event, effect)
         except StentorError as error:
             self._no_room(error)
             self._perform([r.Refuse(ticket, self._explained(error))])
@@ -179,7 +183,7 @@ class Partition:
         self.traffic.came_in(header.count, 1, len(view))
         if not ack:
             self._requests.take(ticket)
-        self._took(request.publisher, self.replica.step(r.Appended(event, effect), now_us), len(view))
+        self._took(request.publisher, self.replica.step(appended, now_us), len(view))
 
     def _took(self, sender: Sender, effects: list[ReplicaEffect], size: int) -> None:
         """Batches are in the log: do what follows, while it is known whose they are."""
@@ -203,7 +207,7 @@ class Partition:
             )
         return error
 
-    def _append(self, view: memoryview, append: r.Append) -> None:
+    def _append(self, view: memoryview, publish: r.Publish, append: r.Append) -> r.Appended:
         batch_header.stamp(
             view,
             0,
@@ -215,6 +219,8 @@ class Partition:
         stamped = batch_header.unpack(chunk)
         self.log.append(chunk, (stamped,))
         self.tail.add(stamped.base_offset, stamped.end_offset, chunk)
+        body = memoryview(chunk)[batch_header.HEADER_BYTES :] if self.replica.states.wants_bodies else b""
+        return r.Appended(publish, append, stamped, body)
 
     # --- replication ----------------------------------------------------------------------------
 
@@ -244,7 +250,8 @@ class Partition:
         first, last = headers[0].base_offset, headers[-1].end_offset
         self.tail.add(first, last, chunk)
         self.traffic.came_in(last - first, len(headers), len(chunk))
-        self._took(sender, self.replica.step(r.Taken(headers), now_us), len(chunk))
+        bodies = split_bodies(chunk, headers) if self.replica.states.wants_bodies else ()
+        self._took(sender, self.replica.step(r.Taken(headers, bodies), now_us), len(chunk))
 
     def _start_feed(self, effect: r.StartFeed) -> None:
         self.stop_feed()
@@ -289,7 +296,7 @@ class Partition:
     def log_replaced(self, log: PartitionLog) -> None:
         """The log was cut back, or begun anew."""
         self.log = log
-        log.snapshot = self.replica.dedupe.snapshot
+        log.snapshot = self.replica.states.snapshot
 
     # --- effects --------------------------------------------------------------------------------
 

@@ -38,3 +38,12 @@ def check_run(key: Key, name: str, offered: Offered, chunk: bytes) -> list[batch
     if end == offered.base or end > batch_header.OFFSET_MAX:
         raise ProtocolError(f"A broker sent no batches that {name} could hold.")
     return headers
+
+
+def split_bodies(chunk: bytes, headers: list[batch_header.BatchHeader]) -> list[memoryview]:
+    """The body of each of these batches, which follow each other in `chunk`."""
+    view, bodies, position = memoryview(chunk), [], 0
+    for header in headers:
+        bodies.append(view[position + batch_header.HEADER_BYTES : position + header.length])
+        position += header.length
+    return bodies

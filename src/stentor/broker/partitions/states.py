@@ -1,0 +1,15 @@
+"""Which states a broker derives from a partition's log, by the kind of its topic (`core.derived`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stentor.core.derived import States
+
+if TYPE_CHECKING:
+    from stentor.broker.catalogue import HeldTopic
+
+
+def states_of(_: HeldTopic) -> States:
+    """New, empty states for one partition of a topic."""
+    return States()

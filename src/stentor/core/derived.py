@@ -1,0 +1,182 @@
+"""State that is derived from a partition's log: a function of the log's prefix, and of nothing else (C19).
+
+    a batch is in the log     ──► apply ──► applied view      up to the log's end: what the head decides on
+    the commit point moves    ──► commit ─► committed view    what readers are served
+    the log was cut back      ──► cut ────► the applied view, without what is gone
+    a segment begins          ──► snapshot, as of the log's end, kept beside the segment
+    the log is opened, a copy begins  ──► restore, then apply for every batch after the snapshot
+
+Every member of a chain derives the same states from the same batches, so a new head has them at once. `States` are
+those of one partition; producers (`core.dedupe`) are always among them.
+
+Snapshots. A state chooses the form of its own; `States` puts them together. One that was taken beyond the commit point
+holds what may yet be undone: a state with both views is restored from an older one. A state that gives none is derived
+from the log's first batch on, so its log must not lose its start. What producers alone need is stored as they give it:
+older versions know no other state. A copy that begins anew gets its predecessor's snapshot in pieces
+(`core.state_transfer`).
+
+While a log is being opened or cut, in a thread, nobody else asks or changes its states.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from stentor.core.dedupe import Dedupe
+from stentor.errors import CorruptData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stentor.core.records import Batch
+
+_MAP_MARKS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+"""How a snapshot of several states begins in msgpack; that of producers alone is a list."""
+
+_decoder = msgspec.msgpack.Decoder(dict[str, bytes])  # made here, under the import lock: logs are opened in threads
+
+
+class DerivedState(Protocol):
+    """One state that is derived from a log."""
+
+    @property
+    def name(self) -> str:
+        """Names it in snapshots; never changes."""
+        ...
+
+    @property
+    def wants_bodies(self) -> bool:
+        """Whether `apply` needs whole batches. Most states need only their headers."""
+        ...
+
+    @property
+    def undoes(self) -> bool:
+        """Whether it keeps what is not committed apart, and can undo that when the log is cut. Otherwise it has the
+        applied view only, and is derived again after a cut.
+        """
+        ...
+
+    @property
+    def vital(self) -> bool:
+        """Whether nobody may go on without it: a copy whose snapshot is lost is damaged, not merely forgetful."""
+        ...
+
+    def apply(self, batch: Batch, body: bytes | memoryview) -> None:
+        """A batch is in the log now. `body` is empty unless it is wanted, and valid only during the call."""
+        ...
+
+    def commit(self, end: int) -> None:
+        """Everything below this offset is committed."""
+        ...
+
+    def cut(self, end: int) -> None:
+        """The log ends here now, not below what is committed. Asked only of a state that undoes."""
+        ...
+
+    def snapshot(self) -> bytes | None:
+        """The applied view as of the log's end; None: not now."""
+        ...
+
+    def restore(self, snapshot: bytes | None) -> None:
+        """Back to a snapshot; None is the empty state. CorruptData if it cannot be read, and then nothing changed."""
+        ...
+
+    def statistics(self) -> dict[str, int]: ...
+
+    def check_invariants(self) -> None:
+        """Called by tests and the simulator after every step."""
+        ...
+
+
+class States:
+    """The states of one partition."""
+
+    def __init__(self, *more: DerivedState) -> None:
+        self.dedupe = Dedupe()
+        self._all: tuple[DerivedState, ...] = (self.dedupe, *more)
+        self.wants_bodies = any(state.wants_bodies for state in self._all)
+        self._committed = 0
+        self._missing: set[str] = set()  # states that must be derived from the log (again)
+        self._since: dict[str, int] = {}  # while a log is read: from which offset on each of those needs batches
+
+    def __iter__(self) -> Iterator[DerivedState]:
+        return iter(self._all)
+
+    # --- live -----------------------------------------------------------------------------------
+
+    def apply(self, batch: Batch, body: bytes | memoryview = b"") -> None:
+        """A batch is in the log now."""
+        for state in self._all:
+            state.apply(batch, body)
+
+    def commit(self, end: int) -> None:
+        """Everything below this offset is committed."""
+        self._committed = end
+        for state in self._all:
+            state.commit(end)
+
+    def snapshot(self) -> bytes:
+        """All of them as of the log's end."""
+        if len(self._all) == 1:
+            return self.dedupe.snapshot()
+        taken = {state.name: state.snapshot() for state in self._all}
+        return msgspec.msgpack.encode({name: data for name, data in taken.items() if data is not None})
+
+    # --- from a log -----------------------------------------------------------------------------
+
+    def begin(self, committed: int) -> None:
+        """All states are about to be derived from a log: `restore`, the newest snapshot first, then `replay`."""
+        self._committed = committed
+        self._missing = {state.name for state in self._all}
+        self._since = {}
+
+    def cut(self, end: int) -> bool:
+        """The log ends here now. False: some states cannot undo; derive them from the log, as after `begin`."""
+        self._missing = {state.name for state in self._all if not state.undoes}
+        self._since = {}
+        for state in self._all:
+            if state.undoes:
+                state.cut(end)
+        return not self._missing
+
+    def restore(self, snapshot: bytes | None, offset: int) -> bool:
+        """Take what is missing from a snapshot as of `offset`; whether nothing is missing any more.
+
+        None: there is no older snapshot, and the log begins at `offset`. What is missing then is empty.
+        """
+        found = {} if snapshot is None else _separate(snapshot)
+        for state in self._all:
+            data = found.get(state.name)
+            if state.name not in self._missing or (data is None and snapshot is not None):
+                continue
+            if state.undoes and snapshot is not None and offset > self._committed:
+                continue  # it could not undo what lies between
+            if data is None and offset and state.vital:
+                raise CorruptData(f"The log begins at {offset}, and its snapshot of {state.name} is lost.")
+            state.restore(data)
+            self._since[state.name] = offset
+            self._missing.discard(state.name)
+        return not self._missing
+
+    def replay(self, batch: Batch, body: bytes | memoryview) -> None:
+        """The next batch of a log that is being read."""
+        for state in self._all:
+            since = self._since.get(state.name)
+            if since is not None and batch.base_offset >= since:
+                state.apply(batch, body)
+
+    def check_invariants(self) -> None:
+        """Called by tests and the simulator after every step."""
+        for state in self._all:
+            state.check_invariants()
+
+
+def _separate(snapshot: bytes) -> dict[str, bytes]:
+    if snapshot[:1] and snapshot[0] in _MAP_MARKS:
+        try:
+            return _decoder.decode(snapshot)
+        except msgspec.MsgspecError as error:
+            raise CorruptData(f"A snapshot of derived states cannot be read: {error}.") from error
+    return {Dedupe.name: snapshot}

@@ -1,0 +1,184 @@
+"""States derived from a log: a function of its prefix, whatever is cut, restored and replayed (C19)."""
+
+import random
+from collections import deque
+
+import msgspec
+import pytest
+from tests.headers import Batch
+
+from stentor.core.dedupe import Dedupe
+from stentor.core.derived import States
+from stentor.errors import CorruptData
+
+
+class Sums:
+    """What bodies add up to, with an overlay that can be undone; takes a snapshot now and then."""
+
+    name = "sums"
+    wants_bodies = True
+    undoes = True
+
+    def __init__(self, *, vital=False, often=1):
+        self.vital = vital
+        self.committed = 0
+        self.pending: deque[tuple[int, int]] = deque()
+        self.often, self.asked = often, 0
+
+    @property
+    def applied(self):
+        return self.committed + sum(number for _, number in self.pending)
+
+    def apply(self, batch, body):
+        self.pending.append((batch.end_offset, int(bytes(body))))
+
+    def commit(self, end):
+        while self.pending and self.pending[0][0] <= end:
+            self.committed += self.pending.popleft()[1]
+
+    def cut(self, end):
+        while self.pending and self.pending[-1][0] > end:
+            self.pending.pop()
+
+    def snapshot(self):
+        self.asked += 1
+        return str(self.applied).encode() if self.asked % self.often == 0 else None
+
+    def restore(self, snapshot):
+        self.pending.clear()
+        self.committed = int(snapshot or 0)
+
+    def statistics(self):
+        return {}
+
+    def check_invariants(self):
+        assert list(self.pending) == sorted(self.pending)
+
+
+class Log:
+    """Batches with snapshots at the starts of segments, as a broker keeps them."""
+
+    def __init__(self, states):
+        self.states = states
+        self.batches: list[tuple[Batch, bytes]] = []
+        self.snapshots: dict[int, bytes] = {}
+        self.start = self.committed = 0
+
+    @property
+    def end(self):
+        return self.batches[-1][0].end_offset if self.batches else self.start
+
+    def append(self, number):
+        sequence = sum(1 for batch, _ in self.batches)
+        batch = Batch(self.end, self.end + 1, 1, 7, 0, sequence, number, 0)
+        self.batches.append((batch, b"%d" % number))
+        self.states.apply(*self.batches[-1])
+
+    def roll(self):
+        self.snapshots[self.end] = self.states.snapshot()
+
+    def commit(self, end):
+        self.committed = end
+        self.states.commit(end)
+
+    def cut(self, end):
+        self.batches = [row for row in self.batches if row[0].end_offset <= end]
+        self.snapshots = {base: data for base, data in self.snapshots.items() if base <= end}
+        if not self.states.cut(end):
+            self.derive(self.states)
+        self.states.commit(self.committed)
+
+    def derive(self, states):
+        """As `storage.log` does it."""
+        oldest = self.start
+        for base in sorted(self.snapshots, reverse=True):
+            if states.restore(self.snapshots[base], base):
+                oldest = base
+                break
+        else:
+            states.restore(None, self.start)
+        for batch, body in self.batches:
+            if batch.base_offset >= oldest:
+                states.replay(batch, memoryview(body))
+
+
+def opened(log, **options):
+    states = States(Sums(**options))
+    states.begin(log.committed)
+    log.derive(states)
+    states.commit(log.committed)
+    return states
+
+
+def sums(states):
+    return next(state for state in states if isinstance(state, Sums))
+
+
+@pytest.mark.parametrize("often", [1, 3])
+@pytest.mark.parametrize("seed", range(30))
+def test_states_are_a_function_of_the_prefix(seed, often):
+    chance = random.Random(seed)
+    log = Log(States(Sums(often=often)))
+    for _ in range(120):
+        match chance.randrange(8):
+            case 0:
+                log.roll()
+            case 1:
+                log.commit(chance.randint(log.committed, log.end))
+            case 2:
+                log.cut(chance.randint(log.committed, log.end))
+            case _:
+                log.append(chance.randrange(1000))
+        numbers = [int(body) for _, body in log.batches]
+        plain = Dedupe()
+        for batch, _ in log.batches:
+            plain.apply(batch)
+        for states in (log.states, opened(log)):
+            assert sums(states).applied == sum(numbers)
+            assert sums(states).committed == sum(numbers[: log.committed])
+            assert states.dedupe.snapshot() == plain.snapshot()
+            states.check_invariants()
+
+
+def test_a_snapshot_of_producers_alone_is_what_older_versions_know():
+    log = Log(States())
+    log.append(5)
+    log.roll()
+    alone = Dedupe()
+    alone.restore(log.snapshots[1])
+    assert alone.snapshot() == log.states.dedupe.snapshot() == log.snapshots[1]
+
+
+def test_a_snapshot_of_an_older_version_leaves_the_other_states_to_the_log():
+    log = Log(States())
+    for number in (3, 4):
+        log.append(number)
+        log.roll()
+    states = opened(log)
+    assert sums(states).applied == 7
+
+
+def test_a_lost_snapshot_of_a_vital_state_is_damage():
+    log = Log(States(Sums()))
+    log.append(3)
+    log.start, log.batches = 1, []  # retention has let it go, and its snapshot with it
+    assert sums(opened(log)).applied == 0
+    with pytest.raises(CorruptData, match="sums is lost"):
+        opened(log, vital=True)
+
+
+@pytest.mark.parametrize("snapshot", [b"\x81\xa4sums", b"\x81\xa4sums\x01", b"\xde\xff\xff"])
+def test_a_snapshot_that_cannot_be_read_is_refused(snapshot):
+    states = States(Sums())
+    states.begin(5)
+    with pytest.raises(CorruptData):
+        states.restore(snapshot, 5)
+
+
+def test_an_unknown_state_in_a_snapshot_is_passed_over():
+    """A newer version had it; whoever goes back to this one does without."""
+    states = States(Sums())
+    states.begin(5)
+    snapshot = msgspec.msgpack.encode({"sums": b"9", "later": b"?", "producers": Dedupe().snapshot()})
+    assert states.restore(snapshot, 5)
+    assert sums(states).applied == 9
