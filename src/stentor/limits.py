@@ -432,6 +432,9 @@ CHECKPOINT_S: Final = 1.0
 JOURNAL_CHANGES_BYTES_MIN: Final = 1 * MIB
 """Changes of the journal that are kept beside it before it is written whole; more if the whole is larger."""
 
+STATE_PIECE_BYTES: Final = 256 * KIB
+"""What a copy that begins anew gets of its predecessor's derived state at once; heartbeats pass between two pieces."""
+
 RETENTION_CHECK_S: Final = 5.0
 
 ASIDE_AGE_S: Final = 7 * 86_400

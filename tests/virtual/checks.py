@@ -235,7 +235,7 @@ class Checker:
         if other is None or linked.reset or not (copy.readable and other.readable):
             return
         asked = other.partition.replica
-        if (asked.epoch, asked._attempt) == (linked.epoch, linked.attempt) and asked.end >= linked.cut:
+        if (asked.epoch, asked.links.attempt) == (linked.epoch, linked.attempt) and asked.end >= linked.cut:
             start = max(copy.partition.log.start, other.partition.log.start)
             kept = copy.between(start, linked.cut) == other.between(start, linked.cut)
             self.require(kept, "a successor keeps what its predecessor does not have", copy.place, to, linked)
@@ -526,7 +526,7 @@ def _is_of_another_epoch(replica: Replica, event: Any) -> bool:
 def _heard(replica: Replica) -> tuple[Any, ...]:
     """What a member believes of its neighbours (C2)."""
     below = replica.downstream
-    return replica._above, replica.linked, replica._cutting, list(below.durable), below.committed, below.held
+    return replica._above, replica.linked, replica.links.cutting, list(below.durable), below.committed, below.held
 
 
 def _logs(members: tuple[Member, ...]) -> list[tuple[str, int]]:

@@ -53,6 +53,7 @@ DIRECTED = {
     "resign": "storeless_controller",
     "confirm": "paused_head",
     "short-end": "one_of_three_returns",
+    "state": "state_in_pieces",
 }
 SEEDS: dict[str, list[int]] = {
     "epochs": [2, 3],

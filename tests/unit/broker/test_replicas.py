@@ -84,7 +84,7 @@ def test_a_copy_that_is_cut_right_now_can_be_replaced(inside, wait_until):
     def cut():
         partition = inside.partition
         inside.desk.cut_log = slowly
-        partition.replica._cutting = Linked(partition.replica.epoch, 1, partition.log.end)
+        partition.replica.links.cutting = Linked(partition.replica.epoch, 1, partition.log.end)
         partition._perform([r.Truncate(partition.log.end, reset=False, snapshot=None)])
 
     inside.run(cut)
@@ -108,7 +108,7 @@ def test_a_cut_that_fails_lets_those_go_who_wait_for_the_disk(inside, wait_until
         inside.desk.cut_log = lambda *_: (_ for _ in ()).throw(DiskFull("There is no room."))
         partition.sync._held.add(publisher)
         publisher.hold()
-        partition.replica._cutting = Linked(partition.replica.epoch, 1, partition.log.end)
+        partition.replica.links.cutting = Linked(partition.replica.epoch, 1, partition.log.end)
         partition._perform([r.Truncate(partition.log.end, reset=False, snapshot=None)])
 
     inside.run(cut)

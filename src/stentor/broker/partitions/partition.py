@@ -21,6 +21,7 @@ from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.read_end import Ends
 from stentor.broker.partitions.replication import check_run, split_bodies
 from stentor.broker.partitions.resends import Resends
+from stentor.broker.partitions.state_pieces import StatePieces
 from stentor.broker.partitions.tail_cache import TailCache
 from stentor.core import refusals
 from stentor.core import replica_events as r
@@ -134,6 +135,7 @@ class Partition:
         self._chain = chain
         self._requests = OpenRequests()
         self._resends = Resends(self)
+        self._state_pieces = StatePieces(self)
         log.snapshot = replica.states.snapshot
 
     @property
@@ -253,8 +255,18 @@ class Partition:
         bodies = split_bodies(chunk, headers) if self.replica.states.wants_bodies else ()
         self._took(sender, self.replica.step(r.Taken(headers, bodies), now_us), len(chunk))
 
+    def _feed_successor(self, chain: ChainWork, effect: r.StartFeed | r.StopFeed | r.GiveState) -> None:
+        match effect:
+            case r.StartFeed():
+                self._start_feed(effect)
+            case r.StopFeed():
+                self.stop_feed()
+            case r.GiveState():
+                self._state_pieces.give(effect, lambda to, piece: chain.tell(to, self.key, piece))
+
     def _start_feed(self, effect: r.StartFeed) -> None:
         self.stop_feed()
+        self._state_pieces.forget()
         link = self._chain.data_link(effect.to) if self._chain is not None else None
         if link is not None:
             self.feed = ChainFeed(self, link, effect)
@@ -343,11 +355,10 @@ class Partition:
             case r.Report(message):
                 chain.report(self.key, message)
             case r.StoreEpoch(epoch):
+                self._state_pieces.forget()
                 chain.store_epoch(self, epoch)
-            case r.StartFeed():
-                self._start_feed(effect)
-            case r.StopFeed():
-                self.stop_feed()
+            case r.StartFeed() | r.StopFeed() | r.GiveState():
+                self._feed_successor(chain, effect)
             case r.Truncate():
                 self._truncate(effect)
             case r.Retire(start):
@@ -363,7 +374,7 @@ class Partition:
         if isinstance(message, Down) and self.feed is not None and self.feed.link.name == to:
             self.feed.tell(message)
             return
-        if isinstance(message, Linked) and message.reset:
+        if isinstance(message, Linked) and message.reset and not message.in_pieces:
             message = msgspec.structs.replace(message, snapshot=self.log.start_snapshot())
         chain.tell(to, self.key, message)
 
