@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stentor.broker.partitions.chain_feed import ChainFeed
 from stentor.broker.partitions.followers import Followers
 from stentor.broker.partitions.lag import lag_statistics
 from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.read_end import Ends
 from stentor.broker.partitions.replication import check_run, split_bodies
 from stentor.broker.partitions.resends import Resends
-from stentor.broker.partitions.state_pieces import StatePieces
+from stentor.broker.partitions.successor import Successor
 from stentor.broker.partitions.tail_cache import TailCache
 from stentor.core import refusals
 from stentor.core import replica_events as r
-from stentor.core.chain_messages import Down, Linked
 from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, StentorError
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from stentor.broker.disk_threads import DiskThreads
     from stentor.broker.partitions.chain_work import ChainWork
     from stentor.broker.partitions.interfaces import Publisher, Sender
-    from stentor.core.chain_messages import PartitionMessage
     from stentor.core.records import Key
     from stentor.core.replica import Replica
     from stentor.core.replica_events import ReplicaEffect, ReplicaEvent
@@ -127,7 +124,7 @@ class Partition:
         self.loop = syncs.loop
         self.sync = LogSync(self, syncs, clock)
         self.followers = Followers()
-        self.feed: ChainFeed | None = None
+        self.successor = Successor(self)
         self.ends = Ends(self)  # readers that want to know where the messages end
         self.traffic = Traffic()
         self.noted: object = None  # the floors that the journal knows
@@ -135,7 +132,6 @@ class Partition:
         self._chain = chain
         self._requests = OpenRequests()
         self._resends = Resends(self)
-        self._state_pieces = StatePieces(self)
         log.snapshot = replica.states.snapshot
 
     @property
@@ -154,7 +150,7 @@ class Partition:
     @property
     def is_fed(self) -> bool:
         """Whether a successor gets the same batches."""
-        return self.feed is not None
+        return self.successor.is_fed
 
     # --- publishing -----------------------------------------------------------------------------
 
@@ -192,8 +188,7 @@ class Partition:
         self._requests.sender = sender
         self._perform(effects)
         self._requests.sender = None
-        if self.feed is not None:
-            self.feed.wake()
+        self.successor.wake()
         self.sync.wait_if_far_ahead(sender, size)
 
     def _no_room(self, error: StentorError) -> None:
@@ -255,23 +250,6 @@ class Partition:
         bodies = split_bodies(chunk, headers) if self.replica.states.wants_bodies else ()
         self._took(sender, self.replica.step(r.Taken(headers, bodies), now_us), len(chunk))
 
-    def _feed_successor(self, chain: ChainWork, effect: r.StartFeed | r.StopFeed | r.GiveState) -> None:
-        match effect:
-            case r.StartFeed():
-                self._start_feed(effect)
-            case r.StopFeed():
-                self.stop_feed()
-            case r.GiveState():
-                self._state_pieces.give(effect, lambda to, piece: chain.tell(to, self.key, piece))
-
-    def _start_feed(self, effect: r.StartFeed) -> None:
-        self.stop_feed()
-        self._state_pieces.forget()
-        link = self._chain.data_link(effect.to) if self._chain is not None else None
-        if link is not None:
-            self.feed = ChainFeed(self, link, effect)
-            self.feed.wake()
-
     def let_lead(self) -> None:
         """An operator says that this copy leads, as it is: what it lacks or refused counts no more (C13)."""
         self.step(r.LetLead())
@@ -279,7 +257,7 @@ class Partition:
     def feed_failed(self, error: StentorError) -> None:
         """The successor needs what this disk cannot give."""
         logger.error("partition %s cannot feed its successor: %s", self.name, error)
-        self.stop_feed()
+        self.successor.stop()
         self.read_failed(error)
 
     def read_failed(self, error: StentorError) -> StentorError:
@@ -351,14 +329,14 @@ class Partition:
             raise InternalError(f"Unexpected effect {effect!r}.")
         match effect:
             case r.Send(to, message):
-                self._tell(chain, to, message)
+                self.successor.tell(chain, to, message)
             case r.Report(message):
                 chain.report(self.key, message)
             case r.StoreEpoch(epoch):
-                self._state_pieces.forget()
+                self.successor.epoch_ends()
                 chain.store_epoch(self, epoch)
             case r.StartFeed() | r.StopFeed() | r.GiveState():
-                self._feed_successor(chain, effect)
+                self.successor.perform(chain, effect)
             case r.Truncate():
                 self._truncate(effect)
             case r.Retire(start):
@@ -369,14 +347,6 @@ class Partition:
                 logger.critical("partition %s stops: %s", self.name, reason)
             case _:
                 raise InternalError(f"Unexpected effect {effect!r}.")
-
-    def _tell(self, chain: ChainWork, to: str, message: PartitionMessage) -> None:
-        if isinstance(message, Down) and self.feed is not None and self.feed.link.name == to:
-            self.feed.tell(message)
-            return
-        if isinstance(message, Linked) and message.reset and not message.in_pieces:
-            message = msgspec.structs.replace(message, snapshot=self.log.start_snapshot())
-        chain.tell(to, self.key, message)
 
     def tick(self, tick: r.Tick) -> None:
         """Time passes; the disk may be at work for this log."""
@@ -398,12 +368,6 @@ class Partition:
         return True
 
     # --- life -----------------------------------------------------------------------------------
-
-    def stop_feed(self) -> None:
-        """Nothing more is sent to the successor."""
-        if self.feed is not None:
-            self.feed.close()
-            self.feed = None
 
     @property
     def deleted(self) -> bool:

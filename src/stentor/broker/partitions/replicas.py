@@ -218,7 +218,7 @@ class Replicas:
     async def settle(self, partition: Partition) -> None:
         """Bring what it has to disk."""
         settled = asyncio.Event()
-        partition.stop_feed()
+        partition.successor.stop()
         partition.sync.stop(settled.set)
         await settled.wait()
 
