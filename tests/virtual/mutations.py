@@ -458,7 +458,7 @@ mutation(
 mutation("resend-level", "C18: a resend is answered only at its level", (Replica, "_answer_resend", _answer_at_once))
 mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh))
 mutation("found", "C32: only a batch that is in the log counts as written", (Resends, "_conclude", _found_something))
-mutation("derived", "C19: derived state is made anew after a truncation", (PartitionLog, "replay", _nothing))
+mutation("derived", "C19: derived state is made anew after a truncation", (PartitionLog, "derive", _nothing))
 mutation("retention", "C23: retention stops at the commit point", (LettingGo, "_retain", _retain_all))
 mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
 mutation("blame", "C14: nobody is blamed for those after it (said, and judged: both off)", HELD, FIRST_BLAMED)
