@@ -99,7 +99,7 @@ OWN_MEANINGS: Final = {
     "Client.delete_topic": {"name": "The topic's name."},
     "Client.describe_topic": {"name": "The topic's name."},
     "Client.find_topic": {"name": "The topic's name."},
-    "Client.table": {"name": "The topic's name."},
+    "Client.tabular": {"name": "The topic's name."},
     "Client.topic": {"name": "The topic's name."},
     "Client.find_offsets": {"topics": "A list of topics and patterns."},
     "Client.producer": {"timeout": "How many seconds a message may take to be acknowledged before it is given up."},
