@@ -438,6 +438,7 @@ mutation(
     "C13: copies that were cut lead only when all are there",
     (revival, "_led_by_the_longest", _first_that_was_cut),
 )
+mutation("cut-alone", "C13: one copy that was cut waits for an operator", (revival, "_CUT_COPIES_MIN", 1))
 mutation(
     "grey", "C14: a member whose disk makes no progress leaves (masked by `own-disk`: both off)", SUCCESSOR, OWN_DISK
 )

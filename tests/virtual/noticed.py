@@ -32,6 +32,7 @@ DIRECTED = {
     "joint": "slow_joiner",
     "ready": "slow_joiner",
     "cut-together": "shortened_alone",
+    "cut-alone": "torn_alone",
     "controller-key": "replaced_controller",
     "confirmed": "isolated_head",
     "mutual": "mute_head",
