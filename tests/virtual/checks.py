@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import msgspec
 from tests.virtual.copies import Batch, Copy, derive, of_header, read_log, remembered
+from tests.virtual.starts import Starts
 from tests.virtual.world import SECOND
 
 from stentor import limits
@@ -26,6 +27,7 @@ from stentor.core.records import ChainRecord, Key, Member
 from stentor.core.replica import Replica
 from stentor.errors import UnknownOutcome
 from stentor.storage.journal import ReplicaJournal
+from stentor.storage.log import PartitionLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +56,7 @@ class Checker:
         self.values: dict[Key, dict[int, Batch]] = defaultdict(dict)  # by offset: what was committed somewhere
         self.producers: dict[Key, dict[tuple[int, int, int], int]] = defaultdict(dict)  # where each batch is
         self.committed: dict[Key, int] = defaultdict(int)  # the highest commit point that anybody knew
-        self.starts: dict[Key, int] = defaultdict(int)  # the highest start that a head chose
+        self._starts = Starts(self.require)
         self.acked: dict[Key, dict[int, int]] = defaultdict(dict)  # up to where at `all`, by the epoch it was said in
         self.acknowledgements = 0
         self.halts_allowed = False
@@ -77,6 +79,7 @@ class Checker:
     def watching(self) -> Iterator[None]:
         """See every event and every effect of every machine, and every journal that was stored."""
         opened, performed, stepped, stored = Partition.__init__, Partition._perform, Replica.step, ReplicaJournal.store
+        retained = PartitionLog.retain
 
         def init(partition: Partition, **settings: Any) -> None:
             opened(partition, **settings)
@@ -105,9 +108,18 @@ class Checker:
             self.journal_stored(journal)
             return done
 
+        def retain(log: PartitionLog, now_us: int, *, committed: int) -> int:
+            before, start = log.start, retained(log, now_us, committed=committed)
+            self._starts.retained(self._by_directory[str(log.directory)], before, start)
+            return start
+
         replaced = [(Partition, "__init__", init), (Partition, "_perform", perform), (Replica, "step", step)]
         with ExitStack() as stack:
-            for where, what, instead in [*replaced, (ReplicaJournal, "store", store)]:
+            for where, what, instead in [
+                *replaced,
+                (ReplicaJournal, "store", store),
+                (PartitionLog, "retain", retain),
+            ]:
                 stack.enter_context(patch.object(where, what, instead))
             yield
 
@@ -201,12 +213,13 @@ class Checker:
             )
 
     def _started(self, replica: Replica, event: r.Started) -> None:
-        """C23: retention follows the head, and stops at the commit point."""
+        """C23: retention stops at the commit point."""
         copy = self.copies[replica]
         committed = self.committed[copy.key]
         self.require(event.start <= committed, "retention passed the commit point", copy.place, event.start, committed)
-        if replica.position.is_head:
-            self.starts[copy.key] = max(self.starts[copy.key], event.start)
+
+    def _received(self, replica: Replica, event: r.Received) -> None:
+        self._starts.received(self.copies[replica], event)
 
     def _end_asked(self, replica: Replica, event: r.AskEnd) -> None:
         self._asked[replica, event.ticket] = self.acknowledged_end(self.copies[replica].key)
@@ -322,6 +335,8 @@ class Checker:
         """C9: nothing committed is cut off; only a joiner begins anew, where the others begin."""
         kept = effect.reset or effect.end >= copy.partition.replica.committed
         self.require(kept, "what is committed is cut off", copy.place, effect)
+        if effect.reset:
+            self._starts.reset(copy, effect.end)
 
     def _halted(self, copy: Copy, effect: r.Halt) -> None:
         """While every rule is kept, nobody meets the reason for a halt."""
@@ -370,6 +385,8 @@ class Checker:
                 replica.committed >= before, "a member shows less than was acknowledged", copy.place,
                 replica.committed, before,
             )  # fmt: skip
+        if self.is_whole(copy):
+            self._starts.check(copy, max(self.committed[key], replica.committed))
         if replica.committed <= copy.compared:
             return
         self.committed[key] = max(self.committed[key], replica.committed)
@@ -528,6 +545,7 @@ class Checker:
 
 _EVENTS: dict[type, Any] = {
     r.Publish: Checker._published,
+    r.Received: Checker._received,
     r.Configure: Checker._configured,
     r.Appended: Checker._appended,
     r.Taken: Checker._batches_taken,
