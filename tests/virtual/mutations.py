@@ -184,6 +184,20 @@ def _retain_all(self, partition):
     return partition.log.retain(self._environment.clock.now_us(), committed=partition.log.end)
 
 
+def _retain_everywhere(self):
+    """Every member lets go of what it finds too old or too much."""
+    for partition in list(self._partitions.values()):
+        before = partition.log.start
+        if (start := self._retain(partition)) != before:
+            self._environment.loop.call_soon_threadsafe(partition.step, r.Started(start))
+
+
+def _retire_committed(self, partition, start):
+    """Whoever is told of a start lets go of all that it can."""
+    RETIRE(self, partition, partition.committed)
+
+
+RETIRE = ChainDesk._retire
 _SERVES = property(lambda self: self.linked and self._adopting is None and self.position.index is not None)
 
 # --- C7, C8, C12, C13: levels, minimum, who may lead ------------------------------------------------
@@ -438,6 +452,7 @@ mutation(
     "C13: copies that were cut lead only when all are there",
     (revival, "_led_by_the_longest", _first_that_was_cut),
 )
+mutation("cut-alone", "C13: one copy that was cut waits for an operator", (revival, "_CUT_COPIES_MIN", 1))
 mutation(
     "grey", "C14: a member whose disk makes no progress leaves (masked by `own-disk`: both off)", SUCCESSOR, OWN_DISK
 )
@@ -460,6 +475,8 @@ mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh)
 mutation("found", "C32: only a batch that is in the log counts as written", (Resends, "_conclude", _found_something))
 mutation("derived", "C19: derived state is made anew after a truncation", (PartitionLog, "derive", _nothing))
 mutation("retention", "C23: retention stops at the commit point", (LettingGo, "_retain", _retain_all))
+mutation("own-retention", "C23: only the head chooses where a log begins", (LettingGo, "retain", _retain_everywhere))
+mutation("own-start", "C23: a member's log begins where the head says", (ChainDesk, "_retire", _retire_committed))
 mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
 mutation("blame", "C14: nobody is blamed for those after it (said, and judged: both off)", HELD, FIRST_BLAMED)
 mutation("own-disk", "C31: a head reports that its own disk hangs", OWN_DISK)

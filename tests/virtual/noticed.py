@@ -32,6 +32,7 @@ DIRECTED = {
     "joint": "slow_joiner",
     "ready": "slow_joiner",
     "cut-together": "shortened_alone",
+    "cut-alone": "torn_alone",
     "controller-key": "replaced_controller",
     "confirmed": "isolated_head",
     "mutual": "mute_head",
@@ -74,6 +75,8 @@ SEEDS: dict[str, list[int]] = {
     "dedupe": [2, 3],
     "derived": [1, 2],
     "renewed": [2, 3],
+    "own-retention": [2, 3],
+    "own-start": [2, 3],
     "no-sync": [1, 2],
     "no-store": [2, 3],
     "no-retire": [3, 10],
@@ -88,6 +91,8 @@ FAVOURED: dict[str, dict[str, Any]] = {
     "derived": _PARTING,
     "quorum": {"ack": "quorum", "factor": 3},
     "others-wait": {"favour": ("kill", "head", "tail"), "factor": 2},
+    "own-retention": {"retains": True},
+    "own-start": {"retains": True},
     "no-retire": {"favour": ("kill", "pause"), "factor": 3, "retains": True},
 }
 """Faults and clusters that bring about the situation that a rule is for, where that is rare."""

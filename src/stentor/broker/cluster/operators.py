@@ -147,6 +147,12 @@ class Operators:
             )
         if partition.replica.active:
             raise InvalidArgument(f"{topic}/{index} is at work.", hint="There is nothing to recover.", object=topic)
+        if partition.replica.failed and not partition.replica.halted:
+            raise InvalidArgument(
+                f"The copy of {topic}/{index} on this broker has failed: {partition.replica.failed}",
+                hint="Mend the disk and start the broker with --unclean. Then recover, if it is still necessary.",
+                object=topic,
+            )
         record = msgspec.structs.replace(
             held.record,
             epoch=max(held.record.epoch, partition.replica.epoch) + limits.RECOVERY_EPOCHS,
