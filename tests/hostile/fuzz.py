@@ -51,11 +51,12 @@ from stentor.client.decode import decode_messages, offset_batches
 from stentor.core.standing import Standing
 from stentor.errors import CorruptData, NotReady, StentorError
 from stentor.security.permissions import Permissions
-from stentor.storage.model import LogSlice, LogStatistics
+from stentor.storage.model import LogSlice
 from stentor.transport.budget import ReceiveBudget
 from stentor.wire import arrow_body, arrow_message, batch, frames, messages, peer, plain_body, runs
 from stentor.wire.frames import Kind
 from stentor.wire.header import ENCODING_ARROW, HEADER_BYTES, check_header, seal, stamp, unpack
+from stentor.wire.statistics import LogStatistics
 
 TOPIC_ID = 0xA11CE
 NOW_US = 1_700_000_000_000_000

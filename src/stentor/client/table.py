@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.core import ClientCore
-    from stentor.client.options import ProducerOptions, ReadOptions, SubscribeOptions
+    from stentor.client.options import (
+        ProducerOptions,
+        ProducerStatistics,
+        ReadOptions,
+        SubscribeOptions,
+        SubscriptionStatistics,
+    )
     from stentor.client.producer_core import OnDelivery
     from stentor.client.sync_client import Client
 
@@ -148,7 +154,7 @@ class TableProducer(_Schemed, Entered[Producer]):
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         self._inner.flush(timeout)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._inner.statistics()
 
@@ -190,7 +196,7 @@ class TableSubscription(_Schemed, Entered[Subscription]):
         for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._inner.statistics()
 
@@ -245,7 +251,7 @@ class AsyncTableProducer(_Schemed, AsyncEntered[AsyncProducer]):
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         await self._inner.flush(timeout)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._inner.statistics()
 
@@ -287,7 +293,7 @@ class AsyncTableSubscription(_Schemed, AsyncEntered[AsyncSubscription]):
         async for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._inner.statistics()
 

@@ -36,6 +36,7 @@ from stentor.core.confirmations import Confirmations
 from stentor.core.downstream import NEVER, Downstream
 from stentor.core.records import ChainRecord, EpochTable, Member, common_part
 from stentor.core.standing import Standing
+from stentor.core.statistics import ReplicaStatistics, of_replica
 from stentor.errors import InternalError, SequenceError
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from stentor.core.replica_events import ReplicaEvent as Event
 
 _ASK_AGAIN_US = 500_000
-_SHOWN = ("epoch", "linked", "active", "end", "durable", "committed", "failed")
 
 
 class Replica:
@@ -588,10 +588,8 @@ class Replica:
     def report(self) -> m.ReplicaReport:
         return m.ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed, self.halted)
 
-    def statistics(self) -> dict[str, int | str | bool]:
-        position = -1 if self.position.index is None else self.position.index
-        own = {name: getattr(self, name) for name in _SHOWN}
-        return {"position": position, **own, "joint": self.downstream.joint, "waiting": len(self._acks)}
+    def statistics(self) -> ReplicaStatistics:
+        return of_replica(self, waiting=len(self._acks))
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""

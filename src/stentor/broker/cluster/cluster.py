@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 from stentor import limits
 from stentor._version import __version__
@@ -34,6 +36,7 @@ from stentor.broker.cluster.store_rollback import StoreRollback
 from stentor.broker.cluster.trust import LEVEL_KNOWN, Trust
 from stentor.core import cluster_events as e
 from stentor.core.controller import BrokerRecord
+from stentor.wire.statistics import ClusterStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -241,6 +244,22 @@ class Cluster:
         self.disk.close()
         self.peers.close()
 
-    def statistics(self) -> dict[str, Any]:
-        found = self.control.statistics()
-        return {**found, "confirmed": self.confirmed, "feature_level": self.trust.level} if found else {}
+    def statistics(self) -> ClusterStatistics | None:
+        """None until this broker has joined."""
+        member = self.control.member
+        if member is None:
+            return None
+        seen = member.membership.statistics(self.control.now_us())
+        return ClusterStatistics(
+            controller=seen.controller,
+            peers=seen.peers,
+            lags=seen.lags,
+            reaches_store=seen.reaches_store,
+            writes=seen.writes,
+            takeovers=member.takeovers,
+            resignations=member.resignations,
+            store_restored=self.rollback.noticed,
+            chains=UNSET if member.controller is None else member.controller.statistics(),
+            confirmed=self.confirmed,
+            feature_level=self.trust.level,
+        )

@@ -8,7 +8,7 @@ The machine (`core.cluster`) decides; it is there from the moment this broker jo
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stentor import limits
 from stentor.broker.cluster.active_passive import ActivePassive
@@ -209,17 +209,3 @@ class Control:
         """Whom to tell, and whether that one must pass it on."""
         to = self.machine.membership.way_to_controller(self.now_us())
         return to, to != self.machine.controller_broker
-
-    def statistics(self) -> dict[str, Any]:
-        member = self.member
-        if member is None:
-            return {}
-        found: dict[str, Any] = {
-            **member.membership.statistics(self.now_us()),
-            "takeovers": member.takeovers,
-            "resignations": member.resignations,
-            "store_restored": self._rollback.noticed,
-        }
-        if member.controller is not None:
-            found["chains"] = member.controller.statistics()
-        return found
