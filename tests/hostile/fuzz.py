@@ -36,6 +36,7 @@ from tests.alone import alone
 
 from stentor import limits
 from stentor.broker.catalogue import Catalogue
+from stentor.broker.cluster.store_follower import FollowedStore
 from stentor.broker.cluster.trust import Trust
 from stentor.broker.environment import BrokerIdentity
 from stentor.broker.partitions.partition import Partition
@@ -534,7 +535,7 @@ class StubBroker:
         inline_sync = InlineSync(clock, WriteCoalescing(self.loop))  # type: ignore[arg-type]
         self.welcome = GreetingServices(
             identity=identity,
-            trust=Trust(identity, store=nothing, catalogue=catalogue, rollback=nothing, background=nothing),
+            trust=Trust(identity, followed=FollowedStore(nothing, catalogue, nothing, nothing), background=nothing),
             catalogue=catalogue,
             clock=clock,
             admission=self.admission,

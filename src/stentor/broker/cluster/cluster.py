@@ -30,7 +30,7 @@ from stentor.broker.cluster.peer_input import PeerInput
 from stentor.broker.cluster.peer_links import Peers
 from stentor.broker.cluster.senders import Senders
 from stentor.broker.cluster.store_contact import StoreContact
-from stentor.broker.cluster.store_follower import StoreFollower
+from stentor.broker.cluster.store_follower import FollowedStore, StoreFollower
 from stentor.broker.cluster.store_look import StoreLook
 from stentor.broker.cluster.store_rollback import StoreRollback
 from stentor.broker.cluster.trust import LEVEL_KNOWN, Trust
@@ -73,17 +73,15 @@ class Cluster:
         self._store = store
         self._catalogue = catalogue
         self._background = background
-        self.rollback = rollback = StoreRollback()
-        self.follower = follower = StoreFollower(store, catalogue, rollback)
-        self.trust = trust = Trust(identity, store=store, catalogue=catalogue, rollback=rollback, background=background)
+        self.rollback = StoreRollback()
+        self.follower = StoreFollower(store, catalogue, self.rollback)
+        self.followed = followed = FollowedStore(store, catalogue, self.rollback, self.follower)
+        self.trust = trust = Trust(identity, followed=followed, background=background)
         self.peers = peers = Peers(environment, identity, trust)
         self.control = Control(
             environment,
             identity,
-            store=store,
-            catalogue=catalogue,
-            rollback=rollback,
-            follower=follower,
+            followed=followed,
             peers=peers,
             copies=copies,
             background=background,
@@ -97,20 +95,11 @@ class Cluster:
     def _build_hearing(self, copies: Mapping[Key, LocalCopy]) -> None:
         """What is heard from other brokers, and said to them."""
         environment, control, peers, follower = self._environment, self.control, self.peers, self.follower
-        hearsay = Hearsay(
-            copies,
-            store=self._store,
-            catalogue=self._catalogue,
-            rollback=self.rollback,
-            follower=follower,
-            background=self._background,
-        )
+        hearsay = Hearsay(copies, followed=self.followed, background=self._background)
         self.senders = Senders(
             environment.clock,
-            catalogue=self._catalogue,
+            followed=self.followed,
             trust=self.trust,
-            rollback=self.rollback,
-            follower=follower,
             background=self._background,
             control=control,
         )
