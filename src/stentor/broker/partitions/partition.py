@@ -80,9 +80,6 @@ class OpenRequests:
         self._waiting: dict[int, Request] = {}
         self._tickets = 0
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(self, request: Request) -> int:
         self._tickets += 1
         self._waiting[self._tickets] = request
