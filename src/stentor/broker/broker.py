@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key, Member
     from stentor.errors import StentorError
-    from stentor.ports import Clock, CoordinationStore, Health
+    from stentor.ports import Clock, CoordinationStore
     from stentor.storage.journal import ReplicaJournal
     from stentor.wire import messages
+    from stentor.wire.statistics import BrokerStatistics, Health
 
 logger = logging.getLogger(__name__)
 
@@ -342,11 +343,11 @@ class Broker:
         """What is wrong with it, if anything."""
         return self.parts.health.now()
 
-    def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
+    def statistics(self, partitions_max: int | None = None) -> BrokerStatistics:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
         return self.parts.overview.statistics(partitions_max)
 
-    async def gather_statistics(self) -> dict[str, Any]:
+    async def gather_statistics(self) -> BrokerStatistics:
         """The same, without holding up the loop."""
         return await self.parts.overview.gather()
 

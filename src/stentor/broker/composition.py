@@ -154,9 +154,7 @@ class Parts:
         self.topics = TopicAdmin(
             environment,
             identity,
-            store=ground.store,
-            catalogue=ground.catalogue,
-            follower=cluster.follower,
+            followed=cluster.followed,
             control=cluster.control,
             peers=cluster.peers,
             logs=self.replicas,
@@ -164,10 +162,7 @@ class Parts:
         )
         self.operators = Operators(
             identity,
-            store=ground.store,
-            catalogue=ground.catalogue,
-            rollback=cluster.rollback,
-            follower=cluster.follower,
+            followed=cluster.followed,
             control=cluster.control,
             copies=ground.partitions,
             recorded_cut=self.recorded.cut,

@@ -15,7 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from stentor import limits
-from stentor.ports import Health, Problem
+from stentor.wire.statistics import Health, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.link import BrokerLink
     from stentor.client.message import Receipt
-    from stentor.client.options import AckLevel, Compression
+    from stentor.client.options import AckLevel, Compression, ProducerStatistics
     from stentor.client.selectors import Partitioner
     from stentor.client.sent import Sent
     from stentor.wire.messages import TopicRoute
@@ -307,7 +307,7 @@ class ProducerCore:
         self.core.route_listeners.discard(self._rerouted)
         self.core.closers.discard(self.close)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         return {
             "topic": self.topic,
             "messages_acknowledged": self.outcomes.acknowledged,

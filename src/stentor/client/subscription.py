@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stentor.client.at_hand import Rows
     from stentor.client.inbox import AsyncInbox
     from stentor.client.message import Message
+    from stentor.client.options import SubscriptionStatistics
     from stentor.client.reader import Delivery, Event, Reader
     from stentor.client.subscription_core import SubscriptionCore
 
@@ -55,7 +56,7 @@ class _SubscriptionFace(AtHand):
         """The topics it reads now."""
         return self._core.topics()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._core.statistics()
 

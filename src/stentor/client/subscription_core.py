@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stentor.client.deadline import Deadline
     from stentor.client.handed import Handed
     from stentor.client.link import BrokerLink
-    from stentor.client.options import OnSlow
+    from stentor.client.options import OnSlow, SubscriptionStatistics
     from stentor.client.positions import Place, Stale
     from stentor.client.starts import Start
 
@@ -267,7 +267,7 @@ class SubscriptionCore:
         self.streams.end()
         self.put(None)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         readers = self.readers_now()
         return {
             "topics": self.topics(),

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.core import ClientCore
-    from stentor.client.options import ProducerOptions, ReadOptions, SubscribeOptions
+    from stentor.client.options import (
+        ProducerOptions,
+        ProducerStatistics,
+        ReadOptions,
+        SubscribeOptions,
+        SubscriptionStatistics,
+    )
     from stentor.client.producer_core import OnDelivery
     from stentor.client.sync_client import Client
 
@@ -150,7 +156,7 @@ class TableProducer(_Schemed, Entered[Producer]):
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         self._inner.flush(timeout)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._inner.statistics()
 
@@ -192,7 +198,7 @@ class TableSubscription(_Schemed, Entered[Subscription]):
         for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._inner.statistics()
 
@@ -247,7 +253,7 @@ class AsyncTableProducer(_Schemed, AsyncEntered[AsyncProducer]):
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         await self._inner.flush(timeout)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._inner.statistics()
 
@@ -289,7 +295,7 @@ class AsyncTableSubscription(_Schemed, AsyncEntered[AsyncSubscription]):
         async for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._inner.statistics()
 

@@ -38,6 +38,7 @@ from stentor.core.downstream import NEVER, Downstream
 from stentor.core.linking import Linking
 from stentor.core.records import ChainRecord, EpochTable, Member
 from stentor.core.standing import Standing
+from stentor.core.statistics import ReplicaStatistics, of_replica
 from stentor.errors import InternalError, SequenceError
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from stentor.core.derived import States
     from stentor.core.replica_events import ReplicaEffect as Effect
     from stentor.core.replica_events import ReplicaEvent as Event
-
-_SHOWN = ("epoch", "linked", "active", "end", "durable", "committed", "failed")
 
 
 class Replica:
@@ -485,10 +484,8 @@ class Replica:
     def report(self) -> m.ReplicaReport:
         return m.ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed, self.halted)
 
-    def statistics(self) -> dict[str, int | str | bool]:
-        position = -1 if self.position.index is None else self.position.index
-        own = {name: getattr(self, name) for name in _SHOWN}
-        return {"position": position, **own, "joint": self.downstream.joint, "waiting": len(self._acks)}
+    def statistics(self) -> ReplicaStatistics:
+        return of_replica(self, waiting=len(self._acks))
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""

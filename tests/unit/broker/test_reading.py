@@ -222,8 +222,8 @@ def test_closing_a_subscription_frees_its_streams(client, local, wait_until):
     client.create_topic("t", partitions=4)
     for _ in range(5):
         with client.subscribe("t"):
-            wait_until(lambda: local.inner.statistics()["broker"]["streams"] == 4)
-        wait_until(lambda: local.inner.statistics()["broker"]["streams"] == 0)
+            wait_until(lambda: local.inner.statistics().broker.streams == 4)
+        wait_until(lambda: local.inner.statistics().broker.streams == 0)
 
 
 # --- slow subscribers ---------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_a_topic_without_schema_takes_no_rows_of_one(local, client, raw):
 @pytest.mark.parametrize("send", ["publish", "send", "send_many", "send_batch"])
 def test_ordinary_messages_are_refused_with_the_way_to_go(client, send):
     client.tabular("orders", SCHEMA)
-    with pytest.raises(stentor.StentorError, match=r"has a schema.*client\.table\('orders'\)"):  # noqa: PT012
+    with pytest.raises(stentor.StentorError, match=r"has a schema.*client\.tabular\('orders'\)"):  # noqa: PT012
         if send == "publish":
             client.publish("orders", b'{"n": 1}')
         else:

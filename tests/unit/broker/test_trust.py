@@ -247,10 +247,11 @@ def test_there_is_nothing_to_rotate_where_there_is_no_cluster(store):
 def test_the_file_is_what_a_broker_has_without_the_store(store, tmp_path):
     with started(store, tmp_path / "b0"):
         secrets = store.secret.valid
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.broker.cluster.trust import Trust
 
-    parts = {"store": None, "catalogue": None, "rollback": None, "background": None}
-    trust = Trust(None, **parts)  # type: ignore[arg-type]
+    nothing = FollowedStore(store=None, catalogue=None, rollback=None, follower=None)
+    trust = Trust(None, followed=nothing, background=None)
     trust.open(tmp_path / "b0" / SECRET_FILE)
     assert trust.secrets == secrets
     assert trust.all_prove

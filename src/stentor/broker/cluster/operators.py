@@ -18,14 +18,11 @@ from stentor.wire import messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.control import Control
-    from stentor.broker.cluster.store_follower import StoreFollower
-    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.broker.environment import BrokerIdentity
     from stentor.core.records import Key
     from stentor.core.replica import Replica
-    from stentor.ports import CoordinationStore
     from stentor.storage.log import PartitionLog
 
 logger = logging.getLogger(__name__)
@@ -51,19 +48,14 @@ class Operators:
         self,
         identity: BrokerIdentity,
         *,
-        store: CoordinationStore,
-        catalogue: Catalogue,
-        rollback: StoreRollback,
-        follower: StoreFollower,
+        followed: FollowedStore,
         control: Control,
         copies: Mapping[Key, RecoverableCopy],
         recorded_cut: Callable[[Key, int], dict[str, bytes]],
     ) -> None:
         self._identity = identity
-        self._store = store
-        self._catalogue = catalogue
-        self._rollback = rollback
-        self._follower = follower
+        self._store, self._catalogue = followed.store, followed.catalogue
+        self._rollback, self._follower = followed.rollback, followed.follower
         self._control = control
         self._copies = copies
         self._recorded_cut = recorded_cut

@@ -44,10 +44,9 @@ from stentor.wire.messages import merge_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.control import Control
     from stentor.broker.cluster.peer_links import Peers
-    from stentor.broker.cluster.store_follower import StoreFollower
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.ports import CoordinationStore
     from stentor.wire.messages import TopicChanges, TopicSettings
@@ -75,9 +74,7 @@ class TopicAdmin:
         environment: Environment,
         identity: BrokerIdentity,
         *,
-        store: CoordinationStore,
-        catalogue: Catalogue,
-        follower: StoreFollower,
+        followed: FollowedStore,
         control: Control,
         peers: Peers,
         logs: Logs,
@@ -85,9 +82,7 @@ class TopicAdmin:
     ) -> None:
         self._environment = environment
         self._identity = identity
-        self._store = store
-        self._catalogue = catalogue
-        self._follower = follower
+        self._store, self._catalogue, self._follower = followed.store, followed.catalogue, followed.follower
         self._control = control
         self._peers = peers
         self._logs = logs

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stentor.broker.partitions.followers import Followers
-from stentor.broker.partitions.lag import lag_statistics
+from stentor.broker.partitions.lag import partition_lag
 from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.read_end import Ends
 from stentor.broker.partitions.replication import check_run, split_bodies
@@ -27,6 +27,7 @@ from stentor.core import replica_events as r
 from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, StentorError
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
+from stentor.wire.statistics import ChainStatistics, DedupeStatistics, PartitionStatistics
 
 if TYPE_CHECKING:
     from stentor.broker.disk_threads import DiskThreads
@@ -68,9 +69,6 @@ class Traffic:
         self.messages_out += messages
         self.bytes_out += size
 
-    def statistics(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 class OpenRequests:
     """Who waits for an answer, by ticket."""
@@ -79,9 +77,6 @@ class OpenRequests:
         self.sender: Sender | None = None  # whose batches are being taken right now
         self._waiting: dict[int, Request] = {}
         self._tickets = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def add(self, request: Request) -> int:
         self._tickets += 1
@@ -389,24 +384,24 @@ class Partition:
             kept_unrecorded=self.kept_unrecorded,
         )
 
-    def statistics(self) -> dict[str, Any]:
-        return {
-            "topic": self.topic,
-            "partition": self.index,
-            **self.traffic.statistics(),
-            "streams": len(self.followers.streams),
-            **lag_statistics(self.followers.streams),
-            "tail_cache_bytes": self.tail.bytes,
-            "chain": self._chain_statistics(),
-            "replica": self.replica.statistics(),
-            "dedupe": self.replica.dedupe.statistics() | {"searches": self._resends.searches},
-            "log": msgspec.to_builtins(self.log.statistics()),
-        }
-
-    def _chain_statistics(self) -> dict[str, Any]:
-        """How many members the chain has and should have."""
-        record = self.replica.record
-        return {
-            "replicas": len(self.replica.position.brokers),
-            "replicas_wanted": 0 if record is None else record.factor,
-        }
+    def statistics(self) -> PartitionStatistics:
+        replica, traffic, lag = self.replica, self.traffic, partition_lag(self.followers.streams)
+        wanted = 0 if replica.record is None else replica.record.factor
+        return PartitionStatistics(
+            topic=self.topic,
+            partition=self.index,
+            batches_in=traffic.batches_in,
+            bytes_in=traffic.bytes_in,
+            bytes_out=traffic.bytes_out,
+            messages_in=traffic.messages_in,
+            messages_out=traffic.messages_out,
+            streams=len(self.followers.streams),
+            lag_max=lag.messages_max,
+            lag_sum=lag.messages_sum,
+            lag_max_s=lag.seconds_max,
+            tail_cache_bytes=self.tail.bytes,
+            chain=ChainStatistics(replicas=len(replica.position.brokers), replicas_wanted=wanted),
+            replica=replica.statistics(),
+            dedupe=DedupeStatistics(producers=replica.dedupe.producer_count, searches=self._resends.searches),
+            log=self.log.statistics(),
+        )

@@ -22,6 +22,7 @@ from stentor.errors import (
 from stentor.security.permissions import Action, Permissions
 from stentor.wire import batch, messages
 from stentor.wire.header import extents, unpack
+from stentor.wire.statistics import as_map
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from stentor.broker.sessions.client_session import ClientSession
     from stentor.core.records import Key
     from stentor.core.standing import Standing
+    from stentor.wire.statistics import BrokerStatistics
 
 _DAMAGE_READS_MAX = 64  # one delivery is a read or two; a liar gets no more than this
 
@@ -45,7 +47,7 @@ _DAMAGE_READS_MAX = 64  # one delivery is a read or two; a liar gets no more tha
 class Sights(Protocol):
     """What a broker shows of itself."""
 
-    async def gather(self) -> dict[str, Any]: ...
+    async def gather(self) -> BrokerStatistics: ...
     def connected(self) -> list[messages.ClientInfo]: ...
 
 
@@ -265,7 +267,7 @@ class Requests:
         return messages.ClientList(clients=self._sights.connected())
 
     async def _statistics(self, _: ClientSession, __: messages.GetStatistics) -> messages.Statistics:
-        return messages.Statistics(statistics=await self._sights.gather())
+        return messages.Statistics(statistics=as_map(await self._sights.gather()))
 
     async def _list_brokers(self, _: ClientSession, __: messages.ListBrokers) -> messages.BrokerList:
         return messages.BrokerList(brokers=self._operators.brokers(self._routes.brokers()))
