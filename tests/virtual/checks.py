@@ -109,9 +109,11 @@ class Checker:
             return done
 
         def retain(log: PartitionLog, now_us: int, *, committed: int) -> int:
-            before, start = log.start, retained(log, now_us, committed=committed)
-            self._starts.retained(self._by_directory[str(log.directory)], before, start)
-            return start
+            before = log.start
+            try:
+                return retained(log, now_us, committed=committed)
+            finally:  # also when it dies in the middle of it
+                self._starts.retained(self._by_directory[str(log.directory)], before, log.start)
 
         replaced = [(Partition, "__init__", init), (Partition, "_perform", perform), (Replica, "step", step)]
         with ExitStack() as stack:
