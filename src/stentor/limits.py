@@ -177,7 +177,10 @@ DELIVERY_BYTES: Final = 512 * KIB
 """One push: small enough that streams take turns, big enough that a push costs little per byte."""
 
 HISTORY_BYTES: Final = 2 * MIB
-"""The same for a reader that catches up and has its connection to itself: less work for the broker, per byte."""
+"""The same for a reader that catches up, on a connection where nobody waits for news: less work per byte for both."""
+
+HISTORY_STREAMS_MAX: Final = 16
+"""With more streams on its connection than this, history goes in pushes of DELIVERY_BYTES: streams take turns."""
 
 HISTORY_SESSIONS_MAX: Final = 100
 """With more connections than this, history goes in pushes of DELIVERY_BYTES: what is under way to all stays bounded."""

@@ -194,8 +194,11 @@ class ClientSession(BatchSession):
 
     @property
     def reads_alone(self) -> bool:
-        """Whether a reader waits for nothing else here, and few others are served."""
-        return len(self.streams) <= 1 and self._has_few_sessions()
+        """Whether nobody here waits for news beside what a reader catches up on, and few others are served."""
+        streams = self.streams
+        if len(streams) > limits.HISTORY_STREAMS_MAX or not self._has_few_sessions():
+            return False
+        return len(streams) <= 1 or all(stream.cursor.end is not None for stream in streams.values())
 
     def pump_blocked(self) -> None:
         """Streams that waited go on, as many as there is room for."""
