@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LAST_BYTES_S = 0.05  # what clients had sent already is read, and not answered: they send it again elsewhere
-
 
 class Broker:
     """A running broker. `start` and `stop` are its life."""
@@ -270,7 +268,7 @@ class Broker:
             logger.warning("some logs could not be synced within %g s", limits.SHUTDOWN_S)
         for session in list(sessions):
             session.discard()
-        await asyncio.sleep(_LAST_BYTES_S if sessions else 0)  # answers leave at the end of a turn of the loop
+        await asyncio.sleep(limits.LAST_BYTES_S if sessions else 0)  # answers leave at the end of a turn of the loop
         await parts.admission.close()
 
     async def _let_go(self, parts: Parts) -> None:

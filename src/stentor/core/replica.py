@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stentor.core.replica_events import ReplicaEffect as Effect
     from stentor.core.replica_events import ReplicaEvent as Event
 
-_ASK_AGAIN_US = 500_000
+_ASK_AGAIN_US = 500_000  # a link request or its answer may be lost
 
 
 class Replica:
