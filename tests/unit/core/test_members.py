@@ -1,6 +1,6 @@
 """Members of a chain, one at a time: what they do about cuts that meet syncs, and about joiners."""
 
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,20 +9,6 @@ from stentor.core.chain_messages import Down, Link, Linked, Up
 from stentor.core.dedupe import Dedupe
 from stentor.core.records import ChainRecord, Member
 from stentor.core.replica import Replica
-
-
-class Batch(NamedTuple):
-    """A batch by its header."""
-
-    base_offset: int
-    end_offset: int
-    epoch: int
-    producer_id: int
-    generation: int
-    sequence: int
-    body_checksum: int
-    appended_at_us: int
-
 
 A, B, C = Member("a", 1, 1), Member("b", 2, 1), Member("c", 3, 1)
 
@@ -49,7 +35,9 @@ def offer(machine, epoch):
     base = machine.end
     offered = r.Offered("a", epoch, machine._attempt, machine.table.epoch_before(base), base, 0, 0)
     assert machine.step(offered, 0) == [r.Take()]
-    return machine.step(r.Taken([Batch(base, base + 1, epoch, 7, 0, base, 1, 0)]), 0)
+    batch = SimpleNamespace(base_offset=base, end_offset=base + 1, epoch=epoch, sequence=base, appended_at_us=0)
+    batch.producer_id, batch.generation, batch.body_checksum = 7, 0, 1
+    return machine.step(r.Taken([batch]), 0)
 
 
 def test_a_cut_that_meets_a_sync_does_not_stop_later_syncs():
