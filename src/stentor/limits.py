@@ -153,6 +153,17 @@ for each partition, and a burst of some hundreds is spread. Lanes that gather mo
 PRODUCER_BUFFER_BYTES: Final = 32 * MIB
 """What a producer may hold unacknowledged before `send` waits (back-pressure)."""
 
+PRODUCER_RESEND_S: Final = 0.1
+PRODUCER_EXPIRE_S: Final = 0.25
+"""When a producer sends a refused batch again, and how often it looks for messages whose deadline has passed."""
+
+PUBLISHERS_MAX: Final = 1_000
+"""Producers that a client keeps for `publish`, one per topic and ack level; the oldest makes room for the next."""
+
+FAILURES_KEPT_MAX: Final = 1_000
+EVENTS_KEPT_MAX: Final = 1_000
+"""Failed messages of a producer, and events of a subscription, that are kept until the application asks for them."""
+
 UNSYNCED_BYTES_MAX: Final = 64 * MIB
 """A log this far ahead of its disk stops reading from its publishers until a sync is through."""
 
@@ -200,6 +211,12 @@ TAIL_CACHE_BYTES: Final = 4 * MIB
 STREAMS_PER_CONNECTION_MAX: Final = 4_096
 """A stream is one partition of one subscription."""
 
+STALE_READ_S: Final = 0.25
+"""How long a broker tries to be certain of the end for a reader that accepts an older one; see CONFIRM_S."""
+
+DAMAGE_READS_MAX: Final = 64
+"""Reads that a broker spends to confirm damage that a client reports: one delivery is a read or two."""
+
 CONNECTIONS_MAX: Final = 10_000
 
 STRANGER_LOG_LINES_PER_S: Final = 10
@@ -210,6 +227,9 @@ ANTECHAMBER_S: Final = 0.5
 
 HTTP_CONNECTIONS_MAX: Final = 128
 """Those who ask for health and metrics are few; more are refused, so that logs have their descriptors."""
+
+LISTEN_BACKLOG: Final = 1_024
+"""Connections that the system keeps until they are accepted: a reconnect storm arrives all at once."""
 
 DESCRIPTORS_RESERVED: Final = 128
 """Open files that neither clients nor new logs may use up: segments that begin while old ones are sealed, reads, books,
@@ -260,6 +280,15 @@ LOOP_LAG_S: Final = 3.0
 
 SHUTDOWN_S: Final = 10.0
 """How long a stopping broker or client waits for what is under way."""
+
+LAST_BYTES_S: Final = 0.05
+"""What clients had sent when a broker stops is still read this long, and not answered: they send it again elsewhere."""
+
+ACTIVATION_S: Final = 10.0
+"""How long a start or a new topic waits until its chains are at work."""
+
+DISK_AGAIN_S: Final = 1.0
+"""A write of the broker's own books that found the disk full, or a sync without a descriptor, is tried again then."""
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 """The deadline of a call that names none: every wait has an end."""
@@ -327,6 +356,12 @@ ELECTION_STAGGER_S: Final = 0.05
 PEER_DIAL_S: Final = 0.5
 """How long a broker waits for another to accept its connection, before it tries again."""
 
+PEER_PROVEN_S: Final = 0.5
+"""A connection to a broker that ends sooner is not dialled again at once: its other side refuses something."""
+
+GATHER_S: Final = 0.01
+"""Reports to the controller and what members tell it wait this long for others, to be handled together."""
+
 PEER_LOOK_S: Final = 1.0
 """How often a broker reads the store to confirm what another broker says: that it is registered, or was restarted."""
 
@@ -341,6 +376,19 @@ LEASE_S: Final = 3
 
 STORE_AWAY_S: Final = 3.0
 """A broker that starts and does not reach its coordination store for this long serves readers meanwhile."""
+
+STORE_AGAIN_S: Final = 1.0
+STORE_TOLD_S: Final = 60.0
+"""How often such a broker asks the store again, and how often it logs that it still waits."""
+
+STORE_WATCH_S: Final = 0.2
+"""A change that another broker tells of should come through the watch within this time; then the store is read."""
+
+RUMOUR_ASK_S: Final = 0.2
+"""How long a broker waits before it asks the store again about a chain that it only heard of (C28)."""
+
+TOPIC_CHANGE_TRIES_MAX: Final = 5
+"""How often a change of a topic is tried; each time somebody else has changed the topic meanwhile."""
 
 LINK_QUIET_S: Final = 1.0
 """A predecessor reports a successor that it cannot link to for this long (C15)."""
@@ -423,6 +471,14 @@ SEGMENT_BYTES: Final = 256 * MIB
 SEGMENT_BYTES_MIN: Final = 64 * KIB
 SEGMENT_BYTES_MAX: Final = 2_048 * MIB
 
+SYNC_THREADS: Final = 4
+READ_THREADS: Final = 2
+RECOVERY_THREADS: Final = 4
+"""Threads that sync logs, that read history, and that open or make logs: enough to keep a disk busy."""
+
+INDEX_CACHE_BYTES: Final = 32 * MIB
+"""Indexes of sealed segments in memory, for the whole process: about 128 full ones."""
+
 INDEX_INTERVAL_BYTES: Final = 32 * KIB
 """One sparse index entry per this much log: a lookup then scans 32 KiB at most."""
 
@@ -451,6 +507,9 @@ RECORDED_STORE_S: Final = 1.0
 
 METRICS_RETENTION_S: Final = 7 * 86_400
 """How long the statistics that brokers publish are kept, whoever makes their topic: a week."""
+
+METRICS_PARTITIONS_MAX: Final = 500
+"""Partitions that one record of the topic `_metrics` tells of: it must fit into a message."""
 
 FLUSH_INTERVAL_MS: Final = 200
 """For topics with flush=interval: the time between syncs, which a power cut may lose."""

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METRICS_TOPIC: Final = "_metrics"
-_LATENCIES_KEPT: Final = 10
+_LATENCIES_KEPT: Final = 10  # the newest, for each record
 _LATENCY_US_MAX: Final = 3_600_000_000  # an hour: what is older was not published by this process
-_PARTITIONS_TOLD_MAX: Final = 500
 
 
 class _Own(msgspec.Struct, frozen=True):
@@ -103,7 +102,7 @@ class MetricsPublisher:
             "broker": self._broker.broker_id,
             "published_at_us": time.time_ns() // 1000,
             "publish_to_deliver_us": self._latencies_us,
-            "statistics": as_map(self._broker.statistics(_PARTITIONS_TOLD_MAX)),
+            "statistics": as_map(self._broker.statistics(limits.METRICS_PARTITIONS_MAX)),
         }
         return msgspec.json.encode(record)
 

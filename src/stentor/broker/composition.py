@@ -75,7 +75,6 @@ class Ground:
         self.store = store
         self.listeners = listeners
         self.identity = BrokerIdentity()
-        self.identity.alone = not environment.config.coordination
         self.standing = Standing()
         self.catalogue = Catalogue()
         self.partitions: dict[Key, Partition] = {}
@@ -269,8 +268,6 @@ class Parts:
         self.cluster.follow(revision)
         await insist(self.cluster.follower.learn_as_news)
         self.cluster.take_part()
-        if self.ground.identity.alone:
-            await self.replicas.wait_until_at_work()
 
     def info(self, listener: str = "") -> messages.BrokerInfo:
         """This broker, as those see it who came in by a listener."""

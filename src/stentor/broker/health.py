@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NAMES_TOLD_MAX: Final = 5
+_NAMES_TOLD_MAX: Final = 5  # a sentence that names more is not read
 
 
 class HealthWatch:

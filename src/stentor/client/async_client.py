@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from stentor.client.starts import Start
     from stentor.client.tabular import AsyncTabularTopic
 
-_PUBLISHERS_MAX = 1_000
 REASON_S = 1.0  # on top of the deadline of a publish whose producer was just made, for that to say what is wrong
 
 T = TypeVar("T")
@@ -136,7 +135,7 @@ class AsyncClient(AsyncAdmin):
         self, stale: AsyncProducer | None, topic: str, ack: AckLevel, deadline: Deadline
     ) -> AsyncProducer:
         """Make the shared producer of a topic; the oldest one goes if there are many."""
-        if len(self._publishers) >= _PUBLISHERS_MAX:
+        if len(self._publishers) >= limits.PUBLISHERS_MAX:
             oldest = self._publishers.pop(next(iter(self._publishers)))
             await asyncio.shield(oldest.close())  # other publishes wait for it, this one's deadline is none of theirs
         if stale is not None:

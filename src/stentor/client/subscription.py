@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stentor.client.subscription_core import SubscriptionCore
 
 
-_SLICE_S = 1.0
+_SLICE_S = 1.0  # a thread that waits longer looks up this often, so that Ctrl-C is heard
 
 
 class _SubscriptionFace(AtHand):

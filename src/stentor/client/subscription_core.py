@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 ALERTS_TOPIC: Final = "_alerts"
 _ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
-_EVENTS_KEPT_MAX: Final = 1_000
 
 
 class SubscriptionCore:
@@ -210,7 +209,7 @@ class SubscriptionCore:
             self.put(None)
 
     def note(self, event: Event) -> None:
-        if len(self.events) < _EVENTS_KEPT_MAX:
+        if len(self.events) < limits.EVENTS_KEPT_MAX:
             self.events.append(event)
 
     # --- what the application did ---------------------------------------------------------------

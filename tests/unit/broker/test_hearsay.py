@@ -128,7 +128,7 @@ async def test_a_copy_that_was_really_replaced_follows_the_store():
 
 @in_a_loop
 async def test_without_the_store_a_doubted_copy_goes_on_waiting(monkeypatch):
-    monkeypatch.setattr("stentor.broker.cluster.hearsay._ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr("stentor.limits.RUMOUR_ASK_S", 0.001)
     place = Place()
     place.store_answers = False
     place.hearsay.believed({KEY: HeldRecord(record(4, GHOST), 50)})

@@ -5,8 +5,8 @@ import threading
 import msgspec
 import pytest
 
+from stentor import limits
 from stentor.broker.catalogue import HeldTopic
-from stentor.broker.partitions import epoch_store
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Linked
 from stentor.core.records import HeldRecord
@@ -191,7 +191,7 @@ def test_an_epoch_that_found_no_room_is_stored_when_there_is_some(inside, client
 def test_epochs_that_follow_each_other_while_there_is_no_room_are_stored_when_there_is_some(
     inside, client, wait_until, monkeypatch
 ):
-    monkeypatch.setattr(epoch_store, "_ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(limits, "DISK_AGAIN_S", 0.05)
     with monkeypatch.context() as patch:
         refused = leave_no_room(patch)
         for _ in range(2):

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from stentor.core.chain_messages import PartitionMessage
     from stentor.core.records import HeldRecord, Key
 
-_GATHER_S = 0.01
-
 
 class Control:
     """The cluster machine of this broker, and what it wants done."""
@@ -180,7 +178,7 @@ class Control:
     def heard_member(self, key: Key, message: PartitionMessage) -> None:
         """What members say within a moment is looked at together: many chains change in one transaction."""
         if not self._member_messages:
-            self._environment.loop.call_later(_GATHER_S, self._take_member_messages)
+            self._environment.loop.call_later(limits.GATHER_S, self._take_member_messages)
         self._member_messages.append((key, message))
 
     def _take_member_messages(self) -> None:

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from stentor import limits
 from stentor.broker.catalogue import News, chains_prefix, topic_key
 from stentor.core.replica_events import Doubted, Trusted
 from stentor.errors import StentorError
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from stentor.core.records import HeldRecord, Key
 
 logger = logging.getLogger(__name__)
-
-_ASK_AGAIN_S = 0.2
 
 
 class Hearsay:
@@ -86,7 +85,7 @@ class Hearsay:
             while True:
                 if await self._read(topic_id):
                     return
-                await asyncio.sleep(_ASK_AGAIN_S)
+                await asyncio.sleep(limits.RUMOUR_ASK_S)
         finally:
             self._asking.discard(topic_id)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from stentor.wire.schemas import SchemaColumn
 
 logger = logging.getLogger(__name__)
-
-_TRIES_MAX: Final = 5  # each time somebody else has changed the topic meanwhile
 
 
 class Logs(Protocol):
@@ -218,7 +216,7 @@ class TopicAdmin:
         `change` gets the record as it is now; what it returns unchanged is not written.
         """
         key = topic_key(name)
-        for _ in range(_TRIES_MAX):
+        for _ in range(limits.TOPIC_CHANGE_TRIES_MAX):
             topic = self._catalogue.get(name)
             record = change(topic.record)
             if record is topic.record:
@@ -270,7 +268,7 @@ class TopicAdmin:
     async def _delete_name(self, name: str) -> HeldTopic:
         """Another broker may have changed the topic a moment ago: then look once more, and delete what it is now."""
         key = topic_key(name)
-        for _ in range(_TRIES_MAX):
+        for _ in range(limits.TOPIC_CHANGE_TRIES_MAX):
             topic = self._catalogue.get(name)
             mark = {deleted_key(topic.record.id): b""}
             if (await self._store.swap(expect={key: topic.revision}, put=mark, delete=(key,))).succeeded:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _PUBLISH: Final = int(Kind.PUBLISH)
 _PUBLISHED: Final = int(Kind.PUBLISHED)
-_TOPICS_REMEMBERED_MAX: Final = 100
+_TOPICS_REMEMBERED_MAX: Final = 100  # shown to people, who look for a few
 
 
 class Desk(Protocol):

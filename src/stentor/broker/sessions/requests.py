@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from stentor.core.standing import Standing
     from stentor.wire.statistics import BrokerStatistics
 
-_DAMAGE_READS_MAX = 64  # one delivery is a read or two; a liar gets no more than this
-
 
 class Sights(Protocol):
     """What a broker shows of itself."""
@@ -251,7 +249,7 @@ class Requests:
         partition = self._serving.partition(request.topic_id, request.partition)
         end = min(request.end, partition.committed)
         offset, reads = request.offset, 0
-        while offset < end and reads < _DAMAGE_READS_MAX:
+        while offset < end and reads < limits.DAMAGE_READS_MAX:
             read = partial(partition.log.read, offset, partition.committed, limits.DELIVERY_BYTES)
             found = await _read(partition, read)
             offset, reads = found.next_offset, reads + 1
