@@ -16,6 +16,7 @@ class Batch(NamedTuple):
     sequence: int
     body_checksum: int
     appended_at_us: int
+    refused: bool = False
 
 
 def appended(publish: Publish, append: Append, body: bytes = b"") -> Appended:
@@ -29,5 +30,6 @@ def appended(publish: Publish, append: Append, body: bytes = b"") -> Appended:
         publish.sequence,
         publish.checksum,
         append.appended_at_us,
+        append.refused,
     )
     return Appended(publish, append, batch, body)

@@ -197,6 +197,15 @@ class PublishError(StentorError):
         return failed
 
 
+class ConditionFailed(PublishError):
+    """A conditional change of a table was not made: a key is not at the version that the change names.
+
+    Read the key again, and decide anew.
+    """
+
+    code = "condition_failed"
+
+
 class UnknownOutcome(PublishError):
     """Messages were sent, but they may or may not be in the log: no answer came, or the head changed.
 

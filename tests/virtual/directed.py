@@ -439,8 +439,8 @@ class _Listener:
     def __init__(self) -> None:
         self.answers: dict[int, Any] = {}
 
-    def published(self, correlation: int, base_offset: int, *_: int) -> None:
-        self.answers[correlation] = base_offset
+    def published(self, correlation: int, answer: Any) -> None:
+        self.answers[correlation] = answer.base_offset
 
     def fail(self, correlation: int, error: Exception, *_: str) -> None:
         self.answers[correlation] = error

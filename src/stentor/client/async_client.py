@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Selector
     from stentor.client.starts import Start
+    from stentor.client.table import AsyncTable
     from stentor.client.tabular import AsyncTabularTopic
 
 REASON_S = 1.0  # on top of the deadline of a publish whose producer was just made, for that to say what is wrong
@@ -275,6 +276,21 @@ class AsyncClient(AsyncAdmin):
         from stentor.client.tabular import AsyncTabularTopic, find_schema
 
         return AsyncTabularTopic(self, await find_schema(self._core, name, schema, timeout))
+
+    def table(self, name: str, *, timeout: float | None = None) -> Opening[AsyncTable]:
+        """A copy of a table, kept up to date, and the way to change it. Enter it with `async with`, or await it.
+
+        Make tables with `create_topic(name, kind="table")`.
+        """
+        return Opening(self._table(name, timeout))
+
+    async def _table(self, name: str, timeout: float | None) -> AsyncTable:
+        from stentor.client.table import AsyncTable
+        from stentor.client.table_copy import TableCopy
+
+        copy = TableCopy(self._core, name)
+        await copy.open(self._core.deadline(timeout))
+        return AsyncTable(self, copy)
 
     # --- life -----------------------------------------------------------------------------------
 

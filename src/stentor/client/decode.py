@@ -85,7 +85,8 @@ def decode_messages(
                 yield HandedRun(messages, wanted, messages)
         elif position < end:
             header = check_header(chunk, position)
-            yield _decode_one(chunk, position, header, topic, partition, floor, ceiling)
+            if not header.refused:
+                yield _decode_one(chunk, position, header, topic, partition, floor, ceiling)
             position += header.length
 
 
@@ -272,6 +273,9 @@ def offset_batches(
     end, alone_before = len(chunk), 0
     while position < end:
         header = check_header(chunk, position)
+        if header.refused:
+            position += header.length
+            continue
         first, run = header.base_offset, None
         if header.encoding == ENCODING_ROWS and alone_before <= position < end - header.length:
             run = runs.find(chunk, position)

@@ -35,6 +35,7 @@ from stentor.client.rows import Extra, encode_rows
 from stentor.client.sent import Sent
 from stentor.core.dedupe import ANONYMOUS, SEARCHED
 from stentor.errors import (
+    ConditionFailed,
     InvalidArgument,
     LimitExceeded,
     NotHead,
@@ -289,6 +290,9 @@ class Lane:
         assert sent.answer is not None
         sent.done = True
         self.done_bytes += sent.size
+        if sent.answered_refused:
+            self._tell_failed(sent, _condition_failed(self.producer.topic))
+            return
         producer = self.producer
         producer.outcomes.acknowledged += sent.encoded.count
         for index, callback, timestamp_us in sent.callbacks:
@@ -375,6 +379,9 @@ class Lane:
     def _fail(self, sent: Sent, reason: StentorError) -> None:
         sent.done = True
         self.done_bytes += sent.size
+        self._tell_failed(sent, reason)
+
+    def _tell_failed(self, sent: Sent, reason: StentorError) -> None:
         self.producer.outcomes.record_failure(
             FailedBatch(self.producer.topic, self.partition, sent.encoded.count, reason)
         )
@@ -428,3 +435,12 @@ def _not_looked_for(error: StentorError) -> UnknownOutcome:
 def _behind(error: StentorError) -> PublishError:
     kind = UnknownOutcome if isinstance(error, UnknownOutcome) else PublishError
     return kind(f"A batch before this one failed: {error.message}", hint=error.hint, operation="publish")
+
+
+def _condition_failed(topic: str) -> ConditionFailed:
+    return ConditionFailed(
+        f"A conditional change of table {topic} was not made: a key is at another version.",
+        hint="Read the key again, and decide anew.",
+        operation="publish",
+        object=topic,
+    )

@@ -208,7 +208,7 @@ class BrokerLink:
             for wake in waiting:
                 wake()
 
-    def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:  # noqa: ARG002
+    def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:
         if kind == _DELIVER:
             sink = self._waiting.streams.get(correlation)
             if sink is not None:
@@ -216,7 +216,7 @@ class BrokerLink:
         elif kind == _PUBLISHED:
             publish = self._waiting.publishes.pop(correlation, None)
             if publish is not None:
-                publish.published(*frames.PUBLISHED.unpack(body))
+                publish.published(*frames.PUBLISHED.unpack(body), refused=flags != 0)
         else:
             self._control_frame(kind, correlation, body)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Partitioner
     from stentor.client.starts import Start
-    from stentor.wire.messages import Flush, Placement
+    from stentor.wire.messages import Flush, Placement, TopicKind
 
 AckLevel = Literal["none", "head", "quorum", "all"]
 """When a message counts as published: handed to the socket, taken by the head, by a majority, by the whole chain."""
@@ -107,6 +107,7 @@ class TopicOptions(TypedDict, total=False):
     """Settings of a topic, those that somebody names; their meaning and defaults are those of TopicSettings."""
 
     partitions: int
+    kind: TopicKind
     flush: Flush
     flush_interval_ms: int
     replicas: int

@@ -17,6 +17,7 @@ class Sent:
 
     __slots__ = (
         "answer",
+        "answered_refused",
         "attempts",
         "callbacks",
         "deadline",
@@ -40,6 +41,7 @@ class Sent:
         self.refused = False  # the last attempt was answered: not taken
         self.doubtful = False  # an earlier attempt never was
         self.answer: int | None = None  # where it is in the log, once a broker has said so
+        self.answered_refused = False  # there it has no effect: its conditions did not hold
         self.done = False  # and its callbacks know
 
     def readdress(self, header: bytearray) -> None:
@@ -58,7 +60,8 @@ class Sent:
     def size(self) -> int:
         return len(self.header) + len(self.encoded.body)
 
-    def published(self, base_offset: int, epoch: int, appended_at_us: int) -> None:  # noqa: ARG002
+    def published(self, base_offset: int, epoch: int, appended_at_us: int, *, refused: bool = False) -> None:  # noqa: ARG002
+        self.answered_refused = refused
         lane, producer = self.lane, self.lane.producer
         if producer.ack == Ack.ALL and base_offset >= 0:  # committed: no member may tell us less from now on (C24)
             producer.core.seen.saw(producer.topic_id, lane.partition, base_offset + self.encoded.count, epoch)

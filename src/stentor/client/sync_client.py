@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Partitioner, Selector
     from stentor.client.starts import Start
+    from stentor.client.table import Table
     from stentor.client.tabular import TabularTopic
 
 R = TypeVar("R")
@@ -307,6 +308,18 @@ class Client(Admin):
         from stentor.client.tabular import TabularTopic, find_schema
 
         return TabularTopic(self, self._call(find_schema(self._core, name, schema, timeout)))
+
+    def table(self, name: str, *, timeout: float | None = None) -> Table:
+        """A copy of a table, kept up to date, and the way to change it.
+
+        Make tables with `create_topic(name, kind="table")`.
+        """
+        from stentor.client.table import Table
+        from stentor.client.table_copy import TableCopy
+
+        copy = TableCopy(self._core, name)
+        self._call(copy.open(self._core.deadline(timeout)))
+        return Table(self, copy)
 
     # --- life -----------------------------------------------------------------------------------
 

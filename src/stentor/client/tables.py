@@ -57,6 +57,18 @@ def to_table(batches: Iterable[Any]) -> Any:
     return pa.Table.from_batches(list(batches), schema=MESSAGE_SCHEMA)
 
 
+def entries_table(entries: Iterable[Any]) -> Any:
+    """Entries of a table by key: one row each."""
+    rows = list(entries)
+    return pa.table(
+        {
+            "key": pa.array([entry.key for entry in rows], pa.string()),
+            "value": pa.array([entry.value for entry in rows], pa.binary()),
+            "version": pa.array([entry.version for entry in rows], pa.int64()),
+        }
+    )
+
+
 def to_polars(table: Any) -> Any:
     """As a polars.DataFrame."""
     try:

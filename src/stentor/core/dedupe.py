@@ -54,6 +54,7 @@ class Resend(msgspec.Struct, frozen=True, gc=False):
     base_offset: int
     end_offset: int
     appended_at_us: int
+    refused: bool = False  # it is there as an outcome without effect (C20)
 
 
 class _Written(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -64,6 +65,7 @@ class _Written(msgspec.Struct, frozen=True, gc=False, array_like=True):
     base_offset: int
     end_offset: int
     appended_at_us: int
+    refused: bool = False
 
 
 class _Producer(msgspec.Struct, array_like=True):
@@ -141,7 +143,7 @@ class Dedupe:
                 reason="changed",
             )
         known = producer.window[index]
-        return Resend(known.base_offset, known.end_offset, known.appended_at_us)
+        return Resend(known.base_offset, known.end_offset, known.appended_at_us, known.refused)
 
     def remembered_from(self, producer_id: int) -> int:
         """The offset of the oldest batch that is remembered of a producer: what it wrote earlier lies below."""
@@ -157,6 +159,7 @@ class Dedupe:
         base_offset: int,
         end_offset: int,
         appended_at_us: int,
+        refused: bool = False,
     ) -> None:
         """Remember a batch that is in the log now."""
         if producer_id == ANONYMOUS:
@@ -164,7 +167,7 @@ class Dedupe:
         producer = self._producers.pop(producer_id, None)
         if producer is None or producer.generation != generation:
             producer = _Producer(generation, [])
-        producer.window.append(_Written(sequence, checksum, base_offset, end_offset, appended_at_us))
+        producer.window.append(_Written(sequence, checksum, base_offset, end_offset, appended_at_us, refused))
         if len(producer.window) > limits.PRODUCER_IN_FLIGHT_BATCHES_MAX:
             del producer.window[0]
         self._producers[producer_id] = producer  # last in order: the most recently heard
@@ -181,7 +184,12 @@ class Dedupe:
             batch.base_offset,
             batch.end_offset,
             batch.appended_at_us,
+            batch.refused,
         )
+
+    def allows(self, _: Batch, __: bytes | memoryview) -> bool:
+        """It has no conditions."""
+        return True
 
     def commit(self, end: int) -> None:
         """Only the head asks, of what is in its log: there is no other view."""

@@ -67,6 +67,10 @@ class DerivedState(Protocol):
         """A batch is in the log now. `body` is empty unless it is wanted, and valid only during the call."""
         ...
 
+    def allows(self, batch: Batch, body: bytes | memoryview) -> bool:
+        """Whether a batch that comes with conditions would take effect; decided on the applied view."""
+        ...
+
     def commit(self, end: int) -> None:
         """Everything below this offset is committed."""
         ...
@@ -114,6 +118,10 @@ class States:
         self._committed = end
         for state in self._all:
             state.commit(end)
+
+    def allows(self, batch: Batch, body: bytes | memoryview) -> bool:
+        """Whether a batch that comes with conditions would take effect."""
+        return all(state.allows(batch, body) for state in self._all)
 
     def snapshot(self) -> bytes:
         """All of them as of the log's end."""

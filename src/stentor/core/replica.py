@@ -186,11 +186,12 @@ class Replica:
             return r.find_or_refuse(event, error)
         if resend is not None:
             return self._answer_resend(event, resend)
-        return r.Append(self.end, self.epoch, event.stamp_us)
+        refused = event.conditional is not None and not self.states.allows(event.conditional, event.body)
+        return r.Append(self.end, self.epoch, event.stamp_us, refused)
 
     def _answer_resend(self, event: r.Publish, resend: Resend) -> Effect:
         """A resend is answered like the original: once it has reached its level (C18)."""
-        answer = r.Answer(event.ticket, resend.base_offset, self.epoch, resend.appended_at_us)
+        answer = r.Answer(event.ticket, resend.base_offset, self.epoch, resend.appended_at_us, resend.refused)
         if event.ack == 0 or resend.end_offset <= self._reached(event.ack):
             return answer
         self._acks.insert(event.ack, resend.end_offset, answer)
@@ -203,7 +204,7 @@ class Replica:
         self.table.note(append.epoch, append.base_offset)
         self.states.apply(event.batch, event.body)
         if publish.ack:
-            answer = r.Answer(publish.ticket, append.base_offset, append.epoch, append.appended_at_us)
+            answer = r.Answer(publish.ticket, append.base_offset, append.epoch, append.appended_at_us, append.refused)
             self._acks.add(publish.ack, self.end, answer)
         return self._sync()
 

@@ -33,6 +33,8 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     sequence: int
     checksum: int
     known: Resend | None = None  # a search has found it in the log
+    conditional: Batch | None = None  # its header, if it comes with conditions
+    body: bytes | memoryview = b""  # and then its rows
     stamp_us: int = 0  # when it arrived, by the wall clock: what its messages are stamped with
 
 
@@ -187,6 +189,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     base_offset: int
     epoch: int
     appended_at_us: int
+    refused: bool = False  # its conditions do not hold: write it as an outcome without effect (C20)
 
 
 class Sync(msgspec.Struct, frozen=True, gc=False):
@@ -206,6 +209,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     base_offset: int
     epoch: int
     appended_at_us: int
+    refused: bool = False  # it is in the log, without effect: its conditions did not hold
 
 
 class Refuse(msgspec.Struct, frozen=True):

@@ -48,6 +48,7 @@ class Earlier(msgspec.Struct, frozen=True, gc=False):
     base_offset: int
     end_offset: int
     appended_at_us: int
+    refused: bool = False
 
 
 class Search:
@@ -117,7 +118,7 @@ class Search:
         header = unpack(bytes_of_header)
         if header.generation == self._generation:
             self.found[header.sequence] = Earlier(
-                header.body_checksum, header.base_offset, header.end_offset, header.appended_at_us
+                header.body_checksum, header.base_offset, header.end_offset, header.appended_at_us, header.refused
             )
         # The rest of this stretch is looked through nevertheless: it lies behind this batch.
         self.over = self.over or header.sequence == 0 or header.generation < self._generation

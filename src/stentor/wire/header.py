@@ -21,7 +21,8 @@ Attributes: bits 0..3 body encoding (0 packed rows, 1 Arrow), bits 4..7 compress
 buffers (0 none, 1 lz4, 2 zstd), bit 8 some message has headers, bits 16..31 schema id (0: the values are no
 rows of a schema); all others are zero. Reserved, and refused until something needs them: encoding 2, for batches that
 another protocol encoded and its clients decode; bit 9, for sequences that count messages and wrap at 2^31, as that
-protocol's producers number them.
+protocol's producers number them. Batches of tables have two more: bit 10, some row comes with a condition; bit 11, the
+head found that the conditions do not hold, and readers pass the batch over.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ _STAMP_OFFSET_EPOCH = struct.Struct("<QI")
 _STAMP_OFFSET_AT: Final = 32
 _STAMP_TIME = struct.Struct("<q")
 _STAMP_TIME_AT: Final = 64
+_ATTRIBUTES = struct.Struct("<I")
+_ATTRIBUTES_AT: Final = 44
 _EXTENT = struct.Struct("<4s4xI20xQ44xI")
 
 ENCODING_ROWS: Final = 0
@@ -67,9 +70,12 @@ ENCODING_MASK: Final = 0x0F
 COMPRESSION_SHIFT: Final = 4
 COMPRESSION_MASK: Final = 0xF0
 HAS_HEADERS: Final = 0x100
+CONDITIONAL: Final = 0x400
+REFUSED: Final = 0x800
 SCHEMA_SHIFT: Final = 16
 SCHEMA_MASK: Final = 0xFFFF0000
-KNOWN_ATTRIBUTES: Final = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS | SCHEMA_MASK
+KNOWN_ATTRIBUTES: Final = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS | CONDITIONAL | SCHEMA_MASK
+"""What clients may say; the rest is reserved, or for the head to say."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +110,16 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     @property
     def compression(self) -> int:
         return (self.attributes & COMPRESSION_MASK) >> COMPRESSION_SHIFT
+
+    @property
+    def conditional(self) -> bool:
+        """Whether some row comes with a condition."""
+        return bool(self.attributes & CONDITIONAL)
+
+    @property
+    def refused(self) -> bool:
+        """Whether it is an outcome without effect: its conditions did not hold."""
+        return bool(self.attributes & REFUSED)
 
     @property
     def schema_id(self) -> int:
@@ -178,6 +194,12 @@ def stamp(buffer: memoryview, position: int, *, base_offset: int, epoch: int, ap
     _STAMP_OFFSET_EPOCH.pack_into(buffer, position + _STAMP_OFFSET_AT, base_offset, epoch)
     _STAMP_TIME.pack_into(buffer, position + _STAMP_TIME_AT, appended_at_us)
     seal(buffer, position)
+
+
+def mark_refused(buffer: memoryview, position: int) -> None:
+    """Say, in place, that a batch has no effect; `stamp` seals."""
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, position + _ATTRIBUTES_AT)
+    _ATTRIBUTES.pack_into(buffer, position + _ATTRIBUTES_AT, attributes | REFUSED)
 
 
 def check_header(buffer: Buffer, position: int = 0) -> BatchHeader:

@@ -111,13 +111,15 @@ Replicas = Annotated[int, msgspec.Meta(ge=0, le=limits.REPLICAS_MAX)]
 Placement = Literal["spread", "active-passive", "multi-primary"]
 RetentionAge = Annotated[int, msgspec.Meta(ge=1)] | None
 RetentionBytes = Annotated[int, msgspec.Meta(ge=0)] | None
+TopicKind = Literal["stream", "table"]
 SegmentBytes = Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)]
 
 
 class TopicSettings(Struct, frozen=True):
-    """What a topic was made with; everything but the number of partitions may be changed later."""
+    """What a topic was made with; everything but its kind and the number of partitions may be changed later."""
 
     partitions: Partitions = 1
+    kind: TopicKind = "stream"
     flush: Flush = "always"
     flush_interval_ms: FlushInterval = limits.FLUSH_INTERVAL_MS
     replicas: Replicas = 0  # 0: three, or as many as there are brokers
@@ -144,6 +146,7 @@ class TopicChanges(Struct, frozen=True, forbid_unknown_fields=True):
     """Some of the settings of a topic: those that somebody names. On the wire a map of them."""
 
     partitions: Partitions | UnsetType = UNSET
+    kind: TopicKind | UnsetType = UNSET
     flush: Flush | UnsetType = UNSET
     flush_interval_ms: FlushInterval | UnsetType = UNSET
     replicas: Replicas | UnsetType = UNSET

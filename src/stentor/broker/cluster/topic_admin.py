@@ -136,6 +136,7 @@ class TopicAdmin:
             )
         settings = msgspec.structs.replace(settings, replicas=replicas)
         _check_minimum(name, settings)
+        _check_table(name, settings)
         record = TopicRecord(name, secrets.randbits(62) + 1, settings, self._environment.clock.now_us())
         return HeldTopic(record, 0)
 
@@ -241,12 +242,19 @@ class TopicAdmin:
                 hint="Keys would move between partitions and lose their order; make a new topic instead.",
                 object=name,
             )
+        if merged.kind != settings.kind:
+            raise InvalidArgument(
+                f"Topic {name} is a {settings.kind}, and that cannot be changed.",
+                hint="Make a new topic instead.",
+                object=name,
+            )
         if merged.replicas > len(self._catalogue.brokers):
             raise InvalidArgument(
                 f"{merged.replicas} replicas need as many brokers; the cluster has {len(self._catalogue.brokers)}.",
                 object=name,
             )
         _check_minimum(name, merged)
+        _check_table(name, merged)
         return msgspec.structs.replace(record, settings=merged)
 
     async def register_schema(self, name: str, columns: list[SchemaColumn]) -> HeldTopic:
@@ -301,6 +309,15 @@ def _check_brokers(name: str, load: Load) -> None:
             f"With topic {name} broker {broker} would hold {held} partitions; the limit is"
             f" {limits.PARTITIONS_PER_BROKER_MAX}.",
             hint="Delete topics, use keys inside one topic, or add brokers.",
+            object=name,
+        )
+
+
+def _check_table(name: str, settings: TopicSettings) -> None:
+    if settings.kind == "table" and (settings.retention_age_s or settings.retention_bytes is not None):
+        raise InvalidArgument(
+            f"Topic {name} is a table: retention would delete keys that are in use.",
+            hint="Delete keys instead, or use a topic that is no table.",
             object=name,
         )
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stentor.broker.write_coalescing import WriteCoalescing
+    from stentor.core.replica_events import Answer
     from stentor.errors import StentorError
     from stentor.wire.peer import PeerMessage
 
@@ -36,7 +37,7 @@ class Sender(Protocol):
 class Publisher(Sender, Protocol):
     """A client's connection: it is answered too."""
 
-    def published(self, correlation: int, base_offset: int, epoch: int, appended_at_us: int) -> None: ...
+    def published(self, correlation: int, answer: Answer) -> None: ...
     def fail(self, correlation: int, error: StentorError, operation: str, what: str = "") -> None: ...
     def flush(self) -> None: ...
 

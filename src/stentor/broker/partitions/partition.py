@@ -161,6 +161,8 @@ class Partition:
             header.sequence,
             header.body_checksum,
             stamp_us=self.sync.clock.now_us(),
+            conditional=header if header.conditional else None,
+            body=view[batch_header.HEADER_BYTES :] if header.conditional else b"",
         )
         now_us = int(self.sync.clock.monotonic() * 1_000_000)
         (effect,) = self.replica.step(event, now_us)
@@ -200,6 +202,8 @@ class Partition:
         return error
 
     def _append(self, view: memoryview, publish: r.Publish, append: r.Append) -> r.Appended:
+        if append.refused:
+            batch_header.mark_refused(view, 0)
         batch_header.stamp(
             view,
             0,
@@ -293,9 +297,7 @@ class Partition:
             match effect:
                 case r.Answer():
                     request = self._requests.take(effect.ticket)
-                    request.publisher.published(
-                        request.correlation, effect.base_offset, effect.epoch, effect.appended_at_us
-                    )
+                    request.publisher.published(request.correlation, effect)
                     answered[request.publisher] = None
                 case r.Sync():
                     self.sync.request(self._requests.sender)

@@ -143,7 +143,7 @@ class Resends:
         if known is None or known.checksum != publish.checksum:
             self._refuse(find, refusals.not_found(find.error))
         else:
-            resend = Resend(known.base_offset, known.end_offset, known.appended_at_us)
+            resend = Resend(known.base_offset, known.end_offset, known.appended_at_us, known.refused)
             partition.step(msgspec.structs.replace(publish, known=resend))
 
     def _refuse(self, find: r.Find, error: StentorError) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stentor.core.derived import States
+from stentor.core.table import TableState
+from stentor.wire import table_rows
 
 if TYPE_CHECKING:
     from stentor.broker.catalogue import HeldTopic
 
 
-def states_of(_: HeldTopic) -> States:
+def states_of(topic: HeldTopic) -> States:
     """New, empty states for one partition of a topic."""
-    return States()
+    return States(TableState(table_rows.changes)) if topic.record.settings.kind == "table" else States()

@@ -17,17 +17,26 @@ from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.reader_stream import ReaderStream
 from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
-from stentor.errors import Closed, InternalError, LimitExceeded, ProducerNotProven, ProtocolError, StentorError
+from stentor.errors import (
+    Closed,
+    InternalError,
+    InvalidArgument,
+    LimitExceeded,
+    ProducerNotProven,
+    ProtocolError,
+    StentorError,
+)
 from stentor.security.permissions import Action, Permissions
-from stentor.wire import batch, frames, messages
-from stentor.wire.frames import Kind
-from stentor.wire.header import check_header
+from stentor.wire import batch, frames, messages, table_rows
+from stentor.wire.frames import Ack, Kind
+from stentor.wire.header import HEADER_BYTES, check_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stentor.broker.partitions.serving import Serving
     from stentor.broker.sessions.session import Caller, Reception
+    from stentor.core.replica_events import Answer
     from stentor.ports import Clock
     from stentor.transport.connection import Connection
 
@@ -127,6 +136,14 @@ class ClientSession(BatchSession):
             batch.validate(body, header)
             if (header.schema_id or partition.schemas) and not 0 < header.schema_id <= partition.schemas:
                 raise schemas.refusal(partition.topic, partition.schemas, header.schema_id)
+            if partition.settings.kind == "table":
+                table_rows.check(header, body[HEADER_BYTES:], partition.topic)
+            elif header.conditional:
+                raise _no_table(partition.topic)
+            if header.conditional and flags & 3 != Ack.ALL:
+                raise InvalidArgument(
+                    "A conditional change is decided by what is committed: it needs ack=all.", object=partition.topic
+                )
         except StentorError as error:
             self.fail(correlation, error, "publish")
             return
@@ -135,10 +152,10 @@ class ClientSession(BatchSession):
         self._syncs.note(len(body))
         partition.publish(body, header, Request(self, correlation), flags & 3)
 
-    def published(self, correlation: int, base_offset: int, epoch: int, appended_at_us: int) -> None:
+    def published(self, correlation: int, answer: Answer) -> None:
         """Answer a publish; the caller flushes once it has no more answers."""
-        answer = frames.PUBLISHED.pack(base_offset, epoch, appended_at_us)
-        self._answers.append(frames.frame(_PUBLISHED, correlation, answer))
+        packed = frames.PUBLISHED.pack(answer.base_offset, answer.epoch, answer.appended_at_us)
+        self._answers.append(frames.frame(_PUBLISHED, correlation, packed, flags=int(answer.refused)))
 
     def flush(self) -> None:
         """Send what is answered; during a read its end does that."""
@@ -301,6 +318,14 @@ class ClientSession(BatchSession):
             lag=lag.messages,
             lag_s=round(lag.seconds, 3),
         )
+
+
+def _no_table(topic: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"Topic {topic} is no table; its messages cannot come with conditions.",
+        hint="Make tables with client.create_topic(name, kind='table').",
+        object=topic,
+    )
 
 
 def _not_proven(producer_id: int) -> ProducerNotProven:

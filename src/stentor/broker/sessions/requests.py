@@ -135,6 +135,13 @@ class Requests:
     async def _create(self, _: ClientSession, request: messages.CreateTopic) -> messages.TopicDescribed:
         return self._described(await self._change(self._create_topic(request)))
 
+    def _defaults(self, wanted: messages.TopicChanges) -> messages.TopicSettings:
+        """What this broker gives to topics that do not say otherwise; a table never loses what it holds by itself."""
+        settings = self._config.topic_settings()
+        if wanted.kind == "table":
+            return msgspec.structs.replace(settings, retention_age_s=None, retention_bytes=None)
+        return settings
+
     async def _create_topic(self, request: messages.CreateTopic) -> HeldTopic:
         existing = self._catalogue.topics.get(request.name)
         if existing is not None and (request.exist_ok or request.automatic):
@@ -145,7 +152,7 @@ class Requests:
                 hint=f"Make it with `stentor topic create {request.name}`.",
                 object=request.name,
             )
-        settings = messages.merge_settings(self._config.topic_settings(), request.settings)
+        settings = messages.merge_settings(self._defaults(request.settings), request.settings)
         if request.automatic and request.name in _MADE_AS:
             settings = messages.merge_settings(settings, _MADE_AS[request.name])
         try:
