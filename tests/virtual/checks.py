@@ -199,7 +199,9 @@ class Checker:
         self._taken.add((replica, publish.ticket))
         name = publish.producer_id, publish.generation, publish.sequence
         end = append.base_offset + publish.count
-        self.copies[replica].batches.append(Batch(append.base_offset, end, append.epoch, *name, publish.checksum))
+        self.copies[replica].batches.append(
+            Batch(append.base_offset, end, append.epoch, *name, publish.checksum, append.refused)
+        )
 
     def _batches_taken(self, replica: Replica, event: r.Taken) -> None:
         self.copies[replica].batches.extend(map(of_header, event.batches))

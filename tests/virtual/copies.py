@@ -32,6 +32,7 @@ class Batch(NamedTuple):
     generation: int
     sequence: int
     body_checksum: int
+    refused: bool = False
 
     @property
     def name(self) -> tuple[int, int, int]:
@@ -50,6 +51,7 @@ def of_header(header: Any) -> Batch:
         header.generation,
         header.sequence,
         header.body_checksum,
+        header.refused,
     )
 
 
@@ -123,7 +125,8 @@ def remembered(dedupe: Dedupe) -> dict[int, list[Batch]]:
     _, producers = msgspec.msgpack.decode(dedupe.snapshot(), strict=False)
     return {
         producer: [
-            Batch(base, end, 0, producer, generation, sequence, checksum) for sequence, checksum, base, end, _ in window
+            Batch(base, end, 0, producer, generation, sequence, checksum, refused)
+            for sequence, checksum, base, end, _, refused in window
         ]
         for producer, (generation, window) in producers.items()
     }

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 ABSENT: Final = -1
 """As a version: the key is not there."""
 
+_TO_COME: Final = -2
+"""As a version: of a row whose batch has no offset yet. No condition can name it."""
 
-class Change(NamedTuple):
+
+class KeyChange(NamedTuple):
     """What one row does to a key."""
 
     key: bytes
@@ -41,7 +44,7 @@ class TableState:
     undoes: Final = True
     vital: Final = True
 
-    def __init__(self, changes: Callable[[Batch, bytes | memoryview], Iterable[Change]]) -> None:
+    def __init__(self, changes: Callable[[Batch, bytes | memoryview], Iterable[KeyChange]]) -> None:
         self._changes = changes
         self._committed: dict[bytes, int] = {}
         # What is not committed. A mark is the offset of a row that sets its key, or ~offset of one that deletes it.
@@ -66,7 +69,7 @@ class TableState:
                 version = seen.get(change.key)
                 if change.condition != (self.version(change.key) if version is None else version):
                     return False
-            seen[change.key] = ABSENT if change.deletes else batch.base_offset  # no condition names a version to come
+            seen[change.key] = ABSENT if change.deletes else _TO_COME
         return True
 
     # --- derived from the log -------------------------------------------------------------------
