@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import msgspec
-from tests.virtual.copies import Batch, Copy, derive, of_header, read_log, remembered
+from tests.virtual.copies import Batch, Copy, derive, of_header, pending_end, read_log, remembered, versions
 from tests.virtual.starts import Starts
 from tests.virtual.world import SECOND
 
@@ -50,6 +50,7 @@ class Checker:
         self._by_directory: dict[str, Copy] = {}
         self.newest: dict[tuple[Key, str, int], Copy] = {}  # by broker and log id, also after a death
         self.excused: set[tuple[Key, str, int]] = set()  # copies that a fault took something from
+        self.topics: dict[int, str] = {}  # their names
         self.torn: set[tuple[Key, str, int]] = set()  # copies that a loss of power cut, until they are at work again
         self.failed_syncs: set[tuple[Key, str, int]] = set()  # copies whose sync failed
         self.recovering: set[Key] = set()  # where an operator lets a copy lead, at this moment
@@ -128,6 +129,7 @@ class Checker:
     def opened(self, partition: Partition) -> None:
         """C2: an epoch that was acted on is on disk, whatever happened since."""
         me, key = partition.replica.me, partition.key
+        self.topics[key[0]] = partition.topic
         readable = (key, me.broker, me.log_id) not in self.excused
         copy = self.copies[partition.replica] = Copy(partition, self.world.current, readable=readable)
         self._by_directory[str(partition.log.directory)] = copy
@@ -210,6 +212,8 @@ class Checker:
         """C19: what is derived from a log follows it."""
         copy = self.copies[replica]
         copy.cut(event.end)
+        undone = all(pending_end(state) <= event.end for state in replica.states)
+        self.require(undone, "a log was cut, and a table has what it lost", copy.place, event)
         if copy.batches and copy.batches[0].base_offset == 0:
             derived = derive(copy.batches)
             self.require(
@@ -291,6 +295,7 @@ class Checker:
         if held is None:
             return
         self.require(held.body_checksum == publish.checksum, "answered for another batch", copy.place, publish, held)
+        self.require(held.refused == answer.refused, "answered with another outcome", copy.place, held, answer)  # C20
         self._check_replaced(copy, answer)
         if publish.ack == ALL:
             self._acknowledged(copy, answer, held)
@@ -444,9 +449,10 @@ class Checker:
     def record(self, key: Key) -> ChainRecord:
         return self._records[key]
 
-    def committed_of(self, partition: int) -> int:
-        """The highest commit point that anybody knows of a partition of the one topic."""
-        return max((end for key, end in self.committed.items() if key[1] == partition), default=0)
+    def committed_of(self, partition: int, topic: str) -> int:
+        """The highest commit point that anybody knows of a partition."""
+        found = (end for key, end in self.committed.items() if key[1] == partition and self.topics[key[0]] == topic)
+        return max(found, default=0)
 
     def keys(self) -> list[Key]:
         return list(self._records)
@@ -543,7 +549,8 @@ class Checker:
                     if batch.end_offset <= self.committed[key]:
                         self._compare(copy, batch)
                 copy.partition.replica.states.check_invariants()
-                derived[member.broker] = copy.partition.replica.states.snapshot()
+                states = copy.partition.replica.states
+                derived[member.broker] = states.snapshot(), *map(versions, states)
             self.require(len(set(derived.values())) <= 1, "state derived from the same log differs", key, record)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from stentor import limits
+from stentor.core.table import TableState
 from stentor.wire import header as batch_header
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.partitions.partition import Partition
     from stentor.core.dedupe import Dedupe
+    from stentor.core.derived import DerivedState
     from stentor.core.records import Key, Member
     from stentor.storage.log import PartitionLog
 
@@ -130,6 +132,16 @@ def remembered(dedupe: Dedupe) -> dict[int, list[Batch]]:
         ]
         for producer, (generation, window) in producers.items()
     }
+
+
+def versions(state: DerivedState) -> frozenset[tuple[bytes, int]]:
+    """What is at which version, of a state that has no snapshots."""
+    return frozenset(state._committed.items()) if isinstance(state, TableState) else frozenset()
+
+
+def pending_end(state: DerivedState) -> int:
+    """Up to where a table has what is not committed."""
+    return state._pending[-1][0] if isinstance(state, TableState) and state._pending else 0
 
 
 def _unstamped(batch: Batch) -> Batch:

@@ -41,6 +41,7 @@ from stentor.core.records import ChainRecord
 from stentor.core.replica import Replica
 from stentor.core.standing import Standing
 from stentor.core.state_transfer import StateTransfer
+from stentor.core.table import TableState
 from stentor.errors import StentorError
 from stentor.storage.log import PartitionLog
 
@@ -276,6 +277,15 @@ def _half_a_state(self, piece, now_us):
     return self._links.begin_anew(linked, None)
 
 
+# --- C20: tables --------------------------------------------------------------------------------------
+
+
+def _forget_refused(self, batch, _=b""):
+    """Remembers that a batch was written, and not that it was refused."""
+    name = batch.producer_id, batch.generation, batch.sequence, batch.body_checksum
+    self.record(*name, batch.base_offset, batch.end_offset, batch.appended_at_us)
+
+
 # --- C11: joiners -------------------------------------------------------------------------------------
 
 _READY = property(lambda self: self.joint)
@@ -474,6 +484,14 @@ mutation("resend-level", "C18: a resend is answered only at its level", (Replica
 mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh))
 mutation("found", "C32: only a batch that is in the log counts as written", (Resends, "_conclude", _found_something))
 mutation("derived", "C19: derived state is made anew after a truncation", (PartitionLog, "derive", _nothing))
+mutation("conditions", "C20: a change is made only if its conditions hold", (TableState, "allows", _always))
+mutation(
+    "applied",
+    "C20: conditions are decided on the applied view, not on the committed one",
+    (TableState, "version", TableState.committed_version),
+)
+mutation("outcome", "C20: a resend of what was refused is refused again", (Dedupe, "apply", _forget_refused))
+mutation("undo", "C19: a table undoes what was cut off its log", (TableState, "cut", _nothing))
 mutation("retention", "C23: retention stops at the commit point", (LettingGo, "_retain", _retain_all))
 mutation("own-retention", "C23: only the head chooses where a log begins", (LettingGo, "retain", _retain_everywhere))
 mutation("own-start", "C23: a member's log begins where the head says", (ChainDesk, "_retire", _retire_committed))

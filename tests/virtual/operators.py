@@ -11,8 +11,6 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from tests.virtual.workload import TOPIC
-
 from stentor.errors import StentorError
 
 if TYPE_CHECKING:
@@ -71,7 +69,7 @@ class Operators:
     def _recover(self, key: Key) -> None:
         """`stentor topic recover`, of one partition."""
         self._checker.recovering.add(key)
-        asking = self._cluster.process("operator").run(self._insist(key[1]))
+        asking = self._cluster.process("operator").run(self._insist(self._checker.topics[key[0]], key[1]))
         self._cluster.go(WAIT_S, asking.done)
         self._checker.recovering.discard(key)
         self._checker.require(asking.done(), "an operator cannot let a copy lead", key, self._checker.record(key))
@@ -80,9 +78,9 @@ class Operators:
             self.done.append(f"recover {key[1]} at {end}")
             self._checker.require(end >= committed, "an operator gives up what is committed", key, end, committed)
 
-    async def _insist(self, index: int) -> Any:
+    async def _insist(self, topic: str, index: int) -> Any:
         async with await self._cluster.client("operator") as client:
             while True:
                 with suppress(StentorError):
-                    return await client.recover_partition(TOPIC, index, timeout=5.0)
+                    return await client.recover_partition(topic, index, timeout=5.0)
                 await asyncio.sleep(0.5)

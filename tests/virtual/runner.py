@@ -14,6 +14,7 @@ from unittest.mock import patch
 from tests.virtual.cluster import Cluster
 from tests.virtual.faults import Faults
 from tests.virtual.operators import Operators
+from tests.virtual.table_load import TABLE, TableLoad
 from tests.virtual.workload import TOPIC, History, Workload
 from tests.virtual.world import SECOND, BrokenError, World, number_objects
 
@@ -24,6 +25,10 @@ from stentor.errors import StentorError
 if TYPE_CHECKING:
     from stentor.broker.catalogue import Catalogue
     from stentor.core.records import Key
+    from stentor.storage.log import PartitionLog
+
+
+TABLE_EVERY = 5  # seeds
 
 
 class FailedError(AssertionError):
@@ -41,6 +46,7 @@ class Layout(NamedTuple):
     in_loop: bool  # loops sync for lone publishers
     retains: bool  # only the newest messages are kept
     ack: str  # of one of the producers
+    table: bool  # there is a table, too
 
 
 class Run:
@@ -66,9 +72,11 @@ class Run:
             in_loop=rng.random() < 0.5,
             retains=rng.random() < 0.3,
             ack=rng.choice(["all", "head", "quorum"]),
+            table=seed % TABLE_EVERY == 0,
         )._replace(**fixed)
         self.history = History(self.world)
         self.load = Workload(self.cluster, self.history, retains=self.layout.retains)
+        self.tables = TableLoad(self.cluster)
         self.operators = Operators(self.cluster)
         self.faults = Faults(self.cluster, factor=self.layout.factor, favour=favour)
 
@@ -114,14 +122,15 @@ class Run:
             "min_replicas": layout.factor if layout.minimum else 0,
             "placement": layout.placement,
         }
-        if layout.retains:
-            wishes["retention_bytes"] = 2 * limits.SEGMENT_BYTES_MIN
+        retention = {"retention_bytes": 2 * limits.SEGMENT_BYTES_MIN} if layout.retains else {}
 
         async def create() -> None:
             while True:
                 try:
                     async with await cluster.client("maker") as client:
-                        await client.create_topic(TOPIC, exist_ok=True, **wishes)
+                        await client.create_topic(TOPIC, exist_ok=True, **wishes, **retention)
+                        if layout.table:
+                            await client.create_topic(TABLE, exist_ok=True, **{**wishes, "partitions": 1}, kind="table")
                 except StentorError:  # not all brokers have heard of each other yet, or one died meanwhile
                     await asyncio.sleep(0.1)
                 else:
@@ -130,12 +139,18 @@ class Run:
         making = cluster.process("maker").run(create())
         made = cluster.go(10, making.done)
         self.require(made and making.exception() is None, f"the topic is not made: {made and making.exception()}")
-        for number, ack in enumerate(["all", "all", layout.ack]):
+        self._employ()
+        cluster.go(0.5)
+
+    def _employ(self) -> None:
+        cluster = self.cluster
+        for number, ack in enumerate(["all", "all", self.layout.ack]):
             cluster.process(f"producer{number}").run(self.load.produce(f"p{number}", ack))
         for number in range(2):
             cluster.process(f"reader{number}").run(self.load.read(f"r{number}"))
         cluster.process("looker").run(self.load.look("looker"))
-        cluster.go(0.5)
+        for number in range(3 if self.layout.table else 0):
+            cluster.process(f"table{number}").run(self.tables.work(f"c{number}"))
 
     def _disturb(self, seconds: float) -> None:
         end = self.world.now + round(seconds * SECOND)
@@ -148,10 +163,13 @@ class Run:
         self.faults.heal()
         if not cluster.go(60, self._whole):
             self._ask_operators()
-        self.load.stopping = True
+        self.load.stopping = self.tables.stopping = True
         self.require(cluster.go(60, lambda: not self.load.outstanding), "publishes are not answered")
+        self.require(cluster.go(60, lambda: not self.tables.outstanding), "changes of a table are not answered")
         self.require(cluster.go(60, self._let_go), "members keep what the head let go")
         self.require(cluster.go(60, self._read), f"readers do not get everything: {self.load.positions}")
+        if self.layout.table:
+            self.require(cluster.go(60, self._copied), f"copies of a table lag: {self.tables.copies}")
 
     def _ask_operators(self) -> None:
         """Only for partitions that rightly wait for somebody (C13); all others must have come together by now."""
@@ -189,11 +207,18 @@ class Run:
         """All members agree where the log ends, and all readers are there."""
         if self.world.steps % 50 or not self.cluster.ready():
             return False
-        ends = self._ends()
+        ends = self._ends(TOPIC)
         return all(
             len(found) == 1 and all(read.get(partition, 0) == max(found) for read in self.load.positions.values())
             for partition, found in ends.items()
         )
+
+    def _copied(self) -> bool:
+        """The same, of the table and the copies that clients hold."""
+        if self.world.steps % 50 or not self.cluster.ready():
+            return False
+        (found,) = self._ends(TABLE).values()
+        return len(found) == 1 and self.tables.caught_up(max(found))
 
     def _let_go(self) -> bool:
         """Members let go of what the one before them let go, also when nobody publishes (C23); each whole segments."""
@@ -214,16 +239,23 @@ class Run:
         found: dict[int, int] = defaultdict(int)
         for name in self.cluster.disks:
             for key, partition in self.cluster.partitions(name).items():
-                found[key[1]] = max(found[key[1]], partition.log.start)
+                found[key[1]] = max(found[key[1]], partition.log.start)  # a table lets go of nothing
         return found
 
-    def _ends(self) -> dict[int, set[int]]:
+    def _ends(self, topic: str) -> dict[int, set[int]]:
         ends: dict[int, set[int]] = defaultdict(set)
         for key, held in self._catalogue().chains.items():
             for member in held.record.chain:
-                replica = self.cluster.brokers[member.broker].partitions[key].replica
-                ends[key[1]] |= {replica.end, replica.committed}
+                partition = self.cluster.brokers[member.broker].partitions[key]
+                if partition.topic == topic:
+                    ends[key[1]] |= {partition.replica.end, partition.replica.committed}
         return ends
+
+    def _table_log(self) -> PartitionLog:
+        """Of one of its members; `Checker.finish` compares it with those of the others."""
+        (key,) = (topic.keys[0] for topic in self._catalogue().topics.values() if topic.record.name == TABLE)
+        head = self._catalogue().chains[key].record.chain[0].broker
+        return self.cluster.brokers[head].partitions[key].log
 
     def _compare(self) -> None:
         """Everything acknowledged is there once, in order; nothing that was refused is."""
@@ -246,6 +278,8 @@ class Run:
             producer, _, number = value.partition(b":")
             history.require(last.get((producer, partition), -1) < int(number), "out of order", partition, value)
             last[producer, partition] = int(number)
+        if self.layout.table:
+            self.tables.compare(self._table_log())
         self.cluster.checker.finish()
         self.require(holds=True, what="")
 

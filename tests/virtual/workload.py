@@ -117,7 +117,7 @@ class Workload:
             self.history.require(fits, "a reader jumps", name, message.partition, due, message.offset)
             positions[message.partition] = message.offset + 1
             self.history.show((message.partition, message.offset), message.value)
-            committed = self.cluster.checker.committed_of(message.partition)
+            committed = self.cluster.checker.committed_of(message.partition, TOPIC)
             self.history.require(
                 message.offset < committed, "a reader sees what is not committed", name, message.offset, committed
             )

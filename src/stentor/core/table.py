@@ -12,6 +12,7 @@ Values are not kept here: they are in the log. A table has no snapshot; it is de
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stentor.errors import CorruptData
@@ -122,3 +123,4 @@ class TableState:
         """Called by tests and the simulator after every step."""
         newest = {key: mark for _, made in self._pending for key, mark in made}
         assert self._applied == newest
+        assert all(before < after for (before, _), (after, _) in pairwise(self._pending))
