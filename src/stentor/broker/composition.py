@@ -156,6 +156,7 @@ class Parts:
             followed=cluster.followed,
             control=cluster.control,
             peers=cluster.peers,
+            trust=cluster.trust,
             logs=self.replicas,
             check_room=self.admission.check_descriptors,
         )

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.control import Control
     from stentor.broker.cluster.peer_links import Peers
     from stentor.broker.cluster.store_follower import FollowedStore
+    from stentor.broker.cluster.trust import Trust
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.ports import CoordinationStore
     from stentor.wire.messages import TopicChanges, TopicSettings
@@ -75,6 +76,7 @@ class TopicAdmin:
         followed: FollowedStore,
         control: Control,
         peers: Peers,
+        trust: Trust,
         logs: Logs,
         check_room: Callable[[int], None],
     ) -> None:
@@ -83,6 +85,7 @@ class TopicAdmin:
         self._store, self._catalogue, self._follower = followed.store, followed.catalogue, followed.follower
         self._control = control
         self._peers = peers
+        self._trust = trust
         self._logs = logs
         self._check_room = check_room  # for so many more logs
         self.changing = asyncio.Lock()  # topics change one at a time
@@ -137,6 +140,12 @@ class TopicAdmin:
         settings = msgspec.structs.replace(settings, replicas=replicas)
         _check_minimum(name, settings)
         _check_table(name, settings)
+        if settings.kind == "table" and not self._trust.tables:
+            raise NotReady(
+                "The cluster is being upgraded; tables cannot be made until every broker knows them.",
+                hint="Upgrade all brokers, then try again.",
+                object=name,
+            )
         record = TopicRecord(name, secrets.randbits(62) + 1, settings, self._environment.clock.now_us())
         return HeldTopic(record, 0)
 

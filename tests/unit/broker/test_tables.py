@@ -1,0 +1,79 @@
+"""Topics that are tables: how they are made, and what their heads refuse."""
+
+import pytest
+
+from stentor.broker.cluster import cluster, trust
+from stentor.errors import InvalidArgument, NotReady
+from stentor.testing import broker
+from stentor.wire import table_rows
+
+
+def test_a_table_keeps_everything_whatever_the_broker_gives_to_others(tmp_path):
+    with broker(tmp_path / "data", retention_age_s=60, retention_bytes=1_000_000) as local, local.client() as client:
+        client.create_topic("stream")
+        client.create_topic("config", kind="table")
+        made = client.describe_topic("config").settings
+        assert (made.kind, made.retention_age_s, made.retention_bytes) == ("table", None, None)
+        assert client.describe_topic("stream").settings.kind == "stream"
+        assert client.describe_topic("stream").settings.retention_age_s == 60
+
+
+@pytest.mark.parametrize("setting", [{"retention_age_s": 60}, {"retention_bytes": 0}], ids=["age", "bytes"])
+def test_a_table_has_no_retention(client, setting):
+    with pytest.raises(InvalidArgument, match="retention would delete keys"):
+        client.create_topic("config", kind="table", **setting)
+    client.create_topic("config", kind="table")
+    with pytest.raises(InvalidArgument, match="retention would delete keys"):
+        client.alter_topic("config", **setting)
+
+
+def test_a_topic_does_not_become_a_table_nor_a_table_a_topic(client):
+    client.create_topic("stream")
+    client.create_topic("config", kind="table")
+    for name, kind in (("stream", "table"), ("config", "stream")):
+        with pytest.raises(InvalidArgument, match="cannot be changed"):
+            client.alter_topic(name, kind=kind)
+
+
+def test_what_is_published_to_a_table_is_a_change(client):
+    client.create_topic("config", kind="table")
+    with pytest.raises(InvalidArgument, match="without a key"):
+        client.publish("config", b"v")
+    with pytest.raises(InvalidArgument, match="not UTF-8"):
+        client.publish("config", b"v", key=b"\xff")
+    name, value = table_rows.condition(7)
+    with pytest.raises(InvalidArgument, match="does not say so"):
+        client.publish("config", b"v", key="a", headers={name: value})
+    client.publish("config", b"v", key="a")
+    with client.table("config") as table:
+        assert dict(table) == {"a": b"v"}
+
+
+@pytest.fixture
+def before(monkeypatch):
+    """Every broker is of the version before: it knows one feature level less."""
+    for module in (trust, cluster):
+        monkeypatch.setattr(module, "LEVEL_KNOWN", trust.TABLES - 1)
+    return monkeypatch
+
+
+def test_tables_are_made_once_every_broker_knows_them(etcd, before, tmp_path, wait_until):
+    """C27: an older broker would serve a table as a stream, and decide nothing."""
+    settings = {"coordination": f"{etcd.url}/tables", "broker_id": "b0"}
+    with broker(tmp_path / "data", **settings) as local, local.client() as client:
+        client.create_topic("stream")
+        with pytest.raises(NotReady, match="The cluster is being upgraded"):
+            client.create_topic("config", kind="table")
+        assert [topic.name for topic in client.topics()] == ["stream"]
+        before.undo()
+        local.stop()
+        local.start()
+        known = local.inner.parts.cluster.trust
+        wait_until(lambda: known.level == trust.TABLES, "the level rises")
+        client.create_topic("config", kind="table")
+        with client.table("config") as table:
+            table.put("a", "1")
+
+
+def test_a_broker_on_its_own_needs_no_level(client):
+    client.create_topic("config", kind="table")
