@@ -204,8 +204,7 @@ class TableWatch:
         self._copy = copy
         self._subtree = subtree
         self._inbox: queue.SimpleQueue[TableChange | StentorError] = queue.SimpleQueue()
-        copy.check()
-        copy.watchers.append(self._take)
+        copy.watch(self._take)
 
     def _take(self, change: TableChange | StentorError) -> None:
         if isinstance(change, StentorError) or change.key.startswith(self._subtree):
@@ -228,8 +227,7 @@ class TableWatch:
 
     def close(self) -> None:
         """No more changes."""
-        if self._take in self._copy.watchers:
-            self._copy.watchers.remove(self._take)
+        self._copy.unwatch(self._take)
 
     def __enter__(self) -> Self:
         return self
@@ -314,8 +312,7 @@ class AsyncTableWatch:
         self._copy = copy
         self._subtree = subtree
         self._inbox: asyncio.Queue[TableChange | StentorError] = asyncio.Queue()
-        copy.check()
-        copy.watchers.append(self._take)
+        copy.watch(self._take)
 
     def _take(self, change: TableChange | StentorError) -> None:
         if isinstance(change, StentorError) or change.key.startswith(self._subtree):
@@ -338,8 +335,7 @@ class AsyncTableWatch:
 
     async def close(self) -> None:
         """No more changes."""
-        if self._take in self._copy.watchers:
-            self._copy.watchers.remove(self._take)
+        self._copy.unwatch(self._take)
 
     async def __aenter__(self) -> Self:
         return self

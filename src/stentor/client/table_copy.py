@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stentor import limits
+from stentor.client.convert import as_bytes
 from stentor.client.decode import decode_messages
 from stentor.client.message import Receipt
 from stentor.client.producer_core import ProducerCore
@@ -27,7 +29,7 @@ from stentor.wire import batch, messages, table_rows
 from stentor.wire.header import CONDITIONAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
@@ -55,6 +57,10 @@ class TableChange(msgspec.Struct, frozen=True):
     new: TableEntry | None  # None: it was deleted
 
 
+Watcher = Callable[[TableChange | StentorError], None]
+"""Who is told of changes, and of the end; in the client's loop."""
+
+
 class TableCopy:
     """One copy of one table."""
 
@@ -62,29 +68,25 @@ class TableCopy:
         self.core = core
         self.name = name
         self.entries: dict[str, TableEntry] = {}
-        self.lock = threading.Lock()  # held while a batch is applied: who wants several keys at one sequence takes it
+        # Held while a batch is applied, and while somebody begins or ends to watch: who wants several keys at one
+        # sequence takes it, and who watches and then reads misses nothing in between.
+        self.lock = threading.Lock()
         self.applied: list[int] = []
         self.failure: StentorError | None = None
-        self.watchers: list[Callable[[TableChange | StentorError], None]] = []
+        self.watchers: list[Watcher] = []
         self._waiting: list[tuple[TableSequence, asyncio.Future[None]]] = []
         self._subscription: SubscriptionCore | None = None
         self._producer: ProducerCore | None = None
+        self._topic_id = 0
 
     # --- opening and closing --------------------------------------------------------------------
 
     async def open(self, deadline: Deadline) -> None:
         """Take the whole table, as it is committed now."""
-        described = await self.core.call(messages.DescribeTopic(name=self.name), deadline)
-        settings = described.topic.settings
-        if settings.kind != "table":
-            raise InvalidArgument(
-                f"Topic {self.name} is no table.",
-                hint=f"Make tables with client.create_topic({self.name!r}, kind='table').",
-                object=self.name,
-            )
-        self.applied = [0] * settings.partitions
-        route = await self.core.topic(self.name, deadline)
-        self._producer = ProducerCore(self.core, route, ack="all", keep_failures=False)
+        route = await self._route(deadline)
+        self.applied = [0] * len(route.partitions)
+        self._topic_id = route.id
+        self._producer = _Changes(self.core, route, ack="all", keep_failures=False)
         self._subscription = SubscriptionCore(self.core, self.name, start="earliest", put=self._take)
         self.core.closers.add(self.close)
         try:
@@ -93,6 +95,23 @@ class TableCopy:
         except BaseException:
             await self.close()
             raise
+
+    async def _route(self, deadline: Deadline) -> messages.TopicRoute:
+        """Of the table as it is now: what this client knows of the name may be older, and nothing is made here."""
+        while True:
+            topic = (await self.core.call(messages.DescribeTopic(name=self.name), deadline)).topic
+            if topic.settings.kind != "table":
+                raise InvalidArgument(
+                    f"Topic {self.name} is no table.",
+                    hint=f"Make tables with client.create_topic({self.name!r}, kind='table').",
+                    object=self.name,
+                )
+            for _ in range(2):
+                route = self.core.routes.get(self.name)
+                if route is not None and route.id == topic.id:
+                    return route
+                await self.core.refresh_routes(deadline)
+            await asyncio.sleep(limits.PRODUCER_RESEND_S)
 
     async def close(self) -> None:
         """Let go. Who waits for something is told."""
@@ -103,7 +122,22 @@ class TableCopy:
             await subscription.close()
         if producer is not None:
             await producer.close()
-        self._fail(Closed(f"This copy of table {self.name} is closed.", hint="Open the table again."))
+        self._fail(self._closed())
+
+    def _closed(self) -> Closed:
+        return Closed(f"This copy of table {self.name} is closed.", hint="Open the table again.")
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell somebody of all changes from now on, and of the end."""
+        with self.lock:
+            self.check()
+            self.watchers.append(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Tell it no more."""
+        with self.lock:
+            if watcher in self.watchers:
+                self.watchers.remove(watcher)
 
     def check(self) -> None:
         """What ended the copy, if it has ended."""
@@ -113,8 +147,10 @@ class TableCopy:
     def _fail(self, error: StentorError) -> None:
         if self.failure is not None:
             return
-        self.failure = error
-        for watcher in self.watchers:
+        with self.lock:
+            self.failure = error
+            watchers = tuple(self.watchers)
+        for watcher in watchers:
             watcher(error)
         waiting, self._waiting = self._waiting, []
         for _, reached in waiting:
@@ -126,7 +162,7 @@ class TableCopy:
     def _take(self, item: Delivery | StentorError | None) -> None:
         """A delivery of the subscription, or its end."""
         if item is None or isinstance(item, StentorError):
-            self._fail(item or Closed(f"This copy of table {self.name} is closed.", hint="Open the table again."))
+            self._fail(item or self._closed())
             return
         reader, subscription = item.reader, self._subscription
         if self.failure is not None or subscription is None:
@@ -144,8 +180,10 @@ class TableCopy:
 
     def _apply(self, rows: list[Message]) -> None:
         changes: list[TableChange] = []
-        entries, watched = self.entries, bool(self.watchers)
+        entries = self.entries
         with self.lock:
+            watchers = tuple(self.watchers)
+            watched = bool(watchers)
             for row in rows:
                 key = (row.key or b"").decode(errors="replace")
                 old = entries.get(key) if watched else None
@@ -157,7 +195,7 @@ class TableCopy:
                 if watched and (old is not None or new is not None):
                     changes.append(TableChange(key, old, new))
         for change in changes:
-            for watcher in self.watchers:
+            for watcher in watchers:
                 watcher(change)
 
     @property
@@ -197,10 +235,10 @@ class TableCopy:
 
     async def catch_up(self, deadline: Deadline) -> None:
         """Until the copy has everything that is committed by now, as the chain says."""
-        route = await self.core.topic(self.name, deadline)
+        self.check()
         wishes = [
-            messages.FindOffset(topic_id=route.id, partition=index, at="latest")
-            for index in range(len(route.partitions))
+            messages.FindOffset(topic_id=self._topic_id, partition=index, at="latest")
+            for index in range(len(self.applied))
         ]
         found = await asyncio.gather(*(self.core.find_offset(wish, self.name, deadline) for wish in wishes))
         await self.wait(tuple(each.offset for each in found), deadline)
@@ -213,7 +251,8 @@ class TableCopy:
         """Set or delete keys, all at once or not at all; their versions. The copy has the change then."""
         self.check()
         producer = self._producer
-        assert producer is not None
+        if producer is None:
+            raise self._closed()  # in a moment
         partition = self._partition_of(rows, producer)
         encoded = _encode(rows, conditions)
         done: asyncio.Future[Receipt] = self.core.loop.create_future()
@@ -242,6 +281,13 @@ class TableCopy:
                 object=self.name,
             )
         return found.pop()
+
+
+class _Changes(ProducerCore):
+    """A producer for one table: versions are those of its log, and say nothing of one that is made anew."""
+
+    def _fits(self, _: messages.TopicRoute) -> bool:
+        return False
 
 
 def _resolve(done: asyncio.Future[Receipt]) -> Callable[[Receipt | None, StentorError | None], None]:
@@ -278,9 +324,10 @@ def check_key(key: object) -> str:
         raise InvalidArgument(
             f"{key!r} is no key of a table.", hint="Use a path such as 'app/limits/rate': words with slashes between."
         )
-    if len(key.encode()) > limits.MESSAGE_KEY_BYTES_MAX:
+    encoded = as_bytes(key, "key") or b""
+    if len(encoded) > limits.MESSAGE_KEY_BYTES_MAX:
         raise LimitExceeded(
-            f"A key has {len(key.encode())} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
+            f"A key has {len(encoded)} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
             hint="Use a shorter path.",
         )
     return key

@@ -1,9 +1,13 @@
 """Topics that are tables: how they are made, and what their heads refuse."""
 
+import threading
+from contextlib import ExitStack
+
 import pytest
 
+from stentor import Client, limits
 from stentor.broker.cluster import cluster, trust
-from stentor.errors import InvalidArgument, NotReady
+from stentor.errors import DeadlineExceeded, InvalidArgument, NotReady, UnknownOutcome
 from stentor.testing import broker
 from stentor.wire import table_rows
 
@@ -47,6 +51,45 @@ def test_what_is_published_to_a_table_is_a_change(client):
     client.publish("config", b"v", key="a")
     with client.table("config") as table:
         assert dict(table) == {"a": b"v"}
+
+
+def test_a_broker_that_is_killed_under_load_loses_nothing_and_makes_nothing_twice(served, wait_until):
+    process = served().start()
+    with Client(process.url) as client:
+        client.create_topic("config", kind="table", segment_bytes=limits.SEGMENT_BYTES_MIN)
+    counted, uncounted, stop = [], [], threading.Event()
+
+    def count(table):
+        while not stop.is_set():
+            try:
+                counted.append(table.add("n", timeout=30))
+            except (UnknownOutcome, DeadlineExceeded) as error:
+                uncounted.append(error)
+
+    with ExitStack() as stack:
+        tables = [stack.enter_context(stack.enter_context(Client(process.url)).table("config")) for _ in range(3)]
+        watch = stack.enter_context(tables[0].watch())
+        threads = [threading.Thread(target=count, args=(table,)) for table in tables]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            before = len(counted)
+            wait_until(lambda before=before: len(counted) > before + 20, "some additions")
+            process.kill()
+            process.start()
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        for table in tables:
+            table.sync(timeout=30)
+        final = int(tables[0]["n"])
+        assert len(counted) == len(set(counted))
+        assert len(counted) <= final <= len(counted) + len(uncounted)
+        assert len({(table.sequence, tuple(table.entries())) for table in tables}) == 1
+        seen = [int(watch.get(timeout=10).new.value) for _ in range(final)]
+        assert seen == list(range(1, final + 1))
+    with Client(process.url) as client, client.table("config") as fresh:
+        assert int(fresh["n"]) == final
 
 
 @pytest.fixture
