@@ -25,7 +25,7 @@ ABSENT: Final = -1
 """As a version: the key is not there."""
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """What one row does to a key."""
 
     key: bytes
@@ -41,7 +41,7 @@ class TableState:
     undoes: Final = True
     vital: Final = True
 
-    def __init__(self, changes: Callable[[Batch, bytes | memoryview], Iterable[Change]]) -> None:
+    def __init__(self, changes: Callable[[Batch, bytes | memoryview], Iterable[KeyChange]]) -> None:
         self._changes = changes
         self._committed: dict[bytes, int] = {}
         # What is not committed. A mark is the offset of a row that sets its key, or ~offset of one that deletes it.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from stentor.core.table import ABSENT, Change
+from stentor.core.table import ABSENT, KeyChange
 from stentor.errors import InvalidArgument
 from stentor.wire import bodies, rows
 from stentor.wire.header import ENCODING_ROWS, BatchHeader
@@ -30,15 +30,15 @@ def condition(version: int) -> tuple[str, bytes]:
     return CONDITION, _VERSION.pack(version)
 
 
-def changes(header: Batch, body: bytes | memoryview) -> Iterator[Change]:
+def changes(header: Batch, body: bytes | memoryview) -> Iterator[KeyChange]:
     """What the rows of a batch do, whose form was checked."""
     assert isinstance(header, BatchHeader)
     _, keys, values, headers = _columns(header, body)
     conditions: Iterable[int | None] = map(_condition, headers) if header.conditional and headers else ()
     deletes = [value is None for value in values]
     if not conditions:
-        return map(Change, _named(keys), deletes)
-    return map(Change, _named(keys), deletes, conditions)
+        return map(KeyChange, _named(keys), deletes)
+    return map(KeyChange, _named(keys), deletes, conditions)
 
 
 def _named(keys: list[bytes | None]) -> list[bytes]:
