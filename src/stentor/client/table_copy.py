@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor import limits
+from stentor.client.convert import as_bytes
 from stentor.client.decode import decode_messages
 from stentor.client.message import Receipt
 from stentor.client.producer_core import ProducerCore
@@ -278,9 +279,10 @@ def check_key(key: object) -> str:
         raise InvalidArgument(
             f"{key!r} is no key of a table.", hint="Use a path such as 'app/limits/rate': words with slashes between."
         )
-    if len(key.encode()) > limits.MESSAGE_KEY_BYTES_MAX:
+    size = len(as_bytes(key, "key") or b"")
+    if size > limits.MESSAGE_KEY_BYTES_MAX:
         raise LimitExceeded(
-            f"A key has {len(key.encode())} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
+            f"A key has {size} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
             hint="Use a shorter path.",
         )
     return key
