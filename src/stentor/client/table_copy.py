@@ -65,6 +65,7 @@ class TableCopy:
         self.entries: dict[str, TableEntry] = {}
         self.lock = threading.Lock()  # held while a batch is applied: who wants several keys at one sequence takes it
         self.applied: list[int] = []
+        self._topic_id = 0
         self.failure: StentorError | None = None
         self.watchers: list[Callable[[TableChange | StentorError], None]] = []
         self._waiting: list[tuple[TableSequence, asyncio.Future[None]]] = []
@@ -84,6 +85,7 @@ class TableCopy:
                 object=self.name,
             )
         self.applied = [0] * settings.partitions
+        self._topic_id = described.topic.id
         route = await self.core.topic(self.name, deadline)
         self._producer = ProducerCore(self.core, route, ack="all", keep_failures=False)
         self._subscription = SubscriptionCore(self.core, self.name, start="earliest", put=self._take)
@@ -198,10 +200,11 @@ class TableCopy:
 
     async def catch_up(self, deadline: Deadline) -> None:
         """Until the copy has everything that is committed by now, as the chain says."""
-        route = await self.core.topic(self.name, deadline)
+        self.check()
+        # Asked by its id: whoever asks by name makes a topic of that name, if somebody has deleted the table.
         wishes = [
-            messages.FindOffset(topic_id=route.id, partition=index, at="latest")
-            for index in range(len(route.partitions))
+            messages.FindOffset(topic_id=self._topic_id, partition=index, at="latest")
+            for index in range(len(self.applied))
         ]
         found = await asyncio.gather(*(self.core.find_offset(wish, self.name, deadline) for wish in wishes))
         await self.wait(tuple(each.offset for each in found), deadline)
