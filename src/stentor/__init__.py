@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from stentor.client.reader import Event
     from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client, connect
+    from stentor.client.table import AsyncTable, Table
+    from stentor.client.table_copy import TableChange, TableEntry
     from stentor.client.tabular import AsyncTabularTopic, TabularTopic
     from stentor.client.topic import AsyncTopic, Topic
     from stentor.client.typed import TypedMessage
     from stentor.errors import (
         Closed,
+        ConditionFailed,
         ConnectionFailed,
         CoordinationError,
         CoordinationRefused,
@@ -84,11 +87,14 @@ _EXPORTS = {
     "stentor.client.reader": ("Event",),
     "stentor.client.subscription": ("AsyncSubscription", "Subscription"),
     "stentor.client.sync_client": ("Client", "connect"),
+    "stentor.client.table": ("AsyncTable", "Table"),
+    "stentor.client.table_copy": ("TableChange", "TableEntry"),
     "stentor.client.tabular": ("AsyncTabularTopic", "TabularTopic"),
     "stentor.client.topic": ("AsyncTopic", "Topic"),
     "stentor.client.typed": ("TypedMessage",),
     "stentor.errors": (
         "Closed",
+        "ConditionFailed",
         "ConnectionFailed",
         "CoordinationError",
         "CoordinationRefused",
@@ -145,6 +151,7 @@ __all__ = [
     "AsyncHistory",
     "AsyncProducer",
     "AsyncSubscription",
+    "AsyncTable",
     "AsyncTabularTopic",
     "AsyncTopic",
     "BrokerInfo",
@@ -152,6 +159,7 @@ __all__ = [
     "Client",
     "ClientInfo",
     "Closed",
+    "ConditionFailed",
     "ConnectionFailed",
     "CoordinationError",
     "CoordinationRefused",
@@ -195,6 +203,9 @@ __all__ = [
     "StentorError",
     "StorageError",
     "Subscription",
+    "Table",
+    "TableChange",
+    "TableEntry",
     "TabularTopic",
     "Topic",
     "TopicExists",

@@ -12,6 +12,7 @@
     │   ├── VersionMismatch      no protocol version in common
     │   └── PeerRefused          a connection claims to be a broker of the cluster, but does not prove it
     ├── PublishError             some messages were not acknowledged (.failed)
+    │   ├── ConditionFailed      a conditional change of a table was not made: a key is at another version
     │   ├── UnknownOutcome       messages were sent, but may or may not be in the log
     │   ├── SequenceError        the broker expects another batch of this producer
     │   └── ProducerNotProven    the connection may not use this producer identity

@@ -49,6 +49,7 @@ DOCUMENTS = (
     "docs/tabular.md",
     "docs/testing.md",
     "docs/cluster.md",
+    "docs/patterns/clone.md",
 )
 # What needs Spark is run in tests/spark/test_documents.py.
 PYTHON = [case for name in DOCUMENTS for case in blocks(name, "python") if "stentor.spark" not in case.values[0]]
@@ -208,6 +209,7 @@ EXAMPLES = {
     "producer_fast.py": (["5000", "50"], "", "5000 messages acknowledged"),
     "typed_topic.py": ([], "", "stopped: The value at examples.orders/0@3 does not fit Order"),
     "suicidal_snail.py": ([], "", "alert: snail is too slow on examples.prices/0: 5000 messages behind\n"),
+    "feature_flags.py": ([], "", "service: now a request gets the new page\n"),
     "arrow_analysis.py": ([], "", "3000 rows came back"),
     "async_chat.py": (["ada"], "hello\n", "ada: has joined\nada: hello\nada: has left\n"),
 }

@@ -25,7 +25,7 @@ from stentor.wire.messages import TopicSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "stentor"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
 
 ARCHITECTURE_BYTES_MAX = 14_000  # of what comes before the map of modules
 
@@ -81,10 +81,8 @@ def test_every_link_leads_somewhere(path):
 
 def test_the_index_links_every_document():
     index = text_of(ROOT / "docs" / "index.md")
-    missing = [
-        path.name for path in (ROOT / "docs").glob("*.md") if path.name != "index.md" and f"({path.name})" not in index
-    ]
-    assert missing == []
+    names = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert [name for name in sorted(names - {"index.md"}) if f"({name})" not in index] == []
 
 
 # --- names --------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ class Wire:
         host, _, port = url.removeprefix("stentor://").rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=WAIT_S)
         self.file = self.socket.makefile("rb")
+        self.flags = 0  # of the frame that was received last
 
     def send(self, kind, body=b"", correlation=0, flags=0):
         if isinstance(body, dict):
@@ -35,7 +36,7 @@ class Wire:
         header = self.file.read(FRAME.size)
         if not header:
             return None
-        length, kind, _, _, correlation = FRAME.unpack(header)
+        length, kind, self.flags, _, correlation = FRAME.unpack(header)
         body = self.file.read(length)
         fixed = kind in {Kind.PUBLISHED, Kind.DELIVER, Kind.STREAM_STATE} or not body
         return Kind(kind), correlation, body if fixed else msgpack.decode(body)
@@ -92,7 +93,10 @@ def topic_id(wire, request):
 
 def batch(topic_id, *values, producer_id=0, generation=0, sequence=0):
     body = b"".join(struct.pack("<qiii", 1, -1, len(value), -1) + value for value in values)
-    count = len(values)
+    return sealed(topic_id, body, len(values), producer_id, generation, sequence)
+
+
+def sealed(topic_id, body, count, producer_id=0, generation=0, sequence=0, attributes=0):
     fields = [
         0,
         96 + len(body),
@@ -102,7 +106,7 @@ def batch(topic_id, *values, producer_id=0, generation=0, sequence=0):
         count,
         0,
         0,
-        0,
+        attributes,
         1,
         1,
         0,
@@ -230,6 +234,66 @@ def test_bad_batches_and_unknown_topics_are_refused_and_the_connection_stays(wir
     assert publish(wire, 1, bytes(damaged))["code"] == "corrupt_data"
     assert publish(wire, 2, batch(topic_id ^ 1, b"value"))["code"] == "partition_not_found"
     assert publish(wire, 3, batch(topic_id, b"value")) == 0
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+HEADERS, CONDITIONAL, WITHOUT_EFFECT = 1 << 8, 1 << 10, 1 << 11
+
+
+def change(topic_id, key, value, condition=None, sequence=0, attributes=None):
+    """A batch with one row of a table."""
+    name = b"stentor-if"
+    headers = b"" if condition is None else struct.pack("<IIi", 1, len(name), 8) + name + struct.pack("<q", condition)
+    lengths = (len(key), -1 if value is None else len(value), -1 if condition is None else len(headers))
+    body = struct.pack("<qiii", 1, *lengths) + key + (value or b"") + headers
+    own = 0 if condition is None else HEADERS | CONDITIONAL
+    return sealed(topic_id, body, 1, 9, 0, sequence, own if attributes is None else attributes)
+
+
+@pytest.fixture
+def table_id(wire, request):
+    name = request.node.name.partition("[")[0]
+    return wire.ask(1, type="CreateTopic", name=name, settings={"kind": "table"})[2]["topic"]["id"]
+
+
+def decided(wire, correlation, data):
+    """The offset of a change, and whether it has an effect."""
+    return publish(wire, correlation, data), wire.flags == 0
+
+
+def test_conditions_are_decided_by_versions_and_refusals_are_in_the_log(wire, table_id):
+    assert decided(wire, 1, change(table_id, b"a", b"1", condition=-1)) == (0, True)
+    late = change(table_id, b"a", b"2", condition=-1, sequence=1)
+    assert decided(wire, 2, late) == (1, False)
+    assert decided(wire, 3, change(table_id, b"a", b"3", condition=0, sequence=2)) == (2, True)
+    assert decided(wire, 4, change(table_id, b"a", None, condition=0, sequence=3)) == (3, False)
+    assert decided(wire, 5, late) == (1, False), "a resend gets the same answer"
+    assert decided(wire, 6, change(table_id, b"a", None, sequence=4)) == (4, True)
+    assert decided(wire, 7, change(table_id, b"a", b"5", condition=-1, sequence=5)) == (5, True)
+
+    open_stream(wire, 8, table_id, start=0, end=6)
+    effects, position = [], 0
+    batches = delivered(wire.receive_past_state())[2]
+    while position < len(batches):
+        effects.append(not struct.unpack_from("<I", batches, position + 44)[0] & WITHOUT_EFFECT)
+        position += struct.unpack_from("<I", batches, position + 8)[0]
+    assert effects == [True, False, True, False, True, True]
+
+
+def test_what_is_no_change_of_a_table_is_refused(wire, table_id):
+    assert publish(wire, 1, batch(table_id, b"without a key"))["code"] == "invalid_argument"
+    assert publish(wire, 2, change(table_id, b"a", b"1", condition=-1), Ack.HEAD)["code"] == "invalid_argument"
+    assert publish(wire, 3, change(table_id, b"a", b"1", attributes=CONDITIONAL))["code"] == "invalid_argument"
+    assert "code" in publish(wire, 4, change(table_id, b"a", b"1", attributes=WITHOUT_EFFECT))
+    changed = wire.ask(
+        5, type="AlterTopic", name="test_what_is_no_change_of_a_table_is_refused", changes={"kind": "stream"}
+    )
+    assert changed[2]["code"] == "invalid_argument"
+
+
+def test_only_tables_take_conditions(wire, topic_id):
+    assert publish(wire, 1, change(topic_id, b"a", b"1", condition=-1))["code"] == "invalid_argument"
 
 
 # --- streams ------------------------------------------------------------------------------------

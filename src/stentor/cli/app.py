@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "serve": "Run a broker until it is stopped.",
     "topic": "Create, list, describe, alter, delete and recover topics.",
+    "table": "Create, read, change, watch, dump and load tables.",
     "publish": "Publish messages from arguments, standard input or files.",
     "subscribe": "Print messages as they arrive.",
     "read": "Print the messages between two positions, then stop.",

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 import shutil
 import sys
@@ -74,7 +75,17 @@ def _raw(message: Message) -> bytes:
 
 def _for_terminal(message: Message, *, with_key: bool) -> bytes:
     line = _keyed_value(message) if with_key else _value(message)
+    return _spared(line)
+
+
+def _spared(line: bytes) -> bytes:
     return _CONTROL_IN_LINES.sub(_escape, line.decode("utf-8", "backslashreplace")).encode()
+
+
+def as_line(value: bytes) -> bytes:
+    """A value by itself and a newline; a terminal is spared control characters."""
+    line = value + b"\n"
+    return _spared(line) if sys.stdout.isatty() else line
 
 
 def _json(message: Message) -> bytes:
@@ -102,6 +113,20 @@ def to_json(data: bytes | None) -> str | dict[str, str] | None:
         return data.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
+
+
+def from_json(value: Any) -> bytes | None:
+    """The way back: text as UTF-8, marked bytes as bytes, anything else as the JSON it is. ValueError: bad base64."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and value.keys() == {"base64"}:
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except (binascii.Error, TypeError, ValueError) as error:
+            raise ValueError(f"bad base64: {error}") from error
+    return msgspec.json.encode(value)
 
 
 def _table(message: Message) -> bytes:

@@ -13,15 +13,16 @@ PATIENCE_S: Final = 0.5
 class InputProgress:
     """How far a long input is."""
 
-    def __init__(self, bytes_total: int | None) -> None:
+    def __init__(self, bytes_total: int | None, unit: str = "messages") -> None:
         self._total = bytes_total
+        self._unit = unit
         self._started = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
         # A person who types the input needs no bar below it.
         self._wanted = sys.stderr.isatty() and not (bytes_total is None and sys.stdin.isatty())
 
-    def show(self, messages: int, size: int) -> None:
+    def show(self, count: int, size: int) -> None:
         """Tell how much is done."""
         if not self._wanted:
             return
@@ -29,7 +30,7 @@ class InputProgress:
             if time.monotonic() - self._started < PATIENCE_S:
                 return
             self._begin()
-        self._bar.update(self._task, completed=size, messages=f"{messages:,} messages")
+        self._bar.update(self._task, completed=size, count=f"{count:,} {self._unit}")
 
     def _begin(self) -> None:
         from rich.console import Console
@@ -45,7 +46,7 @@ class InputProgress:
         )
 
         columns = (
-            TextColumn("{task.fields[messages]}"),
+            TextColumn("{task.fields[count]}"),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
@@ -53,7 +54,7 @@ class InputProgress:
         )
         self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
         self._bar.start()
-        self._task = self._bar.add_task("publish", total=self._total, messages="")
+        self._task = self._bar.add_task("input", total=self._total, count="")
 
     def __enter__(self) -> Self:
         return self

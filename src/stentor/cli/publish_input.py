@@ -7,8 +7,6 @@ memory.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
 import os
 import sys
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
 
+from stentor.cli.formats import from_json
 from stentor.errors import InvalidArgument, LimitExceeded
 from stentor.limits import MESSAGE_VALUE_BYTES_MAX
 
@@ -91,7 +90,7 @@ class PublishInput:
         """Send everything; after each step, how many messages and bytes that makes."""
         for name, stream in self._sources:
             line = 1
-            for lines in self._whole(name, stream) if self._sending.whole else _lines(name, stream):
+            for lines in self._whole(name, stream) if self._sending.whole else read_lines(name, stream):
                 self._send(producer, lines, name, line)
                 line += len(lines)
                 self.messages += len(lines)
@@ -115,6 +114,13 @@ class PublishInput:
 @contextlib.contextmanager
 def open_feed(files: list[Path], sending: Sending) -> Iterator[PublishInput]:
     """Open what is to be published; no files means standard input."""
+    with open_sources(files, "Check --file.") as (sources, total):
+        yield PublishInput(sources, total, sending)
+
+
+@contextlib.contextmanager
+def open_sources(files: list[Path], hint: str) -> Iterator[tuple[list[tuple[str, BinaryIO]], int | None]]:
+    """Open files, or standard input without any; their names, and how many bytes they have if that is known."""
     with contextlib.ExitStack() as stack:
         sources: list[tuple[str, BinaryIO]] = []
         total: int | None = 0
@@ -128,13 +134,13 @@ def open_feed(files: list[Path], sending: Sending) -> Iterator[PublishInput]:
                 size = path.stat().st_size if path.is_file() else None
             except OSError as error:
                 raise InvalidArgument(
-                    f"{path} cannot be read: {error.strerror}.", hint="Check --file.", object=str(path)
+                    f"{path} cannot be read: {error.strerror}.", hint=hint, object=str(path)
                 ) from error
             total = None if total is None or size is None else total + size
-        yield PublishInput(sources, total, sending)
+        yield sources, total
 
 
-def _lines(name: str, stream: BinaryIO) -> Iterator[list[bytes]]:
+def read_lines(name: str, stream: BinaryIO) -> Iterator[list[bytes]]:
     """Whole lines, as many at a time as are there."""
     rest = b""
     while chunk := stream.read1(CHUNK_BYTES):  # type: ignore[attr-defined]
@@ -198,17 +204,10 @@ def parse_entry(data: bytes, place: str) -> dict[str, Any]:
 
 
 def _decode(value: Any, place: str) -> bytes | None:
-    """Text as UTF-8, marked bytes as bytes, anything else as the JSON it is."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, dict) and value.keys() == {"base64"}:
-        try:
-            return base64.b64decode(value["base64"], validate=True)
-        except (binascii.Error, TypeError, ValueError) as error:
-            raise _wrong(place, f"has bad base64: {error}") from error
-    return msgspec.json.encode(value)
+    try:
+        return from_json(value)
+    except ValueError as error:
+        raise _wrong(place, f"has {error}") from error
 
 
 def _decode_headers(headers: Any, place: str) -> list[tuple[str, bytes | None]]:

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 app = options.make_app(invoke_without_command=True, help="Create, list, describe, alter, delete and recover topics.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic, in dotted parts, such as orders.eu.")]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        metavar="stream|table",
+        help="Keep every message (stream), or let the latest value of each key count (table). It cannot be changed.",
+    ),
+]
 Flush = Annotated[
     str | None,
     typer.Option(
@@ -90,6 +97,7 @@ def topic(context: typer.Context) -> None:
 def create(
     name: Name,
     partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of partitions.")] = None,
+    kind: Kind = None,
     replicas: Replicas = None,
     min_replicas: MinReplicas = None,
     placement: Placement = None,
@@ -116,16 +124,18 @@ def create(
       stentor topic create payments --replicas 5 --min-replicas 3
     """
     settings = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
-    settings |= _given(partitions=partitions, replicas=replicas, min_replicas=min_replicas, placement=placement)
+    settings |= given(partitions=partitions, replicas=replicas, min_replicas=min_replicas, placement=placement)
+    settings |= given(kind=kind)
     check_topic_name(name)
-    _check_replicas(replicas, min_replicas)
+    check_replicas(replicas, min_replicas)
     with options.connect(url, timeout, "topic create") as client:
         topic = client.create_topic(name, exist_ok=exist_ok, **settings)
-    _tell_differences(topic, settings)
-    _print_topic(topic, as_json=json)
+    tell_differences(topic, settings)
+    print_topic(topic, as_json=json)
 
 
-def _check_replicas(replicas: int | None, min_replicas: int | None) -> None:
+def check_replicas(replicas: int | None, min_replicas: int | None) -> None:
+    """Refuse what no topic could fulfil."""
     if replicas and min_replicas and min_replicas > replicas:
         raise InvalidArgument(
             f"--min-replicas {min_replicas} is above --replicas {replicas}: the topic would never accept a message.",
@@ -133,7 +143,7 @@ def _check_replicas(replicas: int | None, min_replicas: int | None) -> None:
         )
 
 
-def _tell_differences(topic: TopicInfo, settings: dict[str, Any]) -> None:
+def tell_differences(topic: TopicInfo, settings: dict[str, Any]) -> None:
     """What was asked for and is not so, since the topic was there already; 0 replicas are whatever the broker chose."""
     found = {name: getattr(topic.settings, name) for name in settings}
     differing = [
@@ -144,7 +154,7 @@ def _tell_differences(topic: TopicInfo, settings: dict[str, Any]) -> None:
     if differing:
         complain(
             f"Topic {topic.name} already exists and was not changed: {', '.join(differing)}."
-            " `stentor topic alter` changes settings, except the number of partitions."
+            " `stentor topic alter` changes settings, except the number of partitions and the kind."
         )
 
 
@@ -179,7 +189,7 @@ def describe(
     """Print a topic's settings and the state of its partitions."""
     check_topic_name(name)
     with options.connect(url, timeout, "topic describe") as client:
-        _print_topic(client.describe_topic(name), as_json=json)
+        print_topic(client.describe_topic(name), as_json=json)
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
@@ -207,13 +217,13 @@ def alter(
       stentor topic alter orders.eu --replicas 5
     """
     changes = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
-    changes |= _given(replicas=replicas, min_replicas=min_replicas, placement=placement)
+    changes |= given(replicas=replicas, min_replicas=min_replicas, placement=placement)
     if not changes:
         raise InvalidArgument("No setting was named.", hint="Name a setting to change, such as --retention-age 7d.")
     check_topic_name(name)
-    _check_replicas(replicas, min_replicas)
+    check_replicas(replicas, min_replicas)
     with options.connect(url, timeout, "topic alter") as client:
-        _print_topic(client.alter_topic(name, **changes), as_json=json)
+        print_topic(client.alter_topic(name, **changes), as_json=json)
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
@@ -278,7 +288,8 @@ def _recovered(client: Client, name: str, partition: int, broker: str | None) ->
     return f"leads again from offset {done.end}, epoch {done.epoch}; {lost}"
 
 
-def _given(**settings: Any) -> dict[str, Any]:
+def given(**settings: Any) -> dict[str, Any]:
+    """The settings that were named."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -312,10 +323,11 @@ def _settings(
 
 def print_topics(topics: list[TopicInfo]) -> None:
     """Print one line per topic."""
-    headings = ("TOPIC", "PARTITIONS", "MESSAGES", "SIZE", "FLUSH", "RETENTION", "HEALTH")
+    headings = ("TOPIC", "KIND", "PARTITIONS", "MESSAGES", "SIZE", "FLUSH", "RETENTION", "HEALTH")
     rows = (
         (
             topic.name,
+            topic.settings.kind,
             len(topic.partitions),
             f"{sum(partition.committed - partition.start for partition in topic.partitions):,}",
             show_bytes(sum(partition.bytes for partition in topic.partitions)),
@@ -339,7 +351,8 @@ def _retention(topic: TopicInfo) -> str:
     return ", ".join(limits) or "for ever"
 
 
-def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
+def print_topic(topic: TopicInfo, *, as_json: bool) -> None:
+    """Print a topic with its settings and partitions."""
     if as_json:
         print_json(topic)
         return
@@ -351,6 +364,7 @@ def _print_topic(topic: TopicInfo, *, as_json: bool) -> None:
         [
             ("topic", topic.name),
             ("id", f"{topic.id:016x}"),
+            ("kind", settings.kind),
             ("replicas", _replicas(settings)),
             ("flush", flush),
             ("retention", _retention(topic)),

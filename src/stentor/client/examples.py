@@ -37,6 +37,12 @@ for message in history:
 orders = client.topic("orders.typed", type=dict)
 print(orders.name)
 """,
+    "Client.table": """\
+client.create_topic("config", kind="table", exist_ok=True)
+with client.table("config") as table:
+    table.put("app/rate", "100")
+    print(table["app/rate"], len(table))
+""",
     "Client.tabular": """\
 prices = client.tabular("prices", pa.schema([("name", pa.string()), ("price", pa.float64())]))
 print(prices.schema.names)
@@ -190,5 +196,85 @@ print(frame.groupby("key").size())
 history = client.read("orders.eu", limit=1000)
 frame = history.to_polars()
 print(frame.height)
+""",
+    # --- tables ---------------------------------------------------------------------------------
+    "Table.put": """\
+with client.table("config") as table:
+    entry = table.put("app/rate", "100")
+    table.put("app/rate", "200", if_version=entry.version)
+    try:
+        table.put("app/rate", "300", if_version=entry.version)
+    except stentor.ConditionFailed:
+        print("somebody was faster:", table["app/rate"])
+""",
+    "Table.delete": """\
+with client.table("config") as table:
+    table.put("app/old", "1")
+    table.delete("app/old")
+    print("app/old" in table)
+""",
+    "Table.put_many": """\
+with client.table("config") as table:
+    table.put_many({"app/host": "10.0.0.7", "app/port": "8080", "app/old": None})
+    print(table.entries("app/"))
+""",
+    "Table.add": """\
+with client.table("config") as table:
+    print(table.add("visits"), table.add("visits", 10))
+""",
+    "Table.entry": """\
+with client.table("config") as table:
+    table.put("app/rate", "100")
+    entry = table.entry("app/rate")
+    print(entry.value, entry.version)
+""",
+    "Table.entries": """\
+with client.table("config") as table:
+    for entry in table.entries("app/"):
+        print(entry.key, entry.value, entry.version)
+""",
+    "Table.get": """\
+with client.table("config") as table:
+    rate = int(table.get("app/rate", b"100"))
+    print(rate)
+""",
+    "Table.keys": """\
+with client.table("config") as table:
+    print(sorted(table.keys()))
+""",
+    "Table.values": """\
+with client.table("config") as table:
+    print(sum(len(value) for value in table.values()), "bytes")
+""",
+    "Table.items": """\
+with client.table("config") as table:
+    for key, value in table.items():
+        print(key, value)
+""",
+    "Table.to_arrow": """\
+with client.table("config") as table:
+    print(table.to_arrow().num_rows)
+""",
+    "Table.to_pandas": """\
+with client.table("config") as table:
+    print(table.to_pandas("app/").key)
+""",
+    "Table.wait": """\
+with client.table("config") as table:
+    table.put("app/rate", "100")
+    sequence = table.sequence  # hand it to whoever must see this change
+    table.wait(sequence, timeout=5)
+""",
+    "Table.sync": """\
+with client.table("config") as table:
+    table.sync()  # now it has everything that anybody has put before
+    print(len(table))
+""",
+    "Table.watch": """\
+with client.table("config") as table, table.watch("app/") as watch:
+    table.put("app/rate", "300")
+    for change in watch:
+        print(change.key, change.old, change.new)
+        break
 """,
 }

@@ -24,6 +24,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 MEANINGS: Final = {
     "ack": """When a message counts as acknowledged: "all" (the default) when it is on the disk of every replica,
         "quorum" of a majority, "head" of the first one, "none" as soon as it is handed to the network.""",
+    "amount": "What to add: a whole number, which may be negative.",
     "appended_at": """Whether to add a column with the time at which the broker appended each message.""",
     "at": """A position: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
         Last(n).""",
@@ -32,6 +33,8 @@ MEANINGS: Final = {
     "broker": "The id of a broker, such as b0; `brokers()` lists them.",
     "buffer_bytes": "How much may be unacknowledged before `send` waits.",
     "compression": """How batches are compressed: "lz4" (fast), "zstd" (small), or None.""",
+    "changes": "Values by key: bytes, or text, which becomes UTF-8. None removes a key.",
+    "default": "What to return if the key is not there.",
     "draining": "True moves the replicas away, False lets the broker take some again.",
     "end": """Where to stop, before this position: whatever `start` may be for all partitions together, or "now", what
         is committed when the call is made. None never stops.""",
@@ -46,9 +49,13 @@ MEANINGS: Final = {
     "headers": "A mapping, or pairs of name and value. Names are text, values are bytes or text.",
     "identity": """A name under which the producer may be made again after a crash, so that the brokers recognise what
         they have.""",
+    "if_absent": "Whether to set the key only if it is not there.",
+    "if_version": "Make the change only if the key is at this version: that of an entry. None makes it in any case.",
     "keep_unrecorded": "Whether retention keeps what no recorder has marked as recorded.",
     "key": """Bytes or text. Messages of one key go to one partition and keep their order. None spreads messages over
         all partitions.""",
+    "kind": """"stream", every message counts; or "table", the latest value of each key counts, and retention deletes
+        nothing. It cannot be changed later.""",
     "keys": "As many keys as values; None if no message has one.",
     "limit": "How many messages to read at most. None reads all.",
     "max_lag": """How far behind is too slow: a number of messages, or a timedelta. Every `on_slow` but "catch_up" needs
@@ -75,11 +82,13 @@ MEANINGS: Final = {
     "schema": "A pyarrow.Schema with the columns. None takes the newest that the topic has.",
     "secret": """What only those know who may send under the identity. Without it, $STENTOR_PRODUCER_SECRET.""",
     "segment_bytes": "Size of a segment file; retention deletes whole ones.",
+    "sequence": "How far: the `sequence` of a copy of the same table, perhaps in another process.",
     "stale": """"refuse" waits until a broker is certain where the committed messages end. "allow" takes what is known
         to be committed.""",
     "start": """Where to start: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
         Last(n); by partition {0: 17, 2: 5}; by topic {"orders.eu": {0: 17}}; a message's `position`; or what
         `subscription.positions()` gave. Partitions that are not named are read from their beginning.""",
+    "subtree": "A path that ends with a slash, such as app/limits/. Empty, it is the whole table.",
     "timeout": "How many seconds the call may take. None takes the client's own timeout.",
     "timestamp": "When it happened: a datetime, or microseconds since 1970. None is now.",
     "topic": "The topic's name, dotted segments such as orders.eu.",
@@ -93,12 +102,19 @@ MEANINGS: Final = {
 }  # fmt: skip
 """The meaning of an argument wherever its name occurs."""
 
+_TABLE_KEY: Final = "A path such as app/limits/rate: words with slashes between them."
+
 OWN_MEANINGS: Final = {
     "Client.alter_topic": {"name": "The topic's name."},
     "Client.create_topic": {"name": "The topic's name, dotted segments such as orders.eu."},
     "Client.delete_topic": {"name": "The topic's name."},
     "Client.describe_topic": {"name": "The topic's name."},
     "Client.find_topic": {"name": "The topic's name."},
+    "Client.table": {
+        "name": "The table's name.",
+        "timeout": """How many seconds it may take until the copy has the whole table. None takes the client's own
+        timeout.""",
+    },
     "Client.tabular": {"name": "The topic's name."},
     "Client.topic": {"name": "The topic's name."},
     "Client.find_offsets": {"topics": "A list of topics and patterns."},
@@ -117,16 +133,21 @@ OWN_MEANINGS: Final = {
         "partition": "The number of a partition. None spreads the rows by their keys.",
     },
     "Subscription.get": {"timeout": "How many seconds to wait for a message. None waits for ever."},
+    "Table.add": {"key": _TABLE_KEY},
+    "Table.delete": {"key": _TABLE_KEY},
+    "Table.entry": {"key": _TABLE_KEY},
+    "Table.get": {"key": _TABLE_KEY},
+    "Table.put": {"key": _TABLE_KEY, "value": "Bytes, or text, which becomes UTF-8."},
 }
 """The meaning of an argument where it is another one."""
 
 _SETTINGS: Final = (
-    "partitions", "flush", "flush_interval_ms", "replicas", "min_replicas", "placement", "retention_age_s",
+    "partitions", "kind", "flush", "flush_interval_ms", "replicas", "min_replicas", "placement", "retention_age_s",
     "retention_bytes", "keep_unrecorded", "segment_bytes",
 )  # fmt: skip
 
 OPTIONS: Final = {
-    "Client.alter_topic": _SETTINGS[1:],
+    "Client.alter_topic": _SETTINGS[2:],
     "Client.create_topic": _SETTINGS,
     "Client.producer": (
         "ack", "compression", "batch_messages", "batch_bytes", "buffer_bytes", "timeout", "partitioner", "identity",
@@ -139,12 +160,16 @@ OPTIONS: Final = {
 PLAIN: Final = {
     "client.topic", "producer.statistics", "subscription.batches", "subscription.events", "subscription.offset_batches",
     "subscription.positions", "subscription.statistics", "history.batches", "history.offset_batches",
+    "table.entries", "table.entry", "table.get", "table.items", "table.keys", "table.to_arrow", "table.to_pandas",
+    "table.values", "table.watch",
 }  # fmt: skip
 """Calls of async objects that are not awaited."""
 
 _ENTERED: Final = re.compile(r"^( *)with ", re.MULTILINE)
-_ITERATED: Final = re.compile(r"^( *)for ([\w, ]+) in (subscription|history|client)(?!\.events)\b", re.MULTILINE)
-_CALLED: Final = re.compile(r"(?<![\w.])(?<!with )(?<! in )((?:client|producer|subscription|history)\.\w+)\(")
+_ITERATED: Final = re.compile(r"^( *)for ([\w, ]+) in (subscription|history|client|watch)(?!\.events)\b", re.MULTILINE)
+_CALLED: Final = re.compile(
+    r"(?<![\w.])(?<!with )(?<! in )((?:client|producer|subscription|history|table|watch)\.\w+)\("
+)
 
 
 def awaited(example: str) -> str:

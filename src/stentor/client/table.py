@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from stentor.client.arrow import tables
 from stentor.client.convert import as_bytes
+from stentor.client.help import explained
 from stentor.client.table_copy import (
     TableChange,
     TableCopy,
@@ -25,12 +26,13 @@ from stentor.client.table_copy import (
 from stentor.errors import ConditionFailed, InvalidArgument, StentorError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, ItemsView, KeysView, ValuesView
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.sync_client import Client
 
 Value = bytes | str
+T = TypeVar("T")
 
 
 def _given(value: Value) -> Value:
@@ -70,6 +72,31 @@ class _TableFace(Mapping[str, bytes]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._entries()))
+
+    def _values(self) -> dict[str, bytes]:
+        """All keys as they are at one sequence: whoever goes through them is not disturbed by changes."""
+        return {entry.key: entry.value for entry in self.entries()}
+
+    @overload
+    def get(self, key: str, /) -> bytes | None: ...
+    @overload
+    def get(self, key: str, /, default: bytes | T) -> bytes | T: ...
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or a default if it is not there."""
+        entry = self._entries().get(key)
+        return default if entry is None else entry.value
+
+    def keys(self) -> KeysView[str]:
+        """All keys, as they are at one sequence."""
+        return self._values().keys()
+
+    def values(self) -> ValuesView[bytes]:
+        """All values, as they are at one sequence."""
+        return self._values().values()
+
+    def items(self) -> ItemsView[str, bytes]:
+        """All keys with their values, as they are at one sequence."""
+        return self._values().items()
 
     def entry(self, key: str) -> TableEntry | None:
         """A key with its version; None if it is not there."""
@@ -120,6 +147,7 @@ class _TableFace(Mapping[str, bytes]):
         return b"%d" % (before + amount), self._conditions(key, entry.version, if_absent=False)
 
 
+@explained("Table")
 class Table(_TableFace):
     """A copy of a table. Reads are local and thread-safe; use as a context manager.
 
@@ -236,6 +264,7 @@ class TableWatch:
         self.close()
 
 
+@explained("Table", asynchronous=True)
 class AsyncTable(_TableFace):
     """The same for `async` code."""
 

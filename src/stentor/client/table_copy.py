@@ -236,6 +236,7 @@ class TableCopy:
     async def catch_up(self, deadline: Deadline) -> None:
         """Until the copy has everything that is committed by now, as the chain says."""
         self.check()
+        # Asked by its id: whoever asks by name makes a topic of that name, if somebody has deleted the table.
         wishes = [
             messages.FindOffset(topic_id=self._topic_id, partition=index, at="latest")
             for index in range(len(self.applied))

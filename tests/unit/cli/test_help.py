@@ -28,7 +28,7 @@ def test_the_line_about_a_command_is_the_first_of_its_help(command, capsys):
     assert COMMANDS[command] in out
 
 
-@pytest.mark.parametrize("command", ["", "topic", "cluster"])
+@pytest.mark.parametrize("command", ["", "topic", "table", "cluster"])
 def test_a_group_alone_prints_its_help(command, capsys):
     assert run(command.split()) == 0
     assert "Commands:" in capsys.readouterr().out

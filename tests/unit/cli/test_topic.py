@@ -66,9 +66,9 @@ def test_list_is_a_table_of_those_that_match(cli, client):
     client.create_topic("list.a")
     client.publish("list.a", "x")
     lines = cli("topic", "list", "list.*").out.splitlines()
-    assert lines[0].split() == ["TOPIC", "PARTITIONS", "MESSAGES", "SIZE", "FLUSH", "RETENTION", "HEALTH"]
+    assert lines[0].split() == ["TOPIC", "KIND", "PARTITIONS", "MESSAGES", "SIZE", "FLUSH", "RETENTION", "HEALTH"]
     assert [line.split()[0] for line in lines[1:]] == ["list.a", "list.b"]
-    assert lines[1].split()[2] == "1"
+    assert lines[1].split()[3] == "1"
     assert [topic["name"] for topic in json.loads(cli("topic", "list", "list.>", "--json").out)]
 
 

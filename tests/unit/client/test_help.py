@@ -16,10 +16,11 @@ from stentor import selectors
 from stentor.client.help import MEANINGS, OWN_MEANINGS, arguments
 
 PAIRS = (("Client", "AsyncClient"), ("Producer", "AsyncProducer"), ("Subscription", "AsyncSubscription"),
-         ("History", "AsyncHistory"))  # fmt: skip
+         ("History", "AsyncHistory"), ("Table", "AsyncTable"))  # fmt: skip
 KINDS = {name: pair[0] for pair in PAIRS for name in pair}
 RULE = re.compile(r"\b[CDEKS]\d{1,2}a?\b")
 NEEDS_NO_EXAMPLE = {"close"}
+PROPERTIES = {"name", "sequence", "topic", "topics"}
 NEEDS_A_CLUSTER = {"drain_broker", "forget_broker", "recover_partition"}
 
 
@@ -78,7 +79,7 @@ def test_connecting_is_explained(name):
 def test_only_what_is_documented_is_public(kind):
     members = public_members(getattr(stentor, kind))
     assert [name for name, member in members.items() if not (member.__doc__ or "").strip()] == []
-    assert {name for name, member in members.items() if not inspect.isfunction(member)} <= {"name", "topic", "topics"}
+    assert {name for name, member in members.items() if not inspect.isfunction(member)} <= PROPERTIES
 
 
 def test_nothing_else_is_public_on_the_objects_either(shared, client):
@@ -90,7 +91,7 @@ def test_nothing_else_is_public_on_the_objects_either(shared, client):
 def test_topics_take_the_settings_that_help_tells():
     settings = set(stentor.TopicSettings.__struct_fields__)
     assert settings <= set(told_arguments(stentor.Client.create_topic.__doc__))
-    assert settings - {"partitions"} <= set(told_arguments(stentor.Client.alter_topic.__doc__))
+    assert settings - {"partitions", "kind"} <= set(told_arguments(stentor.Client.alter_topic.__doc__))
 
 
 def test_no_meaning_is_told_of_what_is_not_there():
@@ -126,6 +127,7 @@ def shop(shared):
     with shared.client() as client:
         for number in range(3):
             client.publish("orders.eu", f"order {number}", key=str(number))
+        client.create_topic("config", kind="table", exist_ok=True)
     return shared
 
 
