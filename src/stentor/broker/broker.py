@@ -122,14 +122,10 @@ class Broker:
         if remembered >= journal.incarnation:
             journal.pass_incarnation(remembered)
             await asyncio.to_thread(journal.store)
-            if not identity.alone and journal.replicas():
-                logger.error(
-                    "this data directory is an old copy: its logs are set aside and fetched again from other brokers"
-                )
-                parts.copies.put_all_aside()
+            self._choice.outlived(parts)
         identity.incarnation = journal.incarnation
         await self._choice.remove_deleted(parts)
-        await parts.replicas.open_all(catalogue.topics.values(), self._choice.own_members(parts))
+        await parts.replicas.open_all(catalogue.topics.values(), self._choice.named_logs(parts))
         parts.books.store_now()
 
     async def _listen(self, parts: Parts) -> None:

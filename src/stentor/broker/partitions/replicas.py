@@ -72,13 +72,16 @@ class Replicas:
     # --- opening --------------------------------------------------------------------------------
 
     async def open_all(self, topics: Iterable[HeldTopic], named: dict[Key, Member]) -> None:
-        """Recover every log on this disk, several at a time: what a restart waits for."""
+        """Recover every log on this disk, several at a time: what a restart waits for.
+
+        Those that the journal does not know are opened only if they are `named`.
+        """
         wanted = []
         for topic in topics:
             for key in topic.keys:
                 known = self._journal.get(*key)
                 log_id = known.log_id if known is not None else None
-                if log_id is None and self._identity.alone and key in named:
+                if log_id is None and key in named:
                     log_id = named[key].log_id
                 if log_id is not None:
                     wanted.append((topic, key, log_id))
