@@ -440,6 +440,24 @@ ASIDE_AGE_S: Final = 7 * 86_400
 ASIDE_CHECK_S: Final = 600.0
 """How often a broker looks for copies that were put aside long ago."""
 
+CURSOR_PARTITIONS: Final = 8
+"""Of the internal topic: cursors with different names are moved by different brokers."""
+
+CURSOR_SEGMENT_BYTES: Final = 1 * MIB
+CURSOR_RETENTION_BYTES: Final = 4 * MIB
+"""Each segment begins with a snapshot of all cursors, so a few small ones are all that is needed."""
+
+CURSOR_SIZE_MAX: Final = 100_000
+"""Cursors and positions in one partition of the internal topic: about a megabyte of memory, and of each snapshot."""
+
+CURSOR_MOVE_S: Final = 5.0
+"""Within this time a cursor is moved, or its mover is told to try again: longer than a chain needs a new head."""
+
+CURSOR_ASK_S: Final = 1.0
+"""How long a broker waits for another one's answer about a cursor before it looks again who is the head."""
+
+CURSOR_RETRY_S: Final = 0.1
+
 RECORDED_STORE_S: Final = 1.0
 """How often recorded ends that moved are written to the coordination store; what a crash forgets is kept for longer."""
 

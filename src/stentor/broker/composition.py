@@ -24,6 +24,9 @@ from stentor.broker.cluster.operators import Operators
 from stentor.broker.cluster.routes import Routes
 from stentor.broker.cluster.storeless_start import StorelessStart
 from stentor.broker.cluster.topic_admin import TopicAdmin
+from stentor.broker.cursors.desk import CursorDesk
+from stentor.broker.cursors.heads import CursorHeads
+from stentor.broker.cursors.questions import CursorQuestions
 from stentor.broker.environment import BrokerIdentity
 from stentor.broker.health import HealthWatch
 from stentor.broker.overview import Overview
@@ -172,6 +175,18 @@ class Parts:
             copies=ground.partitions,
             recorded_cut=self.recorded.cut,
         )
+        heads = CursorHeads(environment.clock, ground.catalogue, self.serving)
+        questions = CursorQuestions(cluster.peers, heads, ground.background)
+        cluster.input.on_cursors = questions.heard
+        self.cursors = CursorDesk(
+            identity,
+            catalogue=ground.catalogue,
+            cluster=cluster,
+            topics=self.topics,
+            serving=self.serving,
+            heads=heads,
+            questions=questions,
+        )
         self.routes = Routes(
             environment,
             identity,
@@ -214,6 +229,7 @@ class Parts:
             serving=self.serving,
             partitions=ground.partitions,
             recorded=self.recorded,
+            cursors=self.cursors,
             sights=self.overview,
             after_delete=after_delete,
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 import msgspec
 
@@ -51,6 +52,12 @@ class Forgotten(msgspec.Struct, frozen=True, tag="forgotten", tag_field="type", 
 
 
 CursorRecord = Moved | Forgotten
+
+
+class CursorsOf(msgspec.Struct, frozen=True, tag="of", tag_field="type"):
+    """A question: all cursors of these topics."""
+
+    topic_ids: list[int]
 
 
 class NamedCursor(msgspec.Struct, frozen=True, array_like=True):
@@ -182,6 +189,11 @@ class Cursors:
             for record in records:
                 _fold(view, record)
         return view
+
+
+def partition_of(name: str, partitions: int) -> int:
+    """The partition of the internal topic that a cursor of this name lives in, whatever topic it belongs to."""
+    return crc32(name.encode()) % partitions
 
 
 def _size(view: _View) -> int:

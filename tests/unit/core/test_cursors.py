@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.headers import Batch
 
-from stentor.core.cursors import NamedCursor, CursorRecord, Cursors, Forgotten, Moved
+from stentor.core.cursors import CursorRecord, Cursors, Forgotten, Moved, NamedCursor
 from stentor.core.derived import States
 from stentor.errors import CorruptData, FormatTooNew
 

@@ -10,7 +10,7 @@ import msgspec
 
 from stentor import limits
 from stentor.core import decisions, refusals
-from stentor.core.names import check_pattern, matches
+from stentor.core.names import check_pattern, matches, printable
 from stentor.errors import (
     CoordinationUnavailable,
     InvalidArgument,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.routes import Routes
     from stentor.broker.cluster.topic_admin import TopicAdmin
     from stentor.broker.config import BrokerConfig
+    from stentor.broker.cursors.desk import CursorDesk
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.recorded import RecordedEnds
     from stentor.broker.partitions.serving import Serving
@@ -66,6 +67,7 @@ class Requests:
         serving: Serving,
         partitions: Mapping[Key, Partition],
         recorded: RecordedEnds,
+        cursors: CursorDesk,
         sights: Sights,
         after_delete: Callable[[], Awaitable[None]],
     ) -> None:
@@ -80,6 +82,7 @@ class Requests:
         self._serving = serving
         self._partitions = partitions
         self._recorded = recorded
+        self._cursors = cursors
         self._sights = sights
         self._after_delete = after_delete
 
@@ -259,6 +262,29 @@ class Requests:
         self._recorded.mark(request.topic, request.ends, self._serving.partition)
         return messages.Done()
 
+    async def _move_cursor(self, client: ClientSession, request: messages.MoveCursor) -> messages.Done:
+        by = request.by or client.caller.name
+        await self._cursors.move(request.topic, request.name, request.positions, by=printable(by), back=request.back)
+        return messages.Done()
+
+    async def _list_cursors(self, _: ClientSession, request: messages.ListCursors) -> messages.CursorList:
+        found = await self._cursors.of_topic(request.topic)
+        return messages.CursorList(
+            cursors=[
+                messages.CursorState(
+                    name=name,
+                    positions=cursor.positions,
+                    moved_by=cursor.moved_by,
+                    moved_at_us=cursor.moved_at_us,
+                )
+                for name, cursor in found.items()
+            ]
+        )
+
+    async def _delete_cursor(self, _: ClientSession, request: messages.DeleteCursor) -> messages.Done:
+        await self._cursors.delete(request.topic, request.name)
+        return messages.Done()
+
     # --- the broker and its cluster -------------------------------------------------------------
 
     async def _clients(self, _: ClientSession, __: messages.ListClients) -> messages.ClientList:
@@ -321,6 +347,9 @@ _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any
     messages.ForgetBroker: (Action.OPERATE, Requests._forget),  # noqa: SLF001
     messages.RecoverPartition: (Action.OPERATE, Requests._recover),  # noqa: SLF001
     messages.MarkRecorded: (Action.ALTER, Requests._mark_recorded),  # noqa: SLF001
+    messages.MoveCursor: (Action.ALTER, Requests._move_cursor),  # noqa: SLF001
+    messages.ListCursors: (Action.DESCRIBE, Requests._list_cursors),  # noqa: SLF001
+    messages.DeleteCursor: (Action.ALTER, Requests._delete_cursor),  # noqa: SLF001
 }
 
 _MADE_AS: Final = {

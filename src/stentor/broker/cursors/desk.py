@@ -1,0 +1,197 @@
+"""Named cursors, as clients and operators use them: moved, listed, deleted.
+
+    client ──► head of the topic's partitions    may somebody be that far?        CursorDesk.move
+                    │
+                    ▼
+               head of the cursor's partition    appends, commits, answers        CursorHeads
+
+A cursor lives in the partition of the internal topic that its name chooses. Whoever needs it asks the head of that
+partition, here or on another broker, again and again until the deadline: heads change. To move a cursor twice to the
+same place does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from stentor import limits
+from stentor.broker.cluster.trust import CURSORS
+from stentor.core import refusals
+from stentor.core.cursors import CursorsOf, Forgotten, Moved, partition_of
+from stentor.core.names import CURSORS_TOPIC, check_cursor_name
+from stentor.errors import NotReady, OffsetOutOfRange, PartitionNotFound, StentorError, TopicExists, UnknownOutcome
+from stentor.wire.messages import TopicSettings
+
+if TYPE_CHECKING:
+    from stentor.broker.catalogue import Catalogue, HeldTopic
+    from stentor.broker.cluster.cluster import Cluster
+    from stentor.broker.cluster.topic_admin import TopicAdmin
+    from stentor.broker.cursors.heads import CursorHeads
+    from stentor.broker.cursors.questions import CursorQuestions
+    from stentor.broker.environment import BrokerIdentity
+    from stentor.broker.partitions.serving import Serving
+    from stentor.core.cursors import NamedCursor
+    from stentor.wire.peer import CursorQuestion, CursorsFound
+
+
+class CursorDesk:
+    """Takes what is asked about cursors to those who decide it."""
+
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        *,
+        catalogue: Catalogue,
+        cluster: Cluster,
+        topics: TopicAdmin,
+        serving: Serving,
+        heads: CursorHeads,
+        questions: CursorQuestions,
+    ) -> None:
+        self._identity = identity
+        self._catalogue = catalogue
+        self._cluster = cluster
+        self._topics = topics
+        self._serving = serving
+        self._heads = heads
+        self._questions = questions
+        self._making: asyncio.Task[None] | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether every broker of the cluster knows cursors (C27)."""
+        return self._identity.alone or self._cluster.trust.level >= CURSORS
+
+    def check_enabled(self) -> None:
+        if not self.enabled:
+            raise NotReady(
+                "The cluster is being upgraded; cursors cannot be used until every broker knows them.",
+                hint="Upgrade all brokers, then try again.",
+            )
+
+    # --- what clients ask -----------------------------------------------------------------------
+
+    async def move(
+        self, topic: str, name: str, positions: dict[int, int], *, by: str = "", back: bool = False
+    ) -> CursorsFound:
+        """Move a cursor: all of these positions, or none. One that is lower than before changes nothing, but for
+        `back`. Asked of the head of every partition that is named.
+        """
+        check_cursor_name(name)
+        self.check_enabled()
+        held = self._catalogue.get(topic)
+        if not self._cluster.confirmed:
+            raise refusals.cut_off()
+        for index, offset in positions.items():
+            self._check(held, index, offset)
+        await self._make_topic()
+        return await self.ask(name, Moved(held.record.id, name, positions, by=by, back=back))
+
+    def _check(self, topic: HeldTopic, index: int, offset: int) -> None:
+        """Whether somebody can be that far."""
+        if index >= topic.record.settings.partitions:
+            raise PartitionNotFound(
+                f"Topic {topic.record.name} has {topic.record.settings.partitions} partitions and no number {index}.",
+                object=topic.record.name,
+            )
+        partition = self._serving.partition(topic.record.id, index)
+        replica = partition.replica
+        if not replica.position.is_head:
+            raise refusals.not_head(next(iter(replica.position.brokers), ""), replica.epoch, replica.revision)
+        if offset > partition.log.end:
+            raise OffsetOutOfRange(
+                f"{partition.name} ends at {partition.log.end}; nobody can have come to {offset}.",
+                hint="Name the offset after the last message that is done with; is this the same topic?",
+                object=partition.name,
+                start=partition.log.start,
+                end=partition.committed,
+            )
+        if offset > partition.committed:  # a new head may not have heard yet that it is committed
+            raise NotReady(f"{partition.name} is committed up to {partition.committed}.", hint="Try again in a moment.")
+
+    async def of_topic(self, topic: str) -> dict[str, NamedCursor]:
+        """All cursors of a topic, by name."""
+        self.check_enabled()
+        topic_id = self._catalogue.get(topic).record.id
+        found = await self._ask_all(CursorsOf([topic_id]))
+        return {name: cursor for _, name, cursor in sorted(found, key=lambda row: row[1])}
+
+    async def delete(self, topic: str, name: str) -> None:
+        """Forget a cursor; one that is not there is gone already."""
+        check_cursor_name(name)
+        self.check_enabled()
+        topic_id = self._catalogue.get(topic).record.id
+        if CURSORS_TOPIC in self._catalogue.topics:
+            await self.ask(name, Forgotten(topic_id, name))
+
+    # --- asking heads ---------------------------------------------------------------------------
+
+    async def ask(self, name: str, question: CursorQuestion) -> CursorsFound:
+        """Ask the head of the partition that a cursor lives in."""
+        partitions = self._catalogue.get(CURSORS_TOPIC).record.settings.partitions
+        return await self.ask_partition(partition_of(name, partitions), question)
+
+    async def _ask_all(self, question: CursorQuestion) -> list[tuple[int, str, NamedCursor]]:
+        """Ask the heads of all partitions."""
+        topic = self._catalogue.topics.get(CURSORS_TOPIC)
+        indexes = range(0 if topic is None else topic.record.settings.partitions)
+        answers = await asyncio.gather(*(self.ask_partition(index, question) for index in indexes))
+        return [row for answer in answers for row in answer.cursors]
+
+    async def ask_partition(self, index: int, question: CursorQuestion) -> CursorsFound:
+        """Until the head answers, whoever that is by then. NotReady at the deadline."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limits.CURSOR_MOVE_S
+        while True:
+            try:
+                return await self._ask_head(index, question, deadline - loop.time())
+            except StentorError as error:
+                if not (error.retriable or isinstance(error, UnknownOutcome)):
+                    raise
+                if loop.time() + limits.CURSOR_RETRY_S >= deadline:
+                    raise NotReady(
+                        f"{CURSORS_TOPIC}/{index}, which holds the cursor, does not answer: {error.message}",
+                        hint="Try again when its chain is whole.",
+                        object=f"{CURSORS_TOPIC}/{index}",
+                    ) from error
+            await asyncio.sleep(limits.CURSOR_RETRY_S)
+
+    async def _ask_head(self, index: int, question: CursorQuestion, left_s: float) -> CursorsFound:
+        topic = self._catalogue.get(CURSORS_TOPIC)
+        held = self._catalogue.chains.get((topic.record.id, index))
+        if held is None:
+            raise NotReady(f"{CURSORS_TOPIC}/{index} has no chain yet.", hint="Try again in a moment.")
+        head = held.record.chain[0].broker
+        if head == self._identity.broker_id:
+            return await self._heads.serve(index, question)
+        return await self._questions.ask(head, index, question, min(limits.CURSOR_ASK_S, max(0.0, left_s)))
+
+    # --- the internal topic ---------------------------------------------------------------------
+
+    async def _make_topic(self) -> None:
+        """Once, when the first cursor is moved. What began is finished, even if whoever asked is gone."""
+        if CURSORS_TOPIC in self._catalogue.topics:
+            return
+        if self._making is None or self._making.done():
+            self._cluster.rollback.check()
+            self._making = asyncio.get_running_loop().create_task(self._create_topic())
+            self._making.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(self._making)
+
+    async def _create_topic(self) -> None:
+        async with self._topics.changing:
+            if CURSORS_TOPIC in self._catalogue.topics:
+                return
+            try:
+                await self._topics.create(CURSORS_TOPIC, SETTINGS)
+            except TopicExists:
+                await self._cluster.follower.look_again()  # another broker was first
+
+
+SETTINGS: Final = TopicSettings(
+    partitions=limits.CURSOR_PARTITIONS,
+    segment_bytes=limits.CURSOR_SEGMENT_BYTES,
+    retention_bytes=limits.CURSOR_RETENTION_BYTES,
+)
+"""Of the internal topic: snapshots at the starts of segments carry the state, so old segments may go."""
