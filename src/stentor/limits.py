@@ -458,8 +458,14 @@ CURSOR_ASK_S: Final = 1.0
 
 CURSOR_RETRY_S: Final = 0.1
 
-RECORDED_STORE_S: Final = 1.0
-"""How often recorded ends that moved are written to the coordination store; what a crash forgets is kept for longer."""
+CURSOR_CHECK_S: Final = 1.0
+"""How often a broker looks after cursors: asks where they are, forgets those of deleted topics."""
+
+CURSOR_REFRESH_S: Final = 60.0
+"""How often the head of a partition whose messages wait for a cursor asks whether it has moved without passing here."""
+
+CURSOR_TOPICS_ASKED_MAX: Final = 500
+"""Topics whose cursors one question between brokers asks for."""
 
 METRICS_RETENTION_S: Final = 7 * 86_400
 """How long the statistics that brokers publish are kept, whoever makes their topic: a week."""

@@ -24,8 +24,10 @@ from stentor.broker.cluster.operators import Operators
 from stentor.broker.cluster.routes import Routes
 from stentor.broker.cluster.storeless_start import StorelessStart
 from stentor.broker.cluster.topic_admin import TopicAdmin
-from stentor.broker.cursors.desk import CursorDesk
+from stentor.broker.cursors.care import CursorCare
+from stentor.broker.cursors.desk import CursorDesk, knows_cursors
 from stentor.broker.cursors.heads import CursorHeads
+from stentor.broker.cursors.positions import CursorPositions
 from stentor.broker.cursors.questions import CursorQuestions
 from stentor.broker.environment import BrokerIdentity
 from stentor.broker.health import HealthWatch
@@ -33,7 +35,6 @@ from stentor.broker.overview import Overview
 from stentor.broker.partitions.chain_desk import ChainDesk
 from stentor.broker.partitions.copies import Copies
 from stentor.broker.partitions.letting_go import LettingGo
-from stentor.broker.partitions.recorded import RecordedEnds
 from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.partitions.serving import Serving
 from stentor.broker.sessions.admission import Admission
@@ -140,8 +141,13 @@ class Parts:
             port=self.cluster.port,
             background=ground.background,
         )
-        self.recorded = RecordedEnds(ground.store, ground.catalogue, standing)
-        self.letting_go = LettingGo(environment, ground.catalogue, ground.directory, ground.partitions, self.recorded)
+        self.positions = CursorPositions(
+            environment.clock,
+            ground.catalogue,
+            ground.partitions,
+            enabled=partial(knows_cursors, identity, self.cluster.trust),
+        )
+        self.letting_go = LettingGo(environment, ground.catalogue, ground.directory, ground.partitions, self.positions)
         self.serving = Serving(
             identity,
             standing,
@@ -165,6 +171,7 @@ class Parts:
             logs=self.replicas,
             check_room=self.admission.check_descriptors,
         )
+        self._build_cursors(ground)
         self.operators = Operators(
             identity,
             store=ground.store,
@@ -173,9 +180,20 @@ class Parts:
             follower=cluster.follower,
             control=cluster.control,
             copies=ground.partitions,
-            recorded_cut=self.recorded.cut,
+            cut_cursors=self.cursors.cut,
         )
-        heads = CursorHeads(environment.clock, ground.catalogue, self.serving)
+        self.routes = Routes(
+            environment,
+            identity,
+            ground.catalogue,
+            cluster.control,
+            own=self.info,
+            watchers=self.admission.clients,
+        )
+
+    def _build_cursors(self, ground: Ground) -> None:
+        identity, cluster = ground.identity, self.cluster
+        heads = CursorHeads(ground.environment.clock, ground.catalogue, self.serving)
         questions = CursorQuestions(cluster.peers, heads, ground.background)
         cluster.input.on_cursors = questions.heard
         self.cursors = CursorDesk(
@@ -186,14 +204,18 @@ class Parts:
             serving=self.serving,
             heads=heads,
             questions=questions,
+            positions=self.positions,
         )
-        self.routes = Routes(
-            environment,
+        self.cursor_care = CursorCare(
             identity,
-            ground.catalogue,
-            cluster.control,
-            own=self.info,
-            watchers=self.admission.clients,
+            store=ground.store,
+            catalogue=ground.catalogue,
+            cluster=cluster,
+            topics=self.topics,
+            desk=self.cursors,
+            heads=heads,
+            positions=self.positions,
+            background=ground.background,
         )
 
     def _build_sessions(self, ground: Ground, after_delete: Callable[[], Awaitable[None]]) -> None:
@@ -228,7 +250,6 @@ class Parts:
             operators=self.operators,
             serving=self.serving,
             partitions=ground.partitions,
-            recorded=self.recorded,
             cursors=self.cursors,
             sights=self.overview,
             after_delete=after_delete,

@@ -74,6 +74,9 @@ MEANINGS: Final = {
     "replicas": "Number of copies, each on its own broker. 0 means three, or fewer if the cluster is smaller.",
     "retention_age_s": "Messages may be deleted when they are older than this many seconds. None keeps them.",
     "retention_bytes": "The oldest messages of a partition beyond this size may be deleted. None keeps them.",
+    "retention_wait_bytes": """Messages of a partition that wait for a cursor beyond this size are deleted all the same,
+        the oldest first. None keeps them all.""",
+    "retention_waits_for": """The name of a cursor: retention deletes only what it has passed. "" waits for none.""",
     "schema": "A pyarrow.Schema with the columns. None takes the newest that the topic has.",
     "secret": """What only those know who may send under the identity. Without it, $STENTOR_PRODUCER_SECRET.""",
     "segment_bytes": "Size of a segment file; retention deletes whole ones.",
@@ -126,7 +129,7 @@ OWN_MEANINGS: Final = {
 
 _SETTINGS: Final = (
     "partitions", "flush", "flush_interval_ms", "replicas", "min_replicas", "placement", "retention_age_s",
-    "retention_bytes", "keep_unrecorded", "segment_bytes",
+    "retention_bytes", "keep_unrecorded", "retention_waits_for", "retention_wait_bytes", "segment_bytes",
 )  # fmt: skip
 
 OPTIONS: Final = {

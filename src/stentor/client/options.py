@@ -115,4 +115,6 @@ class TopicOptions(TypedDict, total=False):
     retention_age_s: int | None
     retention_bytes: int | None
     keep_unrecorded: bool
+    retention_waits_for: str
+    retention_wait_bytes: int | None
     segment_bytes: int

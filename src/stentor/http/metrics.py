@@ -20,6 +20,7 @@ _HEALTH_GAUGES: Final = {
     "log_failed": "Logs that accept no more writes",
     "chain_short": "Chains with fewer members than they should have",
     "chain_refusing": "Chains with too few members to accept messages",
+    "retention_overrun": "Partitions whose retention deleted what a cursor had not passed",
 }
 _PARTITION_COUNTERS: Final = ("messages_in", "batches_in", "bytes_in")
 _PARTITION_GAUGES: Final = {

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from stentor import limits
+from stentor.core.cursors import RECORDER
 from stentor.errors import InvalidArgument
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -25,6 +26,7 @@ Replicas = Annotated[int, msgspec.Meta(ge=0, le=limits.REPLICAS_MAX)]
 Placement = Literal["spread", "active-passive", "multi-primary"]
 RetentionAge = Annotated[int, msgspec.Meta(ge=1)] | None
 RetentionBytes = Annotated[int, msgspec.Meta(ge=0)] | None
+CursorName = Annotated[str, msgspec.Meta(max_length=limits.TOPIC_NAME_CHARACTERS_MAX)]
 SegmentBytes = Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)]
 
 
@@ -40,7 +42,16 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     retention_age_s: RetentionAge = None
     retention_bytes: RetentionBytes = None
     keep_unrecorded: bool = False  # retention waits until a recorder has marked what it would delete
+    retention_waits_for: CursorName = ""  # retention waits until this cursor has passed what it would delete
+    retention_wait_bytes: RetentionBytes = None  # of what waits: beyond this much it is deleted all the same
     segment_bytes: SegmentBytes = limits.SEGMENT_BYTES
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The cursors that must have passed a message before retention deletes it."""
+        recorder = (RECORDER,) if self.keep_unrecorded else ()
+        other = (self.retention_waits_for,) if self.retention_waits_for not in ("", *recorder) else ()
+        return recorder + other
 
     @property
     def replicas_wanted(self) -> int:
@@ -66,6 +77,8 @@ class TopicChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     retention_age_s: RetentionAge | UnsetType = UNSET
     retention_bytes: RetentionBytes | UnsetType = UNSET
     keep_unrecorded: bool | UnsetType = UNSET
+    retention_waits_for: CursorName | UnsetType = UNSET
+    retention_wait_bytes: RetentionBytes | UnsetType = UNSET
     segment_bytes: SegmentBytes | UnsetType = UNSET
 
 

@@ -13,25 +13,33 @@ same place does no harm.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stentor import limits
+from stentor.broker.catalogue import RecordedEnd, encode, recorded_key
 from stentor.broker.cluster.trust import CURSORS
 from stentor.core import refusals
-from stentor.core.cursors import CursorsOf, Forgotten, Moved, partition_of
-from stentor.core.names import CURSORS_TOPIC, check_cursor_name
+from stentor.core.cursors import RECORDER, CursorsOf, Forgotten, Moved, partition_of
+from stentor.core.names import CURSORS_TOPIC, check_cursor_name, is_reserved
 from stentor.errors import NotReady, OffsetOutOfRange, PartitionNotFound, StentorError, TopicExists, UnknownOutcome
 from stentor.wire.messages import TopicSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from stentor.broker.catalogue import Catalogue, HeldTopic
     from stentor.broker.cluster.cluster import Cluster
     from stentor.broker.cluster.topic_admin import TopicAdmin
+    from stentor.broker.cluster.trust import Trust
     from stentor.broker.cursors.heads import CursorHeads
+    from stentor.broker.cursors.positions import CursorPositions
     from stentor.broker.cursors.questions import CursorQuestions
     from stentor.broker.environment import BrokerIdentity
     from stentor.broker.partitions.serving import Serving
     from stentor.core.cursors import NamedCursor
+    from stentor.core.records import Key
     from stentor.wire.peer import CursorQuestion, CursorsFound
 
 
@@ -48,6 +56,7 @@ class CursorDesk:
         serving: Serving,
         heads: CursorHeads,
         questions: CursorQuestions,
+        positions: CursorPositions,
     ) -> None:
         self._identity = identity
         self._catalogue = catalogue
@@ -56,12 +65,13 @@ class CursorDesk:
         self._serving = serving
         self._heads = heads
         self._questions = questions
+        self._positions = positions
         self._making: asyncio.Task[None] | None = None
 
     @property
     def enabled(self) -> bool:
         """Whether every broker of the cluster knows cursors (C27)."""
-        return self._identity.alone or self._cluster.trust.level >= CURSORS
+        return knows_cursors(self._identity, self._cluster.trust)
 
     def check_enabled(self) -> None:
         if not self.enabled:
@@ -72,9 +82,7 @@ class CursorDesk:
 
     # --- what clients ask -----------------------------------------------------------------------
 
-    async def move(
-        self, topic: str, name: str, positions: dict[int, int], *, by: str = "", back: bool = False
-    ) -> CursorsFound:
+    async def move(self, topic: str, name: str, positions: dict[int, int], *, by: str = "", back: bool = False) -> None:
         """Move a cursor: all of these positions, or none. One that is lower than before changes nothing, but for
         `back`. Asked of the head of every partition that is named.
         """
@@ -85,8 +93,13 @@ class CursorDesk:
             raise refusals.cut_off()
         for index, offset in positions.items():
             self._check(held, index, offset)
-        await self._make_topic()
-        return await self.ask(name, Moved(held.record.id, name, positions, by=by, back=back))
+        if back and name == RECORDER:
+            self._check_taken_over(topic, [(held.record.id, index) for index in positions])
+        await self.make_topic()
+        led = self._positions.epochs(held.record.id)
+        found = await self.ask(name, Moved(held.record.id, name, positions, by=by, back=back))
+        for _, _, cursor in found.cursors:
+            self._positions.learn(name, cursor.positions, found.at, led)
 
     def _check(self, topic: HeldTopic, index: int, offset: int) -> None:
         """Whether somebody can be that far."""
@@ -124,6 +137,63 @@ class CursorDesk:
         topic_id = self._catalogue.get(topic).record.id
         if CURSORS_TOPIC in self._catalogue.topics:
             await self.ask(name, Forgotten(topic_id, name))
+
+    # --- what brokers ask -----------------------------------------------------------------------
+
+    async def learn(self, wanted: Iterable[tuple[int, str]]) -> None:
+        """Find out where cursors are: topics by id, and the names of the cursors."""
+        topic = self._catalogue.topics.get(CURSORS_TOPIC)
+        by_partition: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        partitions = 0 if topic is None else topic.record.settings.partitions
+        for topic_id, name in wanted if partitions else ():
+            by_partition[partition_of(name, partitions)].append((topic_id, name))
+        for index, some in by_partition.items():
+            for start in range(0, len(some), limits.CURSOR_TOPICS_ASKED_MAX):
+                await self._learn_some(index, some[start : start + limits.CURSOR_TOPICS_ASKED_MAX])
+
+    async def _learn_some(self, index: int, wanted: list[tuple[int, str]]) -> None:
+        led = {topic_id: self._positions.epochs(topic_id) for topic_id, _ in wanted}
+        found = await self.ask_partition(index, CursorsOf(sorted(led)))
+        cursors = {(topic_id, name): cursor.positions for topic_id, name, cursor in found.cursors}
+        for topic_id, name in wanted:
+            self._positions.learn(name, cursors.get((topic_id, name), {}), found.at, led[topic_id])
+
+    async def learn_soon(self, topic_id: int) -> None:
+        """Somebody wants to see where the cursors of a topic are that this broker does not know yet; for a moment."""
+        wanted = self._positions.unknown(topic_id) if self.enabled else []
+        if wanted:
+            with suppress(StentorError, TimeoutError):
+                async with asyncio.timeout(limits.CURSOR_ASK_S):
+                    await self.learn(wanted)
+
+    def shown(self, key: Key) -> int:
+        """What people are shown of a partition: how far the cursors are that it waits for."""
+        return self._positions.shown(key)
+
+    async def cut(self, topic: str, index: int, end: int) -> dict[str, bytes]:
+        """An unclean recovery: what is written from here on is something else, and nobody is done with it. What the
+        recovery must put into the store; cursors are back here already.
+        """
+        held = self._catalogue.get(topic)
+        key = held.record.id, index
+        if not self.enabled:
+            moves = self._catalogue.recorded.get(key, (0, 0))[0] > end
+            return {recorded_key(key): encode(RecordedEnd(end))} if moves else {}
+        if is_reserved(topic):
+            return {}
+        self._check_taken_over(topic, [key])
+        try:
+            for name, cursor in (await self.of_topic(topic)).items():
+                if cursor.positions.get(index, 0) > end:
+                    await self.ask(name, Moved(key[0], name, {index: end}, by="unclean recovery", back=True))
+        except NotReady as error:
+            error.hint = f"Cursors must go back first. If {CURSORS_TOPIC} has lost its copies, recover that first."
+            raise
+        return {}
+
+    def _check_taken_over(self, topic: str, keys: Iterable[Key]) -> None:
+        if any(key in self._catalogue.recorded for key in keys):
+            raise NotReady(f"How far {topic} is recorded is being taken over from the store.", hint="Try again soon.")
 
     # --- asking heads ---------------------------------------------------------------------------
 
@@ -169,7 +239,7 @@ class CursorDesk:
 
     # --- the internal topic ---------------------------------------------------------------------
 
-    async def _make_topic(self) -> None:
+    async def make_topic(self) -> None:
         """Once, when the first cursor is moved. What began is finished, even if whoever asked is gone."""
         if CURSORS_TOPIC in self._catalogue.topics:
             return
@@ -187,6 +257,11 @@ class CursorDesk:
                 await self._topics.create(CURSORS_TOPIC, SETTINGS)
             except TopicExists:
                 await self._cluster.follower.look_again()  # another broker was first
+
+
+def knows_cursors(identity: BrokerIdentity, trust: Trust) -> bool:
+    """Whether every broker of the cluster knows cursors (C27)."""
+    return identity.alone or trust.level >= CURSORS
 
 
 SETTINGS: Final = TopicSettings(
