@@ -198,6 +198,7 @@ class Parts:
         cluster.input.on_cursors = questions.heard
         self.cursors = CursorDesk(
             identity,
+            store=ground.store,
             catalogue=ground.catalogue,
             cluster=cluster,
             topics=self.topics,

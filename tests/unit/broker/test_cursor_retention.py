@@ -6,6 +6,7 @@ import pytest
 
 from stentor import limits
 from stentor.broker.catalogue import TopicRecord
+from stentor.broker.cursors.positions import Asked
 from stentor.core.names import CURSORS_TOPIC
 from stentor.errors import InvalidArgument
 from stentor.testing import broker
@@ -89,7 +90,7 @@ def test_an_answer_that_was_overtaken_is_not_believed(local, client):
     client.move_cursor("t", "billing", {0: 1})
     positions = local.inner.parts.positions
     key, partition = next(found for found in local.inner.partitions.items() if found[1].topic == "t")
-    positions.learn("billing", {0: 0}, 0, {key: partition.replica.epoch})
+    positions.learn("billing", {0: 0}, 0, {key: Asked(partition.replica.epoch, stored=False)})
     assert positions.position(key, "billing") is None
 
 

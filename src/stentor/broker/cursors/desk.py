@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stentor import limits
-from stentor.broker.catalogue import RecordedEnd, encode, recorded_key
+from stentor.broker.catalogue import RecordedEnd, encode, recorded_key, topic_key
 from stentor.broker.cluster.trust import CURSORS
 from stentor.core import refusals
 from stentor.core.cursors import RECORDER, CursorsOf, Forgotten, Moved, partition_of
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from stentor.broker.partitions.serving import Serving
     from stentor.core.cursors import NamedCursor
     from stentor.core.records import Key
+    from stentor.ports import CoordinationStore
     from stentor.wire.peer import CursorQuestion, CursorsFound
 
 
@@ -50,6 +51,7 @@ class CursorDesk:
         self,
         identity: BrokerIdentity,
         *,
+        store: CoordinationStore,
         catalogue: Catalogue,
         cluster: Cluster,
         topics: TopicAdmin,
@@ -59,6 +61,7 @@ class CursorDesk:
         positions: CursorPositions,
     ) -> None:
         self._identity = identity
+        self._store = store
         self._catalogue = catalogue
         self._cluster = cluster
         self._topics = topics
@@ -96,7 +99,7 @@ class CursorDesk:
         if back and name == RECORDER:
             self._check_taken_over(topic, [(held.record.id, index) for index in positions])
         await self.make_topic()
-        led = self._positions.epochs(held.record.id)
+        led = self._positions.led(held.record.id)
         found = await self.ask(name, Moved(held.record.id, name, positions, by=by, back=back))
         for _, _, cursor in found.cursors:
             self._positions.learn(name, cursor.positions, found.at, led)
@@ -135,7 +138,7 @@ class CursorDesk:
         check_cursor_name(name)
         self.check_enabled()
         topic_id = self._catalogue.get(topic).record.id
-        if CURSORS_TOPIC in self._catalogue.topics:
+        if await self._has_topic():
             await self.ask(name, Forgotten(topic_id, name))
 
     # --- what brokers ask -----------------------------------------------------------------------
@@ -152,7 +155,7 @@ class CursorDesk:
                 await self._learn_some(index, some[start : start + limits.CURSOR_TOPICS_ASKED_MAX])
 
     async def _learn_some(self, index: int, wanted: list[tuple[int, str]]) -> None:
-        led = {topic_id: self._positions.epochs(topic_id) for topic_id, _ in wanted}
+        led = {topic_id: self._positions.led(topic_id) for topic_id, _ in wanted}
         found = await self.ask_partition(index, CursorsOf(sorted(led)))
         cursors = {(topic_id, name): cursor.positions for topic_id, name, cursor in found.cursors}
         for topic_id, name in wanted:
@@ -204,8 +207,9 @@ class CursorDesk:
 
     async def _ask_all(self, question: CursorQuestion) -> list[tuple[int, str, NamedCursor]]:
         """Ask the heads of all partitions."""
-        topic = self._catalogue.topics.get(CURSORS_TOPIC)
-        indexes = range(0 if topic is None else topic.record.settings.partitions)
+        if not await self._has_topic():
+            return []
+        indexes = range(self._catalogue.get(CURSORS_TOPIC).record.settings.partitions)
         answers = await asyncio.gather(*(self.ask_partition(index, question) for index in indexes))
         return [row for answer in answers for row in answer.cursors]
 
@@ -238,6 +242,12 @@ class CursorDesk:
         return await self._questions.ask(head, index, question, min(limits.CURSOR_ASK_S, max(0.0, left_s)))
 
     # --- the internal topic ---------------------------------------------------------------------
+
+    async def _has_topic(self) -> bool:
+        """Whether there are any cursors. Another broker may have made the topic a moment ago: the store knows it."""
+        if CURSORS_TOPIC not in self._catalogue.topics and await self._store.get(topic_key(CURSORS_TOPIC)) is not None:
+            await self._cluster.follower.look_again()
+        return CURSORS_TOPIC in self._catalogue.topics
 
     async def make_topic(self) -> None:
         """Once, when the first cursor is moved. What began is finished, even if whoever asked is gone."""

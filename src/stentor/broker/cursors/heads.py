@@ -7,7 +7,7 @@ A record that changes nothing is not appended; that nothing newer is known is co
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from stentor.ports import Clock
     from stentor.wire.peer import CursorQuestion
 
-_NOTHING_KNOWN: Final = CursorsFound(cursors=[])
-
 
 class CursorHeads:
     """The partitions of the internal topic that this broker leads."""
@@ -59,7 +57,7 @@ class CursorHeads:
         """Answer a question, or take a record and answer with what its cursor is then. NotHead if another leads."""
         topic = self._catalogue.topics.get(CURSORS_TOPIC)
         if topic is None:
-            return _NOTHING_KNOWN
+            raise NotReady(f"This broker has not heard of {CURSORS_TOPIC} yet.", hint="Try again in a moment.")
         partition = self._serving.partition(topic.record.id, index)
         replica = partition.replica
         if not replica.position.is_head:

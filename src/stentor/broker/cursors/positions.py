@@ -26,10 +26,17 @@ if TYPE_CHECKING:
     from stentor.ports import Clock
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """When a cursor was asked for: what the answer is good for."""
+
+    epoch: int  # of the partition
+    stored: bool  # the store had something to say, which is taken over without passing here
+
+
 class _Known(msgspec.Struct, frozen=True):
     """A position, as it was told."""
 
-    epoch: int  # of the partition, when it was asked for
+    asked: Asked
     at: int  # the commit point of the cursor's own partition
     position: int
 
@@ -63,10 +70,14 @@ class CursorPositions:
             return stored if name == RECORDER else None
         if CURSORS_TOPIC not in self._catalogue.topics:
             return stored
-        known, partition = self._known.get((key, name)), self._partitions.get(key)
-        if known is None or partition is None or known.epoch != partition.replica.epoch:
+        known = self._known.get((key, name))
+        if known is None or known.asked != self._now(key):
             return None
         return max(known.position, stored)
+
+    def _now(self, key: Key) -> Asked | None:
+        partition = self._partitions.get(key)
+        return None if partition is None else Asked(partition.replica.epoch, key in self._catalogue.recorded)
 
     def look_again(self, key: Key, name: str) -> None:
         """Messages wait for a cursor: see now and then whether it has moved in another way."""
@@ -77,7 +88,7 @@ class CursorPositions:
     def unknown(self, topic_id: int) -> list[tuple[int, str]]:
         """Cursors of a topic that people are shown, and that are not known here."""
         missing: dict[tuple[int, str], None] = {}
-        for key in self.epochs(topic_id):
+        for key in self.led(topic_id):
             for name in self._partitions[key].settings.waits_for or (RECORDER,):
                 if self._find(key, name) is None:
                     missing[topic_id, name] = None
@@ -91,24 +102,24 @@ class CursorPositions:
 
     # --- answers, in the loop -------------------------------------------------------------------
 
-    def epochs(self, topic_id: int) -> dict[Key, int]:
-        """The partitions of a topic that this broker leads, with their epochs: what an answer will be good for."""
+    def led(self, topic_id: int) -> dict[Key, Asked]:
+        """The partitions of a topic that this broker leads: called before a cursor of it is asked for."""
         topic = self._catalogue.by_id.get(topic_id)
-        found = {key: self._partitions.get(key) for key in (() if topic is None else topic.keys)}
-        return {
-            key: partition.replica.epoch
-            for key, partition in found.items()
-            if partition is not None and partition.replica.position.is_head
-        }
+        asked: dict[Key, Asked] = {}
+        for key in () if topic is None else topic.keys:
+            partition, now = self._partitions.get(key), self._now(key)
+            if now is not None and partition is not None and partition.replica.position.is_head:
+                asked[key] = now
+        return asked
 
-    def learn(self, name: str, positions: dict[int, int], at: int, epochs: dict[Key, int]) -> None:
+    def learn(self, name: str, positions: dict[int, int], at: int, led: dict[Key, Asked]) -> None:
         """A cursor is there, as its head says: `at` tells which of two answers is newer."""
-        for key, epoch in epochs.items():
+        for key, asked in led.items():
             known = self._known.get((key, name))
-            if known is not None and known.epoch == epoch and known.at > at:
+            if known is not None and known.asked == asked and known.at > at:
                 del self._known[key, name]  # answers overtook each other, or its log was cut: ask again
             elif self._waits(key, name):
-                self._known[key, name] = _Known(epoch, at, positions.get(key[1], 0))
+                self._known[key, name] = _Known(asked, at, positions.get(key[1], 0))
 
     def _waits(self, key: Key, name: str) -> bool:
         """Whether anybody here looks at this cursor: the others take no memory."""
