@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from stentor.errors import OffsetOutOfRange, StentorError
+from stentor.errors import DeadlineExceeded, NotReady, OffsetOutOfRange
 from stentor.spark import offsets
 from stentor.spark.connections import SparkConnection
 from stentor.spark.offsets import Places, TopicPlace, places_of
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from stentor.spark.pipelines.lake import Ends
 
 logger = logging.getLogger(__name__)
+
+_MARK_S: Final = 10.0
+"""How long a round waits to tell the brokers how far it is: they keep messages for longer if they do not hear it."""
 
 ROUND_ROWS: Final = 5_000_000
 COMPACT_EVERY_ROUNDS: Final = 20
@@ -174,10 +177,10 @@ class _Recorder:
         for name, topic in recorded.items():
             if self._marked.get(name) != topic and client.describe_topic(name).settings.keep_unrecorded:
                 try:
-                    client.mark_recorded(name, topic.offsets)
-                except StentorError as error:  # such as in the middle of an upgrade: the next round marks these, too
-                    logger.warning("%s keeps messages that are recorded already: %s", name, error)
-                    continue
+                    client.mark_recorded(name, topic.offsets, timeout=_MARK_S)
+                except (NotReady, DeadlineExceeded) as error:  # the cluster is being upgraded, or has lost brokers
+                    logger.warning("topics keep what is recorded already; the next round says so again: %s", error)
+                    return
             self._marked[name] = topic
 
 
