@@ -17,6 +17,7 @@ from stentor._version import __version__
 
 if TYPE_CHECKING:
     from stentor.client.async_client import AsyncClient, connect_async
+    from stentor.client.cursors import CursorInfo
     from stentor.client.history import AsyncHistory, History
     from stentor.client.message import Message, Receipt
     from stentor.client.outcomes import FailedBatch
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         TopicExists,
         TopicNotFound,
         TopicReplaced,
+        TopicReserved,
         UnknownOutcome,
         UnknownSwap,
         VersionMismatch,
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "stentor.client.async_client": ("AsyncClient", "connect_async"),
+    "stentor.client.cursors": ("CursorInfo",),
     "stentor.client.history": ("AsyncHistory", "History"),
     "stentor.client.message": ("Message", "Receipt"),
     "stentor.client.outcomes": ("FailedBatch",),
@@ -125,6 +128,7 @@ _EXPORTS = {
         "TopicExists",
         "TopicNotFound",
         "TopicReplaced",
+        "TopicReserved",
         "UnknownOutcome",
         "UnknownSwap",
         "VersionMismatch",
@@ -157,6 +161,7 @@ __all__ = [
     "CoordinationRefused",
     "CoordinationUnavailable",
     "CorruptData",
+    "CursorInfo",
     "DeadlineExceeded",
     "DecodeFailed",
     "DirectoryInUse",
@@ -201,6 +206,7 @@ __all__ = [
     "TopicInfo",
     "TopicNotFound",
     "TopicReplaced",
+    "TopicReserved",
     "TopicSettings",
     "TypedMessage",
     "UnknownOutcome",

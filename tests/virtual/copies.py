@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from stentor import limits
+from stentor.core.cursors import Cursors
 from stentor.wire import header as batch_header
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.partitions.partition import Partition
     from stentor.core.dedupe import Dedupe
+    from stentor.core.derived import States
     from stentor.core.records import Key, Member
     from stentor.storage.log import PartitionLog
 
@@ -39,6 +41,12 @@ class Batch(NamedTuple):
 
 
 _BASE, _END = itemgetter(0), itemgetter(1)
+
+
+def committed_cursors(states: States) -> dict[Any, Any] | None:
+    """All cursors that are committed, if the partition is one that cursors are derived from."""
+    cursors = next((state for state in states if isinstance(state, Cursors)), None)
+    return None if cursors is None else dict(cursors._committed)
 
 
 def of_header(header: Any) -> Batch:

@@ -136,7 +136,7 @@ class Broker:
         reads, every = parts.ground.environment.reads, parts.ground.timers.every
         every(limits.CHECKPOINT_S, partial(parts.books.store_soon, reads))
         every(limits.RETENTION_CHECK_S, self._retain)
-        every(limits.RECORDED_STORE_S, parts.recorded.store_soon)
+        every(limits.CURSOR_CHECK_S, parts.cursor_care.look_soon)
         every(limits.ASIDE_CHECK_S, partial(reads.submit, parts.letting_go.clear_aside, _aside_cleared))
         every(limits.HEALTH_CHECK_S, parts.health.look_soon)
 
@@ -204,7 +204,6 @@ class Broker:
         ground.timers.stop()
         self.listeners.close()
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(parts.recorded.close)
             if ground.partitions:
                 for partition in ground.partitions.values():
                     stack.callback(partition.log.close)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stentor.broker.catalogue import broker_key, decode_broker, encode
-from stentor.broker.cluster.trust import LEVEL_KEY, PEERS_PROVE, SECRET_KEY, rotate
+from stentor.broker.cluster.trust import LEVEL_KEY, LEVEL_KNOWN, PEERS_PROVE, SECRET_KEY, rotate
 from stentor.broker.sessions.peer_session import PeerSession
 from stentor.coordination.etcd import open_etcd
 from stentor.core.controller import BrokerRecord
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
+NEWEST = str(LEVEL_KNOWN).encode()
 OLD = BrokerRecord("old", 1, address="127.0.0.1:9", version="0.1")  # it says nothing of levels
 
 
@@ -97,7 +98,7 @@ def test_a_new_cluster_has_a_secret_and_the_newest_level_at_once(store, tmp_path
     with started(store, tmp_path / "b0") as local:
         assert local.inner.parts.cluster.trust.all_prove
         assert local.inner.parts.cluster.trust.secrets == store.secret.valid
-        assert store.get(LEVEL_KEY) == b"1"
+        assert store.get(LEVEL_KEY) == NEWEST
         assert (tmp_path / "b0" / SECRET_FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -177,7 +178,7 @@ def test_a_broker_registers_which_level_it_knows(store):
     with started(store):
         record = store.get(broker_key("b0"))
         assert record is not None
-        assert decode_broker(record).level == PEERS_PROVE
+        assert decode_broker(record).level == LEVEL_KNOWN
 
 
 def test_a_level_never_goes_down(store, tmp_path, wait_until):
@@ -187,7 +188,7 @@ def test_a_level_never_goes_down(store, tmp_path, wait_until):
     store.put(brokers__old=encode(OLD))
     with started(store, tmp_path / "b0") as local:
         assert local.inner.parts.cluster.trust.all_prove
-        wait_until(lambda: store.get(LEVEL_KEY) == b"1", "the store has it again")
+        wait_until(lambda: store.get(LEVEL_KEY) == NEWEST, "the store has it again")
 
 
 # --- rotation -----------------------------------------------------------------------------------
@@ -341,4 +342,4 @@ def test_a_broker_whose_record_lost_its_level_registers_again(store, wait_until)
     with started(store) as local:
         record = msgspec.structs.replace(local.inner.parts.ground.catalogue.brokers["b0"], level=0)
         store.put(brokers__b0=encode(record))
-        wait_until(lambda: decode_broker(store.get(broker_key("b0"))).level == PEERS_PROVE, "it is registered again")
+        wait_until(lambda: decode_broker(store.get(broker_key("b0"))).level == LEVEL_KNOWN, "it is registered again")

@@ -43,7 +43,10 @@ LEVEL_KEY: Final = "identity/level"
 PEERS_PROVE: Final = 1
 """The feature level from which on brokers must prove who they are."""
 
-LEVEL_KNOWN: Final = PEERS_PROVE
+CURSORS: Final = 2
+"""The feature level from which on named cursors are kept in an internal topic, and not in the store."""
+
+LEVEL_KNOWN: Final = CURSORS
 """The highest feature level that this version knows."""
 
 
@@ -191,9 +194,8 @@ class Trust:
 
     def _level_due(self) -> int:
         """What the store's level should be: what every registered broker knows, and never less than it was."""
-        brokers = self._catalogue.brokers
-        all_know = bool(brokers) and all(record.level >= LEVEL_KNOWN for record in brokers.values())
-        return LEVEL_KNOWN if all_know else self.level
+        known = min((record.level for record in self._catalogue.brokers.values()), default=0)
+        return max(self.level, min(known, LEVEL_KNOWN))
 
     async def _raise_level(self) -> None:
         """C27: whoever notices that it is due does it; the swap lets one of them."""

@@ -148,7 +148,7 @@ class Replicas:
         for key in topic.keys:
             partition = self.partitions.get(key)
             if partition is not None and partition.apply(settings, len(topic.record.schemas)):
-                partition.log.settings = self._copies.log_settings(settings)
+                partition.log.settings = self._copies.log_settings(topic.record)
                 partition.flush_later()
                 partition.sync.catch_up()
             if (held := self._catalogue.chains.get(key)) is not None:
