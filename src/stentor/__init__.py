@@ -17,6 +17,7 @@ from stentor._version import __version__
 
 if TYPE_CHECKING:
     from stentor.client.async_client import AsyncClient, connect_async
+    from stentor.client.cursors import CursorInfo
     from stentor.client.history import AsyncHistory, History
     from stentor.client.message import Message, Receipt
     from stentor.client.outcomes import FailedBatch
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         TopicExists,
         TopicNotFound,
         TopicReplaced,
+        TopicReserved,
         UnknownOutcome,
         UnknownSwap,
         VersionMismatch,
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "stentor.client.async_client": ("AsyncClient", "connect_async"),
+    "stentor.client.cursors": ("CursorInfo",),
     "stentor.client.history": ("AsyncHistory", "History"),
     "stentor.client.message": ("Message", "Receipt"),
     "stentor.client.outcomes": ("FailedBatch",),
@@ -131,6 +134,7 @@ _EXPORTS = {
         "TopicExists",
         "TopicNotFound",
         "TopicReplaced",
+        "TopicReserved",
         "UnknownOutcome",
         "UnknownSwap",
         "VersionMismatch",
@@ -165,6 +169,7 @@ __all__ = [
     "CoordinationRefused",
     "CoordinationUnavailable",
     "CorruptData",
+    "CursorInfo",
     "DeadlineExceeded",
     "DecodeFailed",
     "DirectoryInUse",
@@ -212,6 +217,7 @@ __all__ = [
     "TopicInfo",
     "TopicNotFound",
     "TopicReplaced",
+    "TopicReserved",
     "TopicSettings",
     "TypedMessage",
     "UnknownOutcome",

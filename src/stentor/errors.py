@@ -3,6 +3,7 @@
     StentorError
     ├── InvalidArgument          the call itself is wrong (a name, a number, a type)
     │   ├── SchemaRefused        the topic does not accept this schema or these rows
+    │   ├── TopicReserved        the topic is the brokers' own; clients may only read it
     │   └── MissingPackage       an optional package is not installed (also an ImportError)
     ├── Closed                   the object was closed before or during the call
     ├── ForkDetected             a client was used in a forked process
@@ -106,6 +107,15 @@ class SchemaRefused(InvalidArgument):
     """
 
     code = "schema_refused"
+
+
+class TopicReserved(InvalidArgument):
+    """The topic is the brokers' own: its name begins with `_stentor.`. Clients may read it, and no more.
+
+    Use another name.
+    """
+
+    code = "topic_reserved"
 
 
 class MissingPackage(InvalidArgument, ImportError):

@@ -17,8 +17,7 @@ FRAME_BODY_BYTES_MAX: Final = 16 * MIB
 """A frame is one batch and a little more: a larger frame would hold up everything else on the connection."""
 
 CONTROL_BODY_BYTES_MAX: Final = 64 * KIB
-"""Requests are small: the marks of a recorder for 1,024 partitions take 16 KiB. Answers may be as large as a frame,
-such as the routes of a large cluster."""
+"""Requests are small: marks for 1,024 partitions take 16 KiB. Answers may be as large as a frame."""
 
 UNGREETED_BODY_BYTES_MAX: Final = 8 * KIB
 """A greeting with the longest names. Before the handshake a stranger costs the broker only one small buffer."""
@@ -77,13 +76,11 @@ ROWS_ENCODING_MESSAGES_MAX: Final = 16
 """A Python loop decodes packed rows; above this number Arrow is smaller and faster."""
 
 PLAIN_MESSAGES_MAX: Final = 500_000
-"""Messages in Arrow bodies that a process reads and writes without pyarrow before it loads it. They lose about 0.1 µs
-each: by then as much as loading takes."""
+"""Messages in Arrow bodies that a process handles without pyarrow, at 0.1 µs more each, before it loads it."""
 
 PLAIN_S: Final = 1.0
 PLAIN_MESSAGES_MIN: Final = 10_000
-"""A process that still handles messages after this time, and had so many of them, is no short script: it loads pyarrow
-then, whatever their number."""
+"""A process that handles so many messages for longer than this is no short script, and loads pyarrow."""
 
 RUN_BYTES_MAX: Final = 2 * MIB
 """Small batches that a reader decodes into one Arrow batch. The fixed costs of a run vanish far below it, and who takes
@@ -232,8 +229,7 @@ LISTEN_BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted: a reconnect storm arrives all at once."""
 
 DESCRIPTORS_RESERVED: Final = 128
-"""Open files that neither clients nor new logs may use up: segments that begin while old ones are sealed, reads, books,
-the coordination store, other brokers."""
+"""Open files that clients and new logs leave free: for segments, reads, books, the store and other brokers."""
 
 DESCRIPTORS_CLIENTS_MIN: Final = 64
 """Topics may not take the last open files: so many clients can always connect."""
@@ -251,8 +247,7 @@ REQUESTS_UNDER_WAY_MAX: Final = 64
 """Control requests that one connection may have unanswered; a broker refuses more."""
 
 CLIENT_REQUESTS_UNDER_WAY_MAX: Final = REQUESTS_UNDER_WAY_MAX // 2
-"""What a client asks of all brokers together at one time: requests that it gave up may still be under way at a broker,
-and must not make that one refuse the next."""
+"""What a client asks at one time: requests that it gave up may still be under way, and count at a broker."""
 
 LISTENERS_MAX: Final = 8
 """One per network that a broker is in; each multiplies the route changes that it encodes."""
@@ -298,8 +293,7 @@ RECONNECT_DELAY_S_MAX: Final = 1.0
 """Back-off doubles from the first to the last of these, with full jitter."""
 
 RECONNECT_SPREAD_S: Final = 0.0005
-"""For each client that a lost broker had, first attempts are spread over this much more: what a broker needs to greet
-one and tell it the routes. A lone client tries at once."""
+"""First attempts are spread over this for each client of a lost broker: what greeting one and routes cost."""
 
 LINK_OPEN_S: Final = 1.5
 """How long a client waits for one broker of several to greet it before it tries others."""
@@ -398,13 +392,11 @@ REPLICA_STALL_S: Final = 2.0
 or by itself (C14, C31): with the change of the chain, publishers wait for less than three seconds."""
 
 REPLICA_SLOW_S: Final = 4.0
-"""A member that makes progress, but is this far behind its predecessor on disk, is reported too: every publish waits
-that long for it (C14)."""
+"""A member that is this far behind its predecessor on disk is reported: every publish waits for it (C14)."""
 
 JOINT_STALL_S: Final = 0.4
 JOINT_SLOW_S: Final = 1.5
-"""The same for a joiner. In joint mode it holds up every commit before it is useful, so it gets less time than a
-member (C11)."""
+"""The same for a joiner, which holds up commits in joint mode before it is useful: it gets less time (C11)."""
 
 JOINER_HELD_OFF_S: Final = 5.0
 JOINER_HELD_OFF_S_MAX: Final = 60.0
@@ -502,8 +494,32 @@ ASIDE_AGE_S: Final = 7 * 86_400
 ASIDE_CHECK_S: Final = 600.0
 """How often a broker looks for copies that were put aside long ago."""
 
-RECORDED_STORE_S: Final = 1.0
-"""How often recorded ends that moved are written to the coordination store; what a crash forgets is kept for longer."""
+CURSOR_PARTITIONS: Final = 8
+"""Of the internal topic: cursors with different names are moved by different brokers."""
+
+CURSOR_SEGMENT_BYTES: Final = 1 * MIB
+CURSOR_RETENTION_BYTES: Final = 4 * MIB
+"""Each segment begins with a snapshot of all cursors, so a few small ones are all that is needed."""
+
+CURSOR_SIZE_MAX: Final = 100_000
+"""Cursors and positions in one partition of the internal topic: about a megabyte of memory, and of each snapshot."""
+
+CURSOR_MOVE_S: Final = 5.0
+"""Within this time a cursor is moved, or its mover is told to try again: longer than a chain needs a new head."""
+
+CURSOR_ASK_S: Final = 1.0
+"""How long a broker waits for another one's answer about a cursor before it looks again who is the head."""
+
+CURSOR_RETRY_S: Final = 0.1
+
+CURSOR_CHECK_S: Final = 1.0
+"""How often a broker looks after cursors: asks where they are, forgets those of deleted topics."""
+
+CURSOR_REFRESH_S: Final = 60.0
+"""How often the head of a partition whose messages wait for a cursor asks whether it has moved without passing here."""
+
+CURSOR_TOPICS_ASKED_MAX: Final = 500
+"""Topics whose cursors one question between brokers asks for."""
 
 METRICS_RETENTION_S: Final = 7 * 86_400
 """How long the statistics that brokers publish are kept, whoever makes their topic: a week."""
@@ -525,8 +541,7 @@ PLANNED_PARTITIONS_MAX: Final = 500
 """Chains that the controller looks at before its loop looks at others: some 10 ms."""
 
 PROPOSALS_MAX: Final = 4
-"""Transactions of the controller that are under way at one time: with more, etcd answers none of them in time, and
-nothing else that it is asked."""
+"""Transactions of the controller under way at one time: with more, etcd answers none of them in time."""
 
 PUSHED_RECORDS_MAX: Final = 500
 """Records that the controller tells in one frame: some 100 kB, which take a broker some 10 ms."""
@@ -570,8 +585,7 @@ COORDINATION_POLL_TIMEOUT_S: Final = 2.0
 """The deadline of that question; with the one before, a stopped etcd is noticed within three seconds."""
 
 COORDINATION_STREAM_S: Final = 10.0
-"""How old a watch's stream gets before it is replaced, without a gap: one that is stuck
-although its endpoint answers hides changes for no longer than this."""
+"""How old a watch's stream gets before it is replaced, without a gap: one that is stuck hides changes."""
 
 COORDINATION_HISTORY_CHANGES: Final = 1_000
 """Changes the embedded store remembers for its watches; who is further behind reads everything anew."""

@@ -17,7 +17,7 @@ from stentor.broker.sessions import requests
 from stentor.broker.sessions.client_session import ClientSession
 from stentor.core.chain_messages import PartitionMessage
 from stentor.testing import broker
-from stentor.wire import arrow_body, arrow_message, batch, frames, header, messages, peer, rows, schemas
+from stentor.wire import arrow_body, arrow_message, batch, frames, header, messages, peer, rows, schemas, topic_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -35,6 +35,7 @@ VALUES = [
     "TopicRoute",
     "PartitionRoute",
     "ClientInfo",
+    "CursorState",
 ]
 
 
@@ -136,10 +137,11 @@ def shown_default(field):
 
 
 def test_every_message_of_the_code_is_documented():
+    of_messages = messages.__name__, topic_settings.__name__
     structs = {
         name
         for name, kind in vars(messages).items()
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == messages.__name__
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ in of_messages
     }
     some_settings = "TopicChanges"  # has no table of its own: it is some of the fields of TopicSettings
     assert structs - {"Struct", "Tagged", some_settings} == {*REQUESTS, *RESPONSES, *BODIES, *VALUES}

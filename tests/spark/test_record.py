@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from stentor import Client
-from stentor.errors import ConnectionFailed, OffsetOutOfRange, TopicNotFound
+from stentor.errors import ConnectionFailed, DeadlineExceeded, OffsetOutOfRange, TopicNotFound
 from stentor.spark.pipelines.lake import open_lake
 from stentor.spark.pipelines.record import record
 
@@ -179,13 +179,29 @@ class TestRetention:
         assert record(spark, [topic], lake) == 8
         assert [row.offset for row in lake.frame(spark).orderBy("offset").collect()] == list(range(20))
 
+    def test_brokers_that_cannot_be_told_now_stop_no_recorder(
+        self, spark, client, topic, lake, wait_until, monkeypatch
+    ):
+        client.create_topic(topic, retention_bytes=0, keep_unrecorded=True)
+        publish(client, topic, *[LARGE] * 8)
+
+        def refuse(*_, **__):
+            raise DeadlineExceeded("The cluster is being upgraded.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "mark_recorded", refuse)
+            assert record(spark, [topic], lake) == 8
+        assert client.describe_topic(topic).partitions[0].recorded == 0
+        assert record(spark, [topic], lake) == 0
+        wait_until(lambda: client.offsets(topic, "earliest")[0])
+
     def test_a_run_that_could_not_tell_the_brokers_is_made_good_by_the_next(
         self, spark, client, topic, lake, wait_until, monkeypatch
     ):
         client.create_topic(topic, retention_bytes=0, keep_unrecorded=True)
         publish(client, topic, *[LARGE] * 8)
 
-        def fail(*_):
+        def fail(*_, **__):
             raise ConnectionFailed("The network is gone.")
 
         with monkeypatch.context() as patch:

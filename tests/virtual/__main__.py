@@ -1,7 +1,7 @@
 """Run seeds: the product's own brokers and clients in virtual time.
 
 python -m tests.virtual SEED [SEED …] [--log]       replay some, with what everyone logs
-python -m tests.virtual --seeds 1000 [--from S]     run a range, on all cores
+python -m tests.virtual --seeds 1000 [--from S]     run a range, on all cores; --cursors: with clients that move cursors
 python -m tests.virtual --campaign --minutes 10     go on where the last campaign stopped
 """
 
@@ -45,10 +45,10 @@ class _Log(logging.Handler):
         print(f"{world.now / SECOND:.4f} {who} {record.levelname[0]} {record.name} {record.getMessage()}")
 
 
-def replay(seeds: list[int], *, log: bool) -> int:
+def replay(seeds: list[int], *, log: bool, cursors: bool) -> int:
     failed = 0
     for seed in seeds:
-        run = Run(seed)
+        run = Run(seed, cursors=cursors)
         logging.getLogger().handlers[:] = [_Log(run)] if log else [logging.NullHandler()]
         try:
             run.run()
@@ -77,6 +77,7 @@ def run_many(
     processes: int,
     deadline: float = float("inf"),
     on_done: Callable[[Outcome], None] = lambda _: None,
+    cursors: bool = False,
 ) -> int:
     """Run seeds with a progress bar; returns how many failed."""
     began, done, sent, failed = time.monotonic(), 0, 0, []
@@ -84,7 +85,7 @@ def run_many(
     with progress_bar() as progress:
         show = print if progress is None else progress.console.print
         task = None if progress is None else progress.add_task("", total=total, rate="…", failed=0)
-        for outcome in run_seeds(seeds, processes=processes, deadline=deadline):
+        for outcome in run_seeds(seeds, processes=processes, deadline=deadline, cursors=cursors):
             done += 1
             sent += outcome.sent
             if outcome.failure:
@@ -129,6 +130,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=0, help="how many")
     parser.add_argument("--from", dest="first", type=int, default=1, help="the first of them")
     parser.add_argument("--log", action="store_true", help="show what everyone logs, in virtual time")
+    parser.add_argument("--cursors", action="store_true", help="let some clients move named cursors")
     parser.add_argument("--campaign", action="store_true", help="seeds that nobody has run yet")
     parser.add_argument("--minutes", type=float, default=10, help="how long a campaign goes on")
     parser.add_argument("--processes", type=int, default=0, help="how many at a time; 0 means one per core")
@@ -137,8 +139,9 @@ def main() -> int:
     if wishes.campaign:
         return bool(campaign(wishes.minutes, wishes.processes))
     if wishes.seed:
-        return bool(replay(wishes.seed, log=wishes.log))
-    return bool(run_many(range(wishes.first, wishes.first + wishes.seeds), processes=wishes.processes))
+        return bool(replay(wishes.seed, log=wishes.log, cursors=wishes.cursors))
+    seeds = range(wishes.first, wishes.first + wishes.seeds)
+    return bool(run_many(seeds, processes=wishes.processes, cursors=wishes.cursors))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import msgspec
-from tests.virtual.copies import Batch, Copy, derive, of_header, pending_end, read_log, remembered, versions
+from tests.virtual.copies import (
+    Batch,
+    Copy,
+    committed_cursors,
+    derive,
+    of_header,
+    pending_end,
+    read_log,
+    remembered,
+    versions,
+)
 from tests.virtual.starts import Starts
 from tests.virtual.world import SECOND
 
@@ -69,6 +79,7 @@ class Checker:
         self._asked: dict[tuple[Replica, int], int] = {}  # what was acknowledged when a reader asked for the end
         self._on_disk: dict[tuple[str, Key], tuple[int, int, int]] = {}  # log id, epoch, floor in the journal
         self._replaced: dict[Key, tuple[int, int]] = {}  # the epoch of the newest head, and since when
+        self._views: dict[tuple[Key, int], Any] = {}  # the cursors that are committed at a commit point
         self._records: dict[Key, ChainRecord] = {}
         self._stored: dict[Key, dict[int, ChainRecord]] = defaultdict(dict)  # everything that was ever so, by revision
         cluster.store.on_change = self.stored
@@ -406,6 +417,19 @@ class Checker:
         for batch in copy.between(copy.compared, replica.committed) if copy.readable else ():
             self._compare(copy, batch)
         copy.compared = replica.committed
+        self._compare_cursors(copy, replica)
+
+    def _compare_cursors(self, copy: Copy, replica: Replica) -> None:
+        """C19: the cursors that are committed are a function of the log up to the commit point, at every member."""
+        view = committed_cursors(replica.states)
+        if view is None or not copy.readable or replica.failed or replica.committed < copy.partition.log.start:
+            return
+        known = self._views.setdefault((copy.key, replica.committed), view)
+        self.require(known == view, "cursors differ at one commit point", copy.place, replica.committed, known, view)
+        try:
+            replica.states.check_invariants()
+        except AssertionError as error:
+            self.require(False, "an invariant of derived state", copy.place, error)  # noqa: FBT003
 
     def _note_safe(self, copy: Copy) -> None:
         if copy.safe != copy.noted:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from stentor import limits
+from stentor.core.cursors import Cursors
 from stentor.core.table import TableState
 from stentor.wire import header as batch_header
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.partitions.partition import Partition
     from stentor.core.dedupe import Dedupe
-    from stentor.core.derived import DerivedState
+    from stentor.core.derived import DerivedState, States
     from stentor.core.records import Key, Member
     from stentor.storage.log import PartitionLog
 
@@ -42,6 +43,12 @@ class Batch(NamedTuple):
 
 
 _BASE, _END = itemgetter(0), itemgetter(1)
+
+
+def committed_cursors(states: States) -> dict[Any, Any] | None:
+    """All cursors that are committed, if the partition is one that cursors are derived from."""
+    cursors = next((state for state in states if isinstance(state, Cursors)), None)
+    return None if cursors is None else dict(cursors._committed)
 
 
 def of_header(header: Any) -> Batch:

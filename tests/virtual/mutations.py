@@ -26,13 +26,14 @@ from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.resends import Resends
 from stentor.broker.sessions.reader_stream import ReaderStream
 from stentor.core import cluster_events as e
-from stentor.core import controller, decisions, refusals, revival
+from stentor.core import controller, cursors, decisions, refusals, revival
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Linked
 from stentor.core.chain_position import ChainPosition
 from stentor.core.complaints import Complaints
 from stentor.core.confirmations import Confirmations
 from stentor.core.controller import Controller
+from stentor.core.cursors import Cursors, Moved
 from stentor.core.dedupe import Dedupe, Resend
 from stentor.core.downstream import Downstream
 from stentor.core.linking import Linking
@@ -83,6 +84,22 @@ def _never(*_: Any, **__: Any) -> bool:
 
 def _always(*_: Any, **__: Any) -> bool:
     return True
+
+
+# --- C19, C20: cursors ------------------------------------------------------------------------------
+
+
+def _commit_everything(self, end):
+    """Whatever is in the log counts as committed."""
+    COMMIT(self, max(end, 1 << 62))
+
+
+def _fold_anything(view, record):
+    """The last word counts, be it lower."""
+    FOLD(view, _replace(record, back=True) if isinstance(record, Moved) else record)
+
+
+COMMIT, FOLD = Cursors.commit, cursors._fold
 
 
 # --- C2, C3: epochs and incarnations ----------------------------------------------------------------
@@ -492,6 +509,9 @@ mutation(
 )
 mutation("outcome", "C20: a resend of what was refused is refused again", (Dedupe, "apply", _forget_refused))
 mutation("undo", "C19: a table undoes what was cut off its log", (TableState, "cut", _nothing))
+mutation("cursor-cut", "C19: what was not committed is undone by a cut", (Cursors, "cut", _nothing))
+mutation("cursor-commit", "C20: only what is committed is told", (Cursors, "commit", _commit_everything))
+mutation("cursor-back", "a cursor never goes back by itself", (cursors, "_fold", _fold_anything))
 mutation("retention", "C23: retention stops at the commit point", (LettingGo, "_retain", _retain_all))
 mutation("own-retention", "C23: only the head chooses where a log begins", (LettingGo, "retain", _retain_everywhere))
 mutation("own-start", "C23: a member's log begins where the head says", (ChainDesk, "_retire", _retire_committed))

@@ -78,6 +78,9 @@ SEEDS: dict[str, list[int]] = {
     "applied": [1, 2],
     "outcome": [1, 2],
     "undo": [2, 4],
+    "cursor-cut": [19, 41],
+    "cursor-commit": [1, 2],
+    "cursor-back": [1, 2],
     "renewed": [2, 3],
     "own-retention": [2, 3],
     "own-start": [2, 3],
@@ -90,6 +93,9 @@ SEEDS: dict[str, list[int]] = {
 """Those that noticed a mutation when it was last searched."""
 _PARTING = {"favour": ("head", "head_bounces", "pair", "split", "pause", "slow_disk"), "ack": "head", "factor": 3}
 FAVOURED: dict[str, dict[str, Any]] = {
+    "cursor-cut": {"favour": _PARTING["favour"], "cursors": True},
+    "cursor-commit": {"cursors": True},
+    "cursor-back": {"cursors": True},
     "reconcile": _PARTING,
     "continues": _PARTING,
     "derived": _PARTING,

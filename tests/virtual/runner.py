@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from tests.virtual.cluster import Cluster
+from tests.virtual.copies import committed_cursors
 from tests.virtual.faults import Faults
 from tests.virtual.operators import Operators
 from tests.virtual.table_load import TABLE, TableLoad
@@ -19,8 +20,14 @@ from tests.virtual.workload import TOPIC, History, Workload
 from tests.virtual.world import SECOND, BrokenError, World, number_objects
 
 from stentor import limits
+from stentor.broker.cursors import desk
 from stentor.broker.sessions import inline_sync
+from stentor.core.names import CURSORS_TOPIC
 from stentor.errors import StentorError
+from stentor.wire.messages import TopicSettings
+
+SMALL = TopicSettings(partitions=1, segment_bytes=limits.SEGMENT_BYTES_MIN, retention_bytes=limits.SEGMENT_BYTES_MIN)
+"""Of the topic that cursors are derived from: few chains, and snapshots that are soon needed."""
 
 if TYPE_CHECKING:
     from stentor.broker.catalogue import Catalogue
@@ -47,6 +54,7 @@ class Layout(NamedTuple):
     retains: bool  # only the newest messages are kept
     ack: str  # of one of the producers
     table: bool  # there is a table, too
+    cursors: bool = False  # some move named cursors: never by chance, so that other runs stay as they are
 
 
 class Run:
@@ -87,6 +95,7 @@ class Run:
             self.cluster.living(),
             patch.object(limits, "JOIN_LAG_MESSAGES", lag),
             patch.object(inline_sync, "RUN_MIN", run_min),
+            patch.object(desk, "SETTINGS", SMALL),
         ):
             try:
                 self._begin()
@@ -143,14 +152,18 @@ class Run:
         cluster.go(0.5)
 
     def _employ(self) -> None:
-        cluster = self.cluster
-        for number, ack in enumerate(["all", "all", self.layout.ack]):
+        cluster, layout = self.cluster, self.layout
+        for number, ack in enumerate(["all", "all", layout.ack]):
             cluster.process(f"producer{number}").run(self.load.produce(f"p{number}", ack))
         for number in range(2):
             cluster.process(f"reader{number}").run(self.load.read(f"r{number}"))
         cluster.process("looker").run(self.load.look("looker"))
-        for number in range(3 if self.layout.table else 0):
+        for number in range(3 if layout.table else 0):
             cluster.process(f"table{number}").run(self.tables.work(f"c{number}"))
+        if layout.cursors:
+            for number in range(2):
+                cluster.process(f"mover{number}").run(self.load.move(f"m{number}"))
+            cluster.process("lister").run(self.load.list_cursors("lister"))
 
     def _disturb(self, seconds: float) -> None:
         end = self.world.now + round(seconds * SECOND)
@@ -239,7 +252,8 @@ class Run:
         found: dict[int, int] = defaultdict(int)
         for name in self.cluster.disks:
             for key, partition in self.cluster.partitions(name).items():
-                found[key[1]] = max(found[key[1]], partition.log.start)  # a table lets go of nothing
+                if partition.topic == TOPIC:
+                    found[key[1]] = max(found[key[1]], partition.log.start)
         return found
 
     def _ends(self, topic: str) -> dict[int, set[int]]:
@@ -281,7 +295,19 @@ class Run:
         if self.layout.table:
             self.tables.compare(self._table_log())
         self.cluster.checker.finish()
+        if self.layout.cursors:
+            self._compare_cursors()
         self.require(holds=True, what="")
+
+    def _compare_cursors(self) -> None:
+        """Every member has every cursor at least where it was answered to be."""
+        catalogue = next(iter(self.cluster.brokers.values())).parts.ground.catalogue
+        for key in catalogue.topics[CURSORS_TOPIC].keys if CURSORS_TOPIC in catalogue.topics else ():
+            for member in catalogue.chains[key].record.chain:
+                states = self.cluster.brokers[member.broker].partitions[key].replica.states
+                view = committed_cursors(states) or {}
+                found = {name: cursor.positions for (name, _), cursor in view.items()}
+                self.history.check_cursors(self.history.moved, found)
 
 
 def prepare(module: str, log: bool = False) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOME = 24
+FEW = 8
 
 
 def virtual(*arguments):
@@ -25,6 +26,14 @@ def test_some_seeds_find_nothing():
     done = virtual("--from", 1, "--seeds", SOME, "--processes", 1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"{SOME} seeds, 0 failed", done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_some_seeds_with_cursors_find_nothing():
+    done = virtual("--cursors", "--from", 1, "--seeds", FEW, "--processes", 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"{FEW} seeds, 0 failed", done.stdout), done.stdout + done.stderr
 
 
 def test_a_seed_is_the_same_run_every_time():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stentor.client.message import Receipt
 
 TOPIC = "t"
+CURSORS = ("a", "b", "c")
 
 
 class History:
@@ -28,6 +29,7 @@ class History:
         self.refused: dict[bytes, str] = {}  # said to be nowhere
         self.unknown: set[bytes] = set()
         self.shown: dict[tuple[int, int], bytes] = {}  # to any reader
+        self.moved: dict[tuple[str, int], int] = {}  # (cursor, partition) -> the highest position that was answered
         self.unsure: set[bytes] = set()  # acknowledged by fewer than all: may be lost
 
     def acknowledge(self, value: bytes, receipt: Receipt, ack: str) -> None:
@@ -46,6 +48,14 @@ class History:
                 known.get(place, value) == value, "a reader sees another message", place, known.get(place), value
             )
         self.shown[place] = value
+
+    def move(self, place: tuple[str, int], position: int) -> None:
+        self.moved[place] = max(position, self.moved.get(place, 0))
+
+    def check_cursors(self, promised: dict[tuple[str, int], int], found: dict[str, dict[int, int]]) -> None:
+        for (name, partition), position in promised.items():
+            there = found.get(name, {}).get(partition, -1)
+            self.require(there >= position, "a cursor went back", name, partition, position, there)
 
     def ends(self) -> dict[int, int]:
         """Up to where everything acknowledged at `all` goes, by partition."""
@@ -138,6 +148,34 @@ class Workload:
                         )
             except StentorError:
                 continue
+
+    async def move(self, name: str) -> None:
+        """Moves cursors forward, as far as messages are acknowledged; what is answered must stay."""
+        rng = self.world.rng
+        client = await self._client(name)
+        while not self.stopping:
+            await asyncio.sleep(rng.choice([0.002, 0.02, 0.05, 0.2]))
+            cursor = rng.choice(CURSORS)
+            for partition, end in self.history.ends().items():
+                position = rng.randint(0, end)
+                try:
+                    await client.move_cursor(TOPIC, cursor, {partition: position}, timeout=5.0)
+                except StentorError:
+                    continue
+                self.history.move((cursor, partition), position)
+
+    async def list_cursors(self, name: str) -> None:
+        """Whoever lists cursors sees at least what was answered before it asked."""
+        rng = self.world.rng
+        client = await self._client(name)
+        while not self.stopping:
+            await asyncio.sleep(rng.uniform(0.02, 0.5))
+            promised = dict(self.history.moved)
+            try:
+                found = await client.cursors(TOPIC, timeout=5.0)
+            except StentorError:
+                continue
+            self.history.check_cursors(promised, {cursor.name: cursor.positions for cursor in found})
 
     async def _client(self, name: str) -> Any:
         while True:

@@ -122,14 +122,10 @@ class Broker:
         if remembered >= journal.incarnation:
             journal.pass_incarnation(remembered)
             await asyncio.to_thread(journal.store)
-            if not identity.alone and journal.replicas():
-                logger.error(
-                    "this data directory is an old copy: its logs are set aside and fetched again from other brokers"
-                )
-                parts.copies.put_all_aside()
+            self._choice.outlived(parts)
         identity.incarnation = journal.incarnation
         await self._choice.remove_deleted(parts)
-        await parts.replicas.open_all(catalogue.topics.values(), self._choice.own_members(parts))
+        await parts.replicas.open_all(catalogue.topics.values(), self._choice.named_logs(parts))
         parts.books.store_now()
 
     async def _listen(self, parts: Parts) -> None:
@@ -140,7 +136,7 @@ class Broker:
         reads, every = parts.ground.environment.reads, parts.ground.timers.every
         every(limits.CHECKPOINT_S, partial(parts.books.store_soon, reads))
         every(limits.RETENTION_CHECK_S, self._retain)
-        every(limits.RECORDED_STORE_S, parts.recorded.store_soon)
+        every(limits.CURSOR_CHECK_S, parts.cursor_care.look_soon)
         every(limits.ASIDE_CHECK_S, partial(reads.submit, parts.letting_go.clear_aside, _aside_cleared))
         every(limits.HEALTH_CHECK_S, parts.health.look_soon)
 
@@ -208,7 +204,6 @@ class Broker:
         ground.timers.stop()
         self.listeners.close()
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(parts.recorded.close)
             if ground.partitions:
                 for partition in ground.partitions.values():
                     stack.callback(partition.log.close)

@@ -24,13 +24,17 @@ from stentor.broker.cluster.operators import Operators
 from stentor.broker.cluster.routes import Routes
 from stentor.broker.cluster.storeless_start import StorelessStart
 from stentor.broker.cluster.topic_admin import TopicAdmin
+from stentor.broker.cursors.care import CursorCare
+from stentor.broker.cursors.desk import CursorDesk, knows_cursors
+from stentor.broker.cursors.heads import CursorHeads
+from stentor.broker.cursors.positions import CursorPositions
+from stentor.broker.cursors.questions import CursorQuestions
 from stentor.broker.environment import BrokerIdentity
 from stentor.broker.health import HealthWatch
 from stentor.broker.overview import Overview
 from stentor.broker.partitions.chain_desk import ChainDesk
 from stentor.broker.partitions.copies import Copies
 from stentor.broker.partitions.letting_go import LettingGo
-from stentor.broker.partitions.recorded import RecordedEnds
 from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.partitions.serving import Serving
 from stentor.broker.sessions.admission import Admission
@@ -136,8 +140,13 @@ class Parts:
             port=self.cluster.port,
             background=ground.background,
         )
-        self.recorded = RecordedEnds(ground.store, ground.catalogue, standing)
-        self.letting_go = LettingGo(environment, ground.catalogue, ground.directory, ground.partitions, self.recorded)
+        self.positions = CursorPositions(
+            environment.clock,
+            ground.catalogue,
+            ground.partitions,
+            enabled=partial(knows_cursors, identity, self.cluster.trust),
+        )
+        self.letting_go = LettingGo(environment, ground.catalogue, ground.directory, ground.partitions, self.positions)
         self.serving = Serving(
             identity,
             standing,
@@ -160,12 +169,13 @@ class Parts:
             logs=self.replicas,
             check_room=self.admission.check_descriptors,
         )
+        self._build_cursors(ground)
         self.operators = Operators(
             identity,
             followed=cluster.followed,
             control=cluster.control,
             copies=ground.partitions,
-            recorded_cut=self.recorded.cut,
+            cut_cursors=self.cursors.cut,
         )
         self.routes = Routes(
             environment,
@@ -174,6 +184,34 @@ class Parts:
             cluster.control,
             own=self.info,
             watchers=self.admission.clients,
+        )
+
+    def _build_cursors(self, ground: Ground) -> None:
+        identity, cluster = ground.identity, self.cluster
+        heads = CursorHeads(ground.environment.clock, ground.catalogue, self.serving)
+        questions = CursorQuestions(cluster.peers, heads, ground.background)
+        cluster.input.on_cursors = questions.heard
+        self.cursors = CursorDesk(
+            identity,
+            store=ground.store,
+            catalogue=ground.catalogue,
+            cluster=cluster,
+            topics=self.topics,
+            serving=self.serving,
+            heads=heads,
+            questions=questions,
+            positions=self.positions,
+        )
+        self.cursor_care = CursorCare(
+            identity,
+            store=ground.store,
+            catalogue=ground.catalogue,
+            cluster=cluster,
+            topics=self.topics,
+            desk=self.cursors,
+            heads=heads,
+            positions=self.positions,
+            background=ground.background,
         )
 
     def _build_sessions(self, ground: Ground, after_delete: Callable[[], Awaitable[None]]) -> None:
@@ -208,7 +246,7 @@ class Parts:
             operators=self.operators,
             serving=self.serving,
             partitions=ground.partitions,
-            recorded=self.recorded,
+            cursors=self.cursors,
             sights=self.overview,
             after_delete=after_delete,
         )

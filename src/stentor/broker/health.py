@@ -52,6 +52,7 @@ class HealthWatch:
         self._failed: list[str] = []
         self._short: list[str] = []
         self._refusing: list[str] = []
+        self._overrun: list[str] = []
         self._looking = False
 
     def look_soon(self) -> None:
@@ -62,7 +63,7 @@ class HealthWatch:
 
     async def _look(self) -> None:
         try:
-            failed, short, refusing = [], [], []
+            failed, short, refusing, overrun = [], [], [], []
             for number, partition in enumerate(list(self._partitions.values()), 1):
                 if partition.replica.failed:
                     failed.append(partition.name)
@@ -70,20 +71,23 @@ class HealthWatch:
                     short.append(partition.name)
                     if there < partition.settings.replicas_needed:
                         refusing.append(partition.name)
+                if partition.waiting.overrun and partition.replica.position.is_head:
+                    overrun.append(partition.name)
                 if number % limits.STATISTICS_SLICE == 0:
                     await asyncio.sleep(0)
-            self._tell(failed, short, refusing)
+            self._tell(failed, short, refusing, overrun)
         finally:
             self._looking = False
 
-    def _tell(self, failed: list[str], short: list[str], refusing: list[str]) -> None:
+    def _tell(self, failed: list[str], short: list[str], refusing: list[str], overrun: list[str]) -> None:
         """One line when it begins and one when it is over."""
-        before = self._failed, self._short, self._refusing
-        self._failed, self._short, self._refusing = failed, short, refusing
+        before = self._failed, self._short, self._refusing, self._overrun
+        self._failed, self._short, self._refusing, self._overrun = failed, short, refusing, overrun
         said = (
             (logging.ERROR, self._logs(), "no log is failed any more"),
             (logging.WARNING, self._chains(), "every chain has all its replicas again"),
             (logging.ERROR, self._refused(), "every chain has enough replicas to take messages again"),
+            (logging.ERROR, self._deleted(), "no cursor that retention waits for is behind what was deleted any more"),
         )
         for was, (level, problems, over) in zip(before, said, strict=True):
             if bool(was) != bool(problems):
@@ -94,13 +98,14 @@ class HealthWatch:
     def now(self) -> Health:
         """The disk and the store as they are now, logs and chains as they were last counted."""
         disk, store = self._disk(), self._store()
-        found = [*disk, *self._logs(), *self._refused(), *self._chains(), *store]
+        found = [*disk, *self._logs(), *self._refused(), *self._deleted(), *self._chains(), *store]
         return Health(
             disk_writable=not disk,
             store_reachable=not store,
             log_failed=len(self._failed),
             chain_short=len(self._short),
             chain_refusing=len(self._refusing),
+            retention_overrun=len(self._overrun),
             unready=self._unready(disk) if self._identity.alone else "",
             problems=sorted(found, key=lambda problem: problem.severity),
         )
@@ -139,6 +144,11 @@ class HealthWatch:
         message = f"Partitions with too few replicas to take messages: {_named(self._refusing)}."
         hint = "Start the brokers that are missing."
         return [Problem("error", "chains", message, hint)] if self._refusing else []
+
+    def _deleted(self) -> list[Problem]:
+        message = f"Retention deleted messages that a cursor had not passed: {_named(self._overrun)}."
+        hint = "See that whoever moves the cursor runs and keeps up, or raise retention_wait_bytes."
+        return [Problem("error", "retention", message, hint)] if self._overrun else []
 
 
 def _members(partition: Partition) -> int:

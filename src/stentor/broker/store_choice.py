@@ -7,6 +7,7 @@ no older or restored one to fear, no secret to learn and no other broker that ma
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from stentor.ports import CoordinationStore
     from stentor.storage.journal import ReplicaJournal
 
+logger = logging.getLogger(__name__)
+
 _IDENTITY: Final = "identity/broker"
 
 
@@ -49,8 +52,12 @@ class StoreChoice(Protocol):
         """What the store knows of this cluster, and as of which revision."""
         ...
 
-    def own_members(self, parts: Parts) -> dict[Key, Member]:
-        """The members of chains that this broker is."""
+    def outlived(self, parts: Parts) -> None:
+        """The store remembers a later life of this broker than its disk does (C3)."""
+        ...
+
+    def named_logs(self, parts: Parts) -> dict[Key, Member]:
+        """Logs that are this broker's because the store says so, although its journal does not know them."""
         ...
 
     async def joined(self, parts: Parts) -> None:
@@ -95,7 +102,10 @@ class OwnStore:
     async def learn(self, parts: Parts, path: Path, doors: Doors) -> int:  # noqa: ARG002 - the store is here already
         return await _read_store(parts)
 
-    def own_members(self, parts: Parts) -> dict[Key, Member]:
+    def outlived(self, parts: Parts) -> None:
+        """Nobody else has anything newer: what is here is all there is."""
+
+    def named_logs(self, parts: Parts) -> dict[Key, Member]:
         """All of them, also under a name that this broker had before."""
         chains = parts.ground.catalogue.chains
         return {key: member for key, held in chains.items() for member in held.record.chain}
@@ -137,9 +147,16 @@ class SharedStore:
         await parts.storeless.insist(trust.learn)
         return revision
 
-    def own_members(self, parts: Parts) -> dict[Key, Member]:
-        chains, me = parts.ground.catalogue.chains, parts.ground.identity.broker_id
-        return {key: member for key, held in chains.items() for member in held.record.chain if member.broker == me}
+    def outlived(self, parts: Parts) -> None:
+        if parts.ground.journal.replicas():
+            logger.error(
+                "this data directory is an old copy: its logs are set aside and fetched again from other brokers"
+            )
+            parts.copies.put_all_aside()
+
+    def named_logs(self, parts: Parts) -> dict[Key, Member]:  # noqa: ARG002 - whatever the store says
+        """None: what the journal does not know was lost, and is fetched again from other brokers."""
+        return {}
 
     async def joined(self, parts: Parts) -> None:
         """Clients find out which chains are at work."""

@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "subscribe": "Print messages as they arrive.",
     "read": "Print the messages between two positions, then stop.",
     "offsets": "Print the offset of a position in each partition.",
+    "cursor": "List, move and delete the named cursors of a topic.",
     "describe": "Print an overview of a broker and its topics.",
     "broker": "List, drain and forget the brokers of a cluster.",
     "clients": "List the clients that are connected to a broker.",

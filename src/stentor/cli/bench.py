@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stentor.cli.load import LoadPlan
     from stentor.cli.measurement import Result
     from stentor.client.options import AckLevel, Compression
-    from stentor.wire.messages import Flush
+    from stentor.wire.topic_settings import Flush
 
 app = options.make_app()
 

@@ -15,7 +15,7 @@ from stentor.cli.health import (
 )
 from stentor.cli.output import print_facts, print_json, print_table
 from stentor.cli.quantities import parse_bytes, parse_seconds, show_bytes, show_seconds
-from stentor.core.names import check_pattern, check_topic_name
+from stentor.core.names import check_cursor_name, check_pattern, check_topic_name
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -83,6 +83,17 @@ KeepUnrecorded = Annotated[
         help="Whether retention keeps messages that no recorder has recorded yet.",
     ),
 ]
+WaitForCursor = Annotated[
+    str | None,
+    typer.Option(metavar="CURSOR", help="Let retention delete only what this cursor has passed; none waits for none."),
+]
+WaitBytes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Delete messages that wait for a cursor all the same beyond this size, such as 10GB; none keeps them.",
+    ),
+]
 SegmentBytes = Annotated[str | None, typer.Option(metavar="SIZE", help="Size of a log file, such as 256MiB.")]
 
 
@@ -106,6 +117,8 @@ def create(
     retention_age: RetentionAge = None,
     retention_bytes: RetentionBytes = None,
     keep_unrecorded: KeepUnrecorded = None,
+    wait_for_cursor: WaitForCursor = None,
+    wait_bytes: WaitBytes = None,
     segment_bytes: SegmentBytes = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Succeed if the topic already exists.")] = False,
     json: options.Json = False,
@@ -124,6 +137,7 @@ def create(
       stentor topic create payments --replicas 5 --min-replicas 3
     """
     settings = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
+    settings |= _waiting(wait_for_cursor, wait_bytes)
     settings |= given(partitions=partitions, replicas=replicas, min_replicas=min_replicas, placement=placement)
     settings |= given(kind=kind)
     check_topic_name(name)
@@ -203,6 +217,8 @@ def alter(
     retention_age: RetentionAge = None,
     retention_bytes: RetentionBytes = None,
     keep_unrecorded: KeepUnrecorded = None,
+    wait_for_cursor: WaitForCursor = None,
+    wait_bytes: WaitBytes = None,
     segment_bytes: SegmentBytes = None,
     json: options.Json = False,
     url: options.Url = None,
@@ -217,6 +233,7 @@ def alter(
       stentor topic alter orders.eu --replicas 5
     """
     changes = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
+    changes |= _waiting(wait_for_cursor, wait_bytes)
     changes |= given(replicas=replicas, min_replicas=min_replicas, placement=placement)
     if not changes:
         raise InvalidArgument("No setting was named.", hint="Name a setting to change, such as --retention-age 7d.")
@@ -321,6 +338,16 @@ def _settings(
     return settings
 
 
+def _waiting(wait_for_cursor: str | None, wait_bytes: str | None) -> dict[str, Any]:
+    """What retention waits for; `none` lifts it."""
+    settings: dict[str, Any] = {}
+    if wait_for_cursor is not None:
+        settings["retention_waits_for"] = "" if wait_for_cursor == "none" else check_cursor_name(wait_for_cursor)
+    if wait_bytes is not None:
+        settings["retention_wait_bytes"] = None if wait_bytes == "none" else parse_bytes(wait_bytes, "--wait-bytes")
+    return settings
+
+
 def print_topics(topics: list[TopicInfo]) -> None:
     """Print one line per topic."""
     headings = ("TOPIC", "KIND", "PARTITIONS", "MESSAGES", "SIZE", "FLUSH", "RETENTION", "HEALTH")
@@ -348,6 +375,10 @@ def _retention(topic: TopicInfo) -> str:
         limits.append(show_bytes(topic.settings.retention_bytes))
     if limits and topic.settings.keep_unrecorded:
         limits.append("recorded only")
+    if limits and topic.settings.retention_waits_for:
+        limits.append(f"waits for {topic.settings.retention_waits_for}")
+    if limits and topic.settings.waits_for and topic.settings.retention_wait_bytes is not None:
+        limits.append(f"up to {show_bytes(topic.settings.retention_wait_bytes)}")
     return ", ".join(limits) or "for ever"
 
 
@@ -374,9 +405,9 @@ def print_topic(topic: TopicInfo, *, as_json: bool) -> None:
     )
     print()
     _print_partitions(topic)
-    if settings.keep_unrecorded or any(partition.recorded for partition in topic.partitions):
+    if settings.waits_for or any(partition.recorded for partition in topic.partitions):
         print()
-        _print_recorded(topic.partitions)
+        _print_passed(topic.partitions, "PASSED" if settings.retention_waits_for else "RECORDED")
 
 
 def _replicas(settings: TopicSettings) -> str:
@@ -402,9 +433,9 @@ def _print_partitions(topic: TopicInfo) -> None:
     print_table(headings, rows, right=headings[:7])
 
 
-def _print_recorded(partitions: list[PartitionInfo]) -> None:
-    """How far recorders have come, and what is kept for them past the topic's retention."""
-    headings = ("PARTITION", "RECORDED", "NOT RECORDED", "KEPT LONGER")
+def _print_passed(partitions: list[PartitionInfo], passed: str) -> None:
+    """How far the cursors are that retention waits for, and what is kept for them past the topic's retention."""
+    headings = ("PARTITION", passed, f"NOT {passed}", "KEPT LONGER")
     rows = (
         (
             each.partition,

@@ -14,8 +14,8 @@ import msgspec
 from stentor import limits
 from stentor.client import routes
 from stentor.client.convert import allows_stale
+from stentor.client.cursors import CursorInfo, mark_recorded, move_cursor, with_lag
 from stentor.client.positions import check_position, find_request
-from stentor.client.recorded import mark_recorded
 from stentor.client.recovery import best_copy
 from stentor.wire import messages
 
@@ -112,6 +112,29 @@ class AsyncAdmin:
         Topics with `keep_unrecorded` delete nothing that is not marked, whatever their retention says.
         """
         await mark_recorded(self._core, topic, ends, timeout)
+
+    async def move_cursor(
+        self, topic: str, name: str, positions: Mapping[int, int], *, back: bool = False, timeout: float | None = None
+    ) -> None:
+        """Move a named cursor of a topic: its owner is done with all messages below these offsets, by partition.
+
+        A position never goes back, whoever moves it, unless `back` says so. Retention may wait for a cursor.
+        """
+        await move_cursor(self._core, topic, name, positions, back=back, timeout=timeout)
+
+    async def cursors(self, topic: str, *, timeout: float | None = None) -> list[CursorInfo]:
+        """All named cursors of a topic: where each is, how far behind, who moved it last and when."""
+        deadline = self._core.deadline(timeout)
+        found = await self._core.call(messages.ListCursors(topic=topic), deadline)
+        if not found.cursors:
+            return []
+        request = messages.DescribeTopic(name=topic)
+        described = await self._core.call(request, deadline)
+        return with_lag(found.cursors, (await self._completed([described.topic], request, deadline))[0])
+
+    async def delete_cursor(self, topic: str, name: str, *, timeout: float | None = None) -> None:
+        """Forget a named cursor of a topic."""
+        await self._core.call(messages.DeleteCursor(topic=topic, name=name), timeout)
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a topic and all its messages."""
@@ -238,6 +261,23 @@ class Admin:
         Topics with `keep_unrecorded` delete nothing that is not marked, whatever their retention says.
         """
         self._call(self._async.mark_recorded(topic, ends, timeout=timeout))
+
+    def move_cursor(
+        self, topic: str, name: str, positions: Mapping[int, int], *, back: bool = False, timeout: float | None = None
+    ) -> None:
+        """Move a named cursor of a topic: its owner is done with all messages below these offsets, by partition.
+
+        A position never goes back, whoever moves it, unless `back` says so. Retention may wait for a cursor.
+        """
+        self._call(self._async.move_cursor(topic, name, positions, back=back, timeout=timeout))
+
+    def cursors(self, topic: str, *, timeout: float | None = None) -> list[CursorInfo]:
+        """All named cursors of a topic: where each is, how far behind, who moved it last and when."""
+        return self._call(self._async.cursors(topic, timeout=timeout))
+
+    def delete_cursor(self, topic: str, name: str, *, timeout: float | None = None) -> None:
+        """Forget a named cursor of a topic."""
+        self._call(self._async.delete_cursor(topic, name, timeout=timeout))
 
     def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a topic and all its messages."""

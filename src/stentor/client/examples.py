@@ -70,6 +70,17 @@ print([topic.name for topic in found])
     "Client.mark_recorded": """\
 client.mark_recorded("orders.eu", {0: 1})
 """,
+    "Client.move_cursor": """\
+client.move_cursor("orders.eu", "billing", {0: 1})
+""",
+    "Client.cursors": """\
+found = client.cursors("orders.eu")
+for cursor in found:
+    print(cursor.name, cursor.positions, cursor.lag)
+""",
+    "Client.delete_cursor": """\
+client.delete_cursor("orders.eu", "billing")
+""",
     "Client.delete_topic": """\
 client.create_topic("orders.old", exist_ok=True)
 client.delete_topic("orders.old")

@@ -28,6 +28,7 @@ MEANINGS: Final = {
     "appended_at": """Whether to add a column with the time at which the broker appended each message.""",
     "at": """A position: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
         Last(n).""",
+    "back": "Whether positions may go back.",
     "batch_bytes": "How many bytes of values a batch has at most.",
     "batch_messages": "How many messages a batch has at most.",
     "broker": "The id of a broker, such as b0; `brokers()` lists them.",
@@ -73,12 +74,16 @@ MEANINGS: Final = {
         stentor.selectors, for example selectors.round_robin().""",
     "partitions": "How many partitions. It cannot be changed later, because keys would move.",
     "pattern": """Topics to list: `*` is one segment of a name, a final `>` is the rest. None lists all.""",
+    "positions": "By partition, the offset before which everything is done with.",
     "placement": """Which brokers lead: "spread" (all of them), "active-passive" (one leads everything), or
         "multi-primary" (each leads one partition).""",
     "read_from": "Chooses whom of a partition's replicas to read from; see stentor.selectors.",
     "replicas": "Number of copies, each on its own broker. 0 means three, or fewer if the cluster is smaller.",
     "retention_age_s": "Messages may be deleted when they are older than this many seconds. None keeps them.",
     "retention_bytes": "The oldest messages of a partition beyond this size may be deleted. None keeps them.",
+    "retention_wait_bytes": """Messages of a partition that wait for a cursor beyond this size are deleted all the same,
+        the oldest first. None keeps them all.""",
+    "retention_waits_for": """The name of a cursor: retention deletes only what it has passed. "" waits for none.""",
     "schema": "A pyarrow.Schema with the columns. None takes the newest that the topic has.",
     "secret": """What only those know who may send under the identity. Without it, $STENTOR_PRODUCER_SECRET.""",
     "segment_bytes": "Size of a segment file; retention deletes whole ones.",
@@ -107,6 +112,7 @@ _TABLE_KEY: Final = "A path such as app/limits/rate: words with slashes between 
 OWN_MEANINGS: Final = {
     "Client.alter_topic": {"name": "The topic's name."},
     "Client.create_topic": {"name": "The topic's name, dotted segments such as orders.eu."},
+    "Client.delete_cursor": {"name": "The cursor's name."},
     "Client.delete_topic": {"name": "The topic's name."},
     "Client.describe_topic": {"name": "The topic's name."},
     "Client.find_topic": {"name": "The topic's name."},
@@ -118,6 +124,7 @@ OWN_MEANINGS: Final = {
     "Client.tabular": {"name": "The topic's name."},
     "Client.topic": {"name": "The topic's name."},
     "Client.find_offsets": {"topics": "A list of topics and patterns."},
+    "Client.move_cursor": {"name": "The cursor's name, such as recorder; it is made if it is new."},
     "Client.producer": {"timeout": "How many seconds a message may take to be acknowledged before it is given up."},
     "Client.read": {"partition": "A partition, or several such as [0, 2]. None reads all."},
     "Client.recover_partition": {
@@ -143,7 +150,7 @@ OWN_MEANINGS: Final = {
 
 _SETTINGS: Final = (
     "partitions", "kind", "flush", "flush_interval_ms", "replicas", "min_replicas", "placement", "retention_age_s",
-    "retention_bytes", "keep_unrecorded", "segment_bytes",
+    "retention_bytes", "keep_unrecorded", "retention_waits_for", "retention_wait_bytes", "segment_bytes",
 )  # fmt: skip
 
 OPTIONS: Final = {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Partitioner
     from stentor.client.starts import Start
-    from stentor.wire.messages import Flush, Placement, TopicKind
+    from stentor.wire.topic_settings import Flush, Placement, TopicKind
 
 AckLevel = Literal["none", "head", "quorum", "all"]
 """When a message counts as published: handed to the socket, taken by the head, by a majority, by the whole chain."""
@@ -116,6 +116,8 @@ class TopicOptions(TypedDict, total=False):
     retention_age_s: int | None
     retention_bytes: int | None
     keep_unrecorded: bool
+    retention_waits_for: str
+    retention_wait_bytes: int | None
     segment_bytes: int
 
 

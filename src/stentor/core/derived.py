@@ -102,6 +102,7 @@ class States:
         self._committed = 0
         self._missing: set[str] = set()  # states that must be derived from the log (again)
         self._since: dict[str, int] = {}  # while a log is read: from which offset on each of those needs batches
+        self._oldest: dict[str, tuple[int, bytes]] = {}  # snapshots that seem too new, each state's oldest
 
     def __iter__(self) -> Iterator[DerivedState]:
         return iter(self._all)
@@ -136,12 +137,12 @@ class States:
         """All states are about to be derived from a log: `restore`, the newest snapshot first, then `replay`."""
         self._committed = committed
         self._missing = {state.name for state in self._all}
-        self._since = {}
+        self._since, self._oldest = {}, {}
 
     def cut(self, end: int) -> bool:
         """The log ends here now. False: some states cannot undo; derive them from the log, as after `begin`."""
         self._missing = {state.name for state in self._all if not state.undoes}
-        self._since = {}
+        self._since, self._oldest = {}, {}
         for state in self._all:
             if state.undoes:
                 state.cut(end)
@@ -150,14 +151,18 @@ class States:
     def restore(self, snapshot: bytes | None, offset: int) -> bool:
         """Take what is missing from a snapshot as of `offset`; whether nothing is missing any more.
 
-        None: there is no older snapshot, and the log begins at `offset`. What is missing then is empty.
+        None: there is no older snapshot, and the log begins at `offset`. What is missing then is empty, or as a
+        snapshot of that very offset says: all before a log's start is committed (C23), whether that was heard or not.
         """
         found = {} if snapshot is None else _separate(snapshot)
         for state in self._all:
             data = found.get(state.name)
+            if snapshot is None and self._oldest.get(state.name, (-1, b""))[0] == offset:
+                data = self._oldest[state.name][1]
             if state.name not in self._missing or (data is None and snapshot is not None):
                 continue
-            if state.undoes and snapshot is not None and offset > self._committed:
+            if data is not None and state.undoes and snapshot is not None and offset > self._committed:
+                self._oldest[state.name] = offset, data
                 continue  # it could not undo what lies between
             if data is None and offset and state.vital:
                 raise CorruptData(f"The log begins at {offset}, and its snapshot of {state.name} is lost.")

@@ -2,7 +2,8 @@
 
 A name is dotted segments of letters, digits, `-` and `_` (`orders.eu`). A pattern may have `*` for
 exactly one segment, and `>` as its last segment for one or more. Matching is by whole segments: a
-pattern on `orders` says nothing about `orders2` (S3). Names that start with `_` are internal.
+pattern on `orders` says nothing about `orders2` (S3). Names that start with `_` are internal; those that start
+with `_stentor.` belong to the brokers, and clients may only read them. Names of cursors are made as those of topics.
 
 Names of clients are free, and shown to people: control characters in them would write log lines and move cursors.
 """
@@ -10,9 +11,15 @@ Names of clients are free, and shown to people: control characters in them would
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from stentor import limits
 from stentor.errors import InvalidArgument
+
+CURSORS_TOPIC: Final = "_stentor.cursors"
+"""The internal topic that named cursors are derived from."""
+
+_RESERVED: Final = "_stentor."
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_-]+\Z")
 
@@ -41,6 +48,25 @@ def check_topic_name(name: str) -> str:
                 hint="Use dotted segments of letters, digits, '-' and '_', such as orders.eu.",
                 object=name,
             )
+    return name
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a topic is the brokers' own."""
+    return name.startswith(_RESERVED)
+
+
+def check_cursor_name(name: str) -> str:
+    """Return the name, or say what is wrong with it."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"The name of a cursor must be text, not {type(name).__name__}.")
+    fits = 0 < len(name) <= limits.TOPIC_NAME_CHARACTERS_MAX
+    if not fits or not all(_SEGMENT.match(segment) for segment in name.split(".")):
+        raise InvalidArgument(
+            f"{name[:50]!r} is not the name of a cursor.",
+            hint=f"Use up to {limits.TOPIC_NAME_CHARACTERS_MAX} letters, digits, '-', '_' and '.', such as recorder.",
+            object=name[:50],
+        )
     return name
 
 

@@ -30,6 +30,10 @@ _HEALTH_GAUGES: Final[dict[str, tuple[str, Callable[[Health], float]]]] = {
     "log_failed": ("Logs that accept no more writes", lambda health: health.log_failed),
     "chain_short": ("Chains with fewer members than they should have", lambda health: health.chain_short),
     "chain_refusing": ("Chains with too few members to accept messages", lambda health: health.chain_refusing),
+    "retention_overrun": (
+        "Partitions whose retention deleted what a cursor had not passed",
+        lambda health: health.retention_overrun,
+    ),
 }
 _PARTITION_COUNTERS: Final[dict[str, Read]] = {
     "messages_in": lambda row: row.messages_in,

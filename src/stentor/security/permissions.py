@@ -12,6 +12,9 @@ from typing import Final
 
 import msgspec
 
+from stentor.core.names import is_reserved
+from stentor.errors import TopicReserved
+
 
 class Action(enum.Enum):
     """What somebody may want to do."""
@@ -33,6 +36,8 @@ class Principal(msgspec.Struct, frozen=True):
     name: str = ""  # of a broker: the id that it has proved
 
 
+_CHANGES: Final = frozenset((Action.PUBLISH, Action.CREATE, Action.ALTER, Action.DELETE))
+
 ANYBODY: Final = Principal("client")
 """A client; nobody has to say who they are."""
 
@@ -42,6 +47,12 @@ class Permissions:
 
     def check(self, principal: Principal, action: Action, topic: str = "") -> None:
         """Raise the refusal; return if it may."""
+        if action in _CHANGES and is_reserved(topic) and principal.kind == "client":
+            raise TopicReserved(
+                f"Topic {topic} is the brokers' own.",
+                hint="Clients may read it. Names that begin with `_stentor.` are reserved.",
+                object=topic,
+            )
 
     def allows(self, principal: Principal, action: Action, topic: str = "") -> bool:
         """The same, for lists: what somebody may not see is left out."""

@@ -37,7 +37,14 @@ from stentor.storage.model import (
 )
 from stentor.storage.reader import INDEX_CACHE, LogReader
 from stentor.storage.recovery import Recovery, load_snapshot
-from stentor.storage.retention import expired_segments, remove_files, remove_log, retire_segment, segments_below
+from stentor.storage.retention import (
+    expired_segments,
+    overdue_segments,
+    remove_files,
+    remove_log,
+    retire_segment,
+    segments_below,
+)
 from stentor.storage.scan import Extent, Scan, scan_segment
 from stentor.storage.segment import INDEX_SUFFIX, Segment
 from stentor.storage.state import LogState, read_mark
@@ -254,9 +261,13 @@ class PartitionLog:
         state = self._state
         return self._retire(lambda: expired_segments(state.segments, state.settings, now_us, committed))
 
-    def retention_end(self, now_us: int, *, committed: int) -> int:
-        """Below which offset everything is too old or too much, if all that is committed could go."""
+    def retention_end(self, now_us: int, *, committed: int, passed: int = 0, wait_bytes: int | None = None) -> int:
+        """Below which offset everything is too old or too much, if all that is committed could go. With `wait_bytes`,
+        the newest of it stay: so much of what is not below `passed`.
+        """
         expired = expired_segments(self._state.segments, self._state.settings, now_us, committed)
+        if wait_bytes is not None:
+            expired = overdue_segments(expired, passed, wait_bytes)
         return expired[-1].end if expired else self.start
 
     def retire_below(self, start: int, *, committed: int) -> int:

@@ -37,6 +37,18 @@ def expired_segments(
     return segments[:-1]
 
 
+def overdue_segments(expired: Sequence[Segment], passed: int, wait_bytes: int) -> Sequence[Segment]:
+    """The oldest of these segments, without the newest that somebody may still need: so many bytes of those that hold
+    something at or above `passed`.
+    """
+    left = sum(segment.file_bytes for segment in expired if segment.end > passed)
+    for place, segment in enumerate(expired):
+        if left <= wait_bytes and segment.end > passed:
+            return expired[:place]
+        left -= segment.file_bytes if segment.end > passed else 0
+    return expired
+
+
 def segments_below(segments: Sequence[Segment], start: int, committed: int) -> Sequence[Segment]:
     """The oldest segments that hold nothing at or above an offset."""
     for place, segment in enumerate(segments[:-1]):

@@ -30,9 +30,10 @@ connection uses what both know."""
 
 
 REPORT_CHANGES: Final = "report-changes"
-PEER_FEATURES: Final = ("confirm", REPORT_CHANGES)
+CURSORS: Final = "cursors"
+PEER_FEATURES: Final = ("confirm", REPORT_CHANGES, CURSORS)
 """The same between brokers: messages that an older one does not know. `confirm`: Held, Confirm and Confirmed;
-`report-changes`: Reports of what changed, and ReportAgain."""
+`report-changes`: Reports of what changed, and ReportAgain; `cursors`: CursorAsked and CursorAnswered."""
 
 
 class Kind(enum.IntEnum):

@@ -15,19 +15,15 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from stentor import limits
-from stentor.errors import InvalidArgument, ProtocolError, StentorError, from_wire
+from stentor.errors import ProtocolError, StentorError, from_wire
 from stentor.wire.schemas import Columns
-
-U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
-# MessagePack integers end at 64 bits; offsets and ids stay in the signed half.
-U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.TOPIC_NAME_CHARACTERS_MAX)]
-Label = Annotated[str, msgspec.Meta(max_length=limits.CLIENT_NAME_CHARACTERS_MAX)]
-Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
-Partitions = Annotated[int, msgspec.Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX)]
+from stentor.wire.topic_settings import U32, U63, Digest, Label, Name, no_setting, wrong_setting
+from stentor.wire.topic_settings import TopicChanges as TopicChanges  # noqa: PLC0414 - used as messages.TopicChanges
+from stentor.wire.topic_settings import TopicSettings as TopicSettings  # noqa: PLC0414 - used as messages.TopicSettings
+from stentor.wire.topic_settings import merge_settings as merge_settings  # noqa: PLC0414 - used as messages.merge_settings
+from stentor.wire.topic_settings import topic_changes as topic_changes  # noqa: PLC0414 - used as messages.topic_changes
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,59 +99,6 @@ class Failure(Struct, frozen=True):
 
 
 # --- topics -------------------------------------------------------------------------------------
-
-
-Flush = Literal["always", "interval"]
-FlushInterval = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
-Replicas = Annotated[int, msgspec.Meta(ge=0, le=limits.REPLICAS_MAX)]
-Placement = Literal["spread", "active-passive", "multi-primary"]
-RetentionAge = Annotated[int, msgspec.Meta(ge=1)] | None
-RetentionBytes = Annotated[int, msgspec.Meta(ge=0)] | None
-TopicKind = Literal["stream", "table"]
-SegmentBytes = Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)]
-
-
-class TopicSettings(Struct, frozen=True):
-    """What a topic was made with; everything but its kind and the number of partitions may be changed later."""
-
-    partitions: Partitions = 1
-    kind: TopicKind = "stream"
-    flush: Flush = "always"
-    flush_interval_ms: FlushInterval = limits.FLUSH_INTERVAL_MS
-    replicas: Replicas = 0  # 0: three, or as many as there are brokers
-    min_replicas: Replicas = 0  # 0: a majority of them
-    placement: Placement = "spread"
-    retention_age_s: RetentionAge = None
-    retention_bytes: RetentionBytes = None
-    keep_unrecorded: bool = False  # retention waits until a recorder has marked what it would delete
-    segment_bytes: SegmentBytes = limits.SEGMENT_BYTES
-
-    @property
-    def replicas_wanted(self) -> int:
-        """How many members each chain should have."""
-        return self.replicas or 1
-
-    @property
-    def replicas_needed(self) -> int:
-        """With how many it takes messages: what was said, else a majority; of two, one is enough."""
-        wanted = self.replicas_wanted
-        return min(wanted, self.min_replicas or (wanted // 2 + 1 if wanted > 2 else 1))
-
-
-class TopicChanges(Struct, frozen=True, forbid_unknown_fields=True):
-    """Some of the settings of a topic: those that somebody names. On the wire a map of them."""
-
-    partitions: Partitions | UnsetType = UNSET
-    kind: TopicKind | UnsetType = UNSET
-    flush: Flush | UnsetType = UNSET
-    flush_interval_ms: FlushInterval | UnsetType = UNSET
-    replicas: Replicas | UnsetType = UNSET
-    min_replicas: Replicas | UnsetType = UNSET
-    placement: Placement | UnsetType = UNSET
-    retention_age_s: RetentionAge | UnsetType = UNSET
-    retention_bytes: RetentionBytes | UnsetType = UNSET
-    keep_unrecorded: bool | UnsetType = UNSET
-    segment_bytes: SegmentBytes | UnsetType = UNSET
 
 
 class PartitionInfo(Struct, frozen=True):
@@ -445,6 +388,47 @@ class MarkRecorded(Tagged, frozen=True):
     ends: Annotated[dict[U32, U63], msgspec.Meta(max_length=limits.PARTITIONS_PER_TOPIC_MAX)]
 
 
+CursorPositions = Annotated[dict[U32, U63], msgspec.Meta(max_length=limits.PARTITIONS_PER_TOPIC_MAX)]
+
+
+class MoveCursor(Tagged, frozen=True):
+    """Somebody is done with everything below these offsets; asked of the partitions' head. Answer: Done."""
+
+    topic: Name
+    name: Name
+    positions: CursorPositions
+    by: Label = ""  # empty: the name of the client
+    back: bool = False  # positions may go back
+
+
+class ListCursors(Tagged, frozen=True):
+    """All cursors of a topic. Answer: CursorList."""
+
+    topic: Name
+
+
+class CursorState(Struct, frozen=True):
+    """Where a cursor is."""
+
+    name: str
+    positions: dict[U32, U63] = {}
+    moved_by: str = ""
+    moved_at_us: int = 0
+
+
+class CursorList(Tagged, frozen=True):
+    """Cursors by name."""
+
+    cursors: list[CursorState]
+
+
+class DeleteCursor(Tagged, frozen=True):
+    """Forget a cursor. Answer: Done."""
+
+    topic: Name
+    name: Name
+
+
 class UseProducer(Tagged, frozen=True):
     """This connection sends under the lasting producer id that belongs to a secret token. Answer: Done."""
 
@@ -472,9 +456,12 @@ Request = (
     | ForgetBroker
     | RecoverPartition
     | MarkRecorded
+    | MoveCursor
+    | ListCursors
+    | DeleteCursor
     | UseProducer
 )
-QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics)
+QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics, ListCursors)
 """Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
 
 Response = (
@@ -487,34 +474,11 @@ Response = (
     | Done
     | BrokerList
     | PartitionRecovered
+    | CursorList
 )
 
 # What an error has by itself; a peer's details may not pass for it.
 _ERROR_FIELDS = frozenset({"self", "message", "hint", "operation", "object"})
-
-
-def topic_changes(named: dict[str, Any]) -> TopicChanges:
-    """The settings that somebody names, judged one by one."""
-    unknown = set(named) - set(TopicChanges.__struct_fields__)
-    if unknown:
-        raise _no_setting(min(unknown))
-    try:
-        return msgspec.convert(named, TopicChanges)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"A topic setting is wrong: {error}.") from error
-
-
-def merge_settings(settings: TopicSettings, changes: TopicChanges) -> TopicSettings:
-    """Settings with some of them changed."""
-    named = {name: getattr(changes, name) for name in changes.__struct_fields__}
-    return msgspec.structs.replace(settings, **{name: value for name, value in named.items() if value is not UNSET})
-
-
-def _no_setting(name: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"A topic has no setting {name[: limits.CLIENT_NAME_CHARACTERS_MAX]!r}.",
-        hint=f"Known: {', '.join(TopicChanges.__struct_fields__)}.",
-    )
 
 
 _IN_SETTINGS = re.compile(r"(?P<what>.*) - at `\$\.(?:settings|changes)(?P<where>.*)`", re.DOTALL)
@@ -526,15 +490,11 @@ def _not_understood(error: Exception) -> StentorError:
     setting = _IN_SETTINGS.fullmatch(str(error)) if isinstance(error, msgspec.ValidationError) else None
     if setting is not None:
         unknown = _UNKNOWN_FIELD.fullmatch(setting["what"])
-        return _no_setting(unknown[1]) if unknown else _wrong_setting(setting["what"], setting["where"])
+        return no_setting(unknown[1]) if unknown else wrong_setting(setting["what"], setting["where"])
     return ProtocolError(
         f"A control message could not be understood: {error}.",
         hint="Client and broker may have very different versions. Compare them with `stentor --version`.",
     )
-
-
-def _wrong_setting(what: str, where: str) -> InvalidArgument:
-    return InvalidArgument(f"A topic setting is wrong: {what} - at `${where}`.")
 
 
 _encoder = msgspec.msgpack.Encoder()

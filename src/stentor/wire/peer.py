@@ -15,9 +15,11 @@ from typing import Final
 import msgspec
 
 from stentor.core.chain_messages import Adopt, Down, Linked, PartitionMessage, ReplicaReport, StatePiece
+from stentor.core.cursors import CursorsOf, Forgotten, Moved, NamedCursor
 from stentor.core.membership import Heartbeat
 from stentor.core.records import ChainRecord
 from stentor.errors import ProtocolError
+from stentor.wire.messages import Failure
 
 CONTROL: Final = "control"
 DATA: Final = "data"
@@ -75,7 +77,33 @@ class TopicsChanged(_Message, frozen=True):
     topic_id: int = 0
 
 
-PeerMessage = Heartbeat | ForPartition | Pushed | Reports | ReportAgain | TopicsChanged
+CursorQuestion = Moved | Forgotten | CursorsOf
+
+
+class CursorsFound(msgspec.Struct, frozen=True):
+    """Cursors as they are committed: topic id, name, and where each is."""
+
+    cursors: list[tuple[int, str, NamedCursor]]
+    at: int = 0  # the commit point of the partition that they live in
+
+
+class CursorAsked(_Message, frozen=True):
+    """A question to the head of a partition of the internal topic; or a record, which it appends and commits first."""
+
+    correlation: int
+    partition: int
+    question: CursorQuestion
+
+
+class CursorAnswered(_Message, frozen=True):
+    """The answer: what was found, or why not."""
+
+    correlation: int
+    found: CursorsFound | None = None
+    failure: Failure | None = None
+
+
+PeerMessage = Heartbeat | ForPartition | Pushed | Reports | ReportAgain | TopicsChanged | CursorAsked | CursorAnswered
 
 _encoder = msgspec.msgpack.Encoder()
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.

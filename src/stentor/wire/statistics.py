@@ -19,7 +19,7 @@ class Problem(msgspec.Struct, frozen=True):
     """One thing that is wrong with a broker."""
 
     severity: Literal["error", "warning"]  # error: something is refused until somebody acts
-    object: str  # disk, logs, chains or coordination store
+    object: str  # disk, logs, chains, retention or coordination store
     message: str
     hint: str
 
@@ -32,6 +32,7 @@ class Health(msgspec.Struct, frozen=True):
     log_failed: int = 0  # logs here that take no more writes
     chain_short: int = 0  # chains with a member here that have fewer members than they should
     chain_refusing: int = 0  # those of them that have too few to take messages
+    retention_overrun: int = 0  # partitions led here that lost messages which a cursor had not passed
     unready: str = ""  # why clients should go elsewhere; empty while they need not
     problems: list[Problem] = []  # in words, the worst first
 

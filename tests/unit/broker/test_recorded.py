@@ -3,9 +3,8 @@
 import pytest
 
 from stentor import Client, limits
-from stentor.broker.catalogue import News
+from stentor.broker.cursors.heads import cursors_of
 from stentor.errors import (
-    CoordinationUnavailable,
     DeadlineExceeded,
     DiskFull,
     InvalidArgument,
@@ -13,8 +12,6 @@ from stentor.errors import (
     PartitionNotFound,
     TopicNotFound,
 )
-from stentor.ports import Entry
-from stentor.storage.directory import CHANGES_FILE
 from stentor.testing import broker
 
 MIB = limits.MIB
@@ -26,7 +23,7 @@ VALUE = b"v" * 20_000
 def often(monkeypatch):
     """Retention and marks do not keep a test waiting."""
     monkeypatch.setattr(limits, "RETENTION_CHECK_S", 0.02)
-    monkeypatch.setattr(limits, "RECORDED_STORE_S", 0.02)
+    monkeypatch.setattr(limits, "CURSOR_CHECK_S", 0.02)
 
 
 @pytest.fixture
@@ -148,14 +145,12 @@ def test_marks_survive_a_restart(local, client):
     assert state(client).recorded == 5
 
 
-def test_marks_survive_a_crash_once_they_are_stored(served, tmp_path, wait_until):
+def test_marks_survive_a_crash(served):
     process = served().start()
     with Client(process.url) as client:
         client.create_topic("t")
         client.publish("t", "x")
         client.mark_recorded("t", {0: 1})
-        stored = tmp_path / "data" / CHANGES_FILE
-        wait_until(lambda: b"recorded/" in stored.read_bytes(), "the mark is stored")
         process.kill()
         process.start()
         assert state(client).recorded == 1
@@ -165,41 +160,22 @@ def test_a_topic_made_again_starts_at_zero(local, client, wait_until):
     client.create_topic("t")
     client.publish("t", "x")
     client.mark_recorded("t", {0: 1})
-    wait_until(lambda: local.inner.parts.ground.catalogue.recorded, "the mark is stored")
     client.delete_topic("t")
     client.create_topic("t")
     assert state(client).recorded == 0
-    wait_until(lambda: not local.inner.parts.ground.catalogue.recorded, "nothing is left of it")
+    assert client.cursors("t") == []
+    led = local.inner.parts.cursor_care._heads.led
+    wait_until(lambda: not any(cursors_of(partition).topics() for partition in led()), "nothing is left of it")
 
 
-def test_an_unclean_recovery_takes_back_what_lies_beyond_its_end(local, client):
-    topic = client.create_topic("t")
+def test_a_recorder_is_a_cursor(client):
+    client.create_topic("t")
     fill(client, count=5)
     client.mark_recorded("t", {0: 4})
-    key = (topic.id, 0)
-    assert local.inner.parts.recorded.cut(key, 4) == {}
-    ((name, value),) = local.inner.parts.recorded.cut(key, 3).items()
-    local.inner.parts.ground.catalogue.put(Entry(name, value, 10**9), News())
-    assert state(client).recorded == 3
-
-
-def test_a_store_that_does_not_answer_keeps_nobody_waiting_and_has_it_later(local, client, monkeypatch, wait_until):
-    client.create_topic("t")
-    client.publish("t", "x")
-    store = local.inner.parts.ground.store
-    swap, failures = store.swap, []
-
-    async def failing(**changes):
-        if len(failures) < 3:
-            failures.append(changes)
-            raise CoordinationUnavailable("The store does not answer.")
-        return await swap(**changes)
-
-    monkeypatch.setattr(store, "swap", failing)
-    client.mark_recorded("t", {0: 1}, timeout=5)
-    assert state(client).recorded == 1
-    wait_until(lambda: local.inner.parts.ground.catalogue.recorded, "the mark is stored")
-    assert len(failures) == 3
+    (cursor,) = client.cursors("t")
+    assert (cursor.name, cursor.positions, cursor.lag) == ("recorder", {0: 4}, {0: 1})
+    client.move_cursor("t", "recorder", {0: 5})
+    assert state(client).recorded == 5
 
 
 def test_a_full_disk_says_what_is_kept(often, tmpfs, raw, wait_until):
@@ -208,7 +184,7 @@ def test_a_full_disk_says_what_is_kept(often, tmpfs, raw, wait_until):
         topic = client.create_topic("t", retention_bytes=MIB, keep_unrecorded=True)
         link = raw(local.url).greet()
         refusal = fill_up(link, topic.id)
-        wait_until(lambda: "not recorded" in fill_up(link, topic.id).hint, "the refusal says why")
+        wait_until(lambda: "wait for the cursor recorder" in fill_up(link, topic.id).hint, "the refusal says why")
         assert refusal.retriable
         client.mark_recorded("t", {0: state(client).committed})
         wait_until(lambda: is_taken(link, topic.id), "there is room again")

@@ -11,7 +11,7 @@ NAMES = {
     "broker": "id version uptime_s connections refusals receiving syncs_in_loop streams topics partitions bytes_in"
     " bytes_out",
     "broker.receiving": "bytes bytes_max loans waiting closed_frames",
-    "health": "disk_writable store_reachable log_failed chain_short chain_refusing unready problems",
+    "health": "disk_writable store_reachable log_failed chain_short chain_refusing retention_overrun unready problems",
     "cluster": "controller peers lags reaches_store writes takeovers resignations store_restored chains confirmed"
     " feature_level",
     "cluster.chains": "partitions short joining chain_lengths behind removals changes",

@@ -16,7 +16,7 @@ from stentor.errors import InvalidArgument, NotReady, PartitionNotFound
 from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from stentor.broker.cluster.control import Control
     from stentor.broker.cluster.store_follower import FollowedStore
@@ -51,14 +51,14 @@ class Operators:
         followed: FollowedStore,
         control: Control,
         copies: Mapping[Key, RecoverableCopy],
-        recorded_cut: Callable[[Key, int], dict[str, bytes]],
+        cut_cursors: Callable[[str, int, int], Awaitable[dict[str, bytes]]],
     ) -> None:
         self._identity = identity
         self._store, self._catalogue = followed.store, followed.catalogue
         self._rollback, self._follower = followed.rollback, followed.follower
         self._control = control
         self._copies = copies
-        self._recorded_cut = recorded_cut
+        self._cut_cursors = cut_cursors  # by topic and partition, back to this end
 
     def brokers(self, known: list[messages.BrokerInfo]) -> list[messages.BrokerState]:
         """All registered brokers, as this one sees them."""
@@ -154,11 +154,11 @@ class Operators:
             committed=0,
             proposal=secrets.randbits(62),
         )
+        cut = await self._cut_cursors(topic, index, partition.log.end)
         partition.let_lead()
         controller = self._control.machine.membership.controller_revision
         expect = {chain_key(key): held.revision, CONTROLLER: controller}
-        put = {chain_key(key): encode(record), **self._recorded_cut(key, partition.log.end)}
-        swap = await self._store.swap(expect=expect, put=put)
+        swap = await self._store.swap(expect=expect, put={chain_key(key): encode(record), **cut})
         if not swap.succeeded:
             raise NotReady(f"{topic}/{index} was changed by someone else.", hint="Look again.", object=topic)
         logger.critical(

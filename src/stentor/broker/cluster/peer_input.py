@@ -60,6 +60,7 @@ class PeerInput:
         self._follower = follower
         self._look = look
         self._background = background
+        self.on_cursors: Callable[[str, peer.CursorAsked | peer.CursorAnswered], None] = lambda *_: None
         self.on_complete: Callable[[], None] = lambda: None  # the controller has told all records there are (C25)
 
     def heard(self, sender: str, body: memoryview) -> None:
@@ -91,6 +92,8 @@ class PeerInput:
                 control.reporting.everything()
             case peer.TopicsChanged():
                 self._topics_changed(message)
+            case peer.CursorAsked() | peer.CursorAnswered():
+                self.on_cursors(sender, message)
 
     def _topics_changed(self, changed: peer.TopicsChanged) -> None:
         if changed.name:

@@ -21,7 +21,6 @@ from stentor.broker.catalogue import (
     chain_key,
     deleted_key,
     encode,
-    recorded_prefix,
     topic_key,
 )
 from stentor.broker.cluster import schemas
@@ -275,10 +274,7 @@ class TopicAdmin:
     async def delete(self, name: str) -> None:
         """The mark first: what is found without it was lost, and is not removed (C27)."""
         topic = await self._delete_name(name)
-        topic_id = topic.record.id
-        recorded = await self._store.range(recorded_prefix(topic_id))
-        rest = [chain_key(partition) for partition in topic.keys] + [entry.key for entry in recorded]
-        await delete_all(self._store, rest)
+        await delete_all(self._store, [chain_key(partition) for partition in topic.keys])
         await self._tell_deleted(topic)
         logger.info("topic %s deleted", name)
 

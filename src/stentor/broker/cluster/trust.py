@@ -43,10 +43,13 @@ LEVEL_KEY: Final = "identity/level"
 PEERS_PROVE: Final = 1
 """The feature level from which on brokers must prove who they are."""
 
+CURSORS: Final = 2
+"""The feature level from which on named cursors are kept in an internal topic, and not in the store."""
+
 TABLES: Final = 2
 """The feature level from which on a topic may be a table."""
 
-LEVEL_KNOWN: Final = TABLES
+LEVEL_KNOWN: Final = max(CURSORS, TABLES)
 """The highest feature level that this version knows."""
 
 

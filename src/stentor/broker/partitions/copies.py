@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.states import states_of
+from stentor.core.names import is_reserved
 from stentor.core.records import Key, Member
 from stentor.core.replica import Replica
 from stentor.errors import CorruptData
@@ -15,14 +16,13 @@ from stentor.storage.model import LogSettings
 from stentor.storage.recovery import ForeignSegment
 
 if TYPE_CHECKING:
-    from stentor.broker.catalogue import HeldTopic
+    from stentor.broker.catalogue import HeldTopic, TopicRecord
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.partitions.chain_work import ChainMember, ChainWork
     from stentor.core.replica_events import Truncate
     from stentor.core.standing import Standing
     from stentor.storage.directory import DataDirectory
     from stentor.storage.journal import ReplicaJournal
-    from stentor.wire.messages import TopicSettings
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Copies:
             topic_id=key[0],
             partition=key[1],
             log_id=log_id,
-            settings=self.log_settings(record.settings),
+            settings=self.log_settings(record),
             floor=None if current is None else current.floor,
             derived=states,
             unclean=environment.config.unclean,
@@ -124,13 +124,16 @@ class Copies:
             chain=chain,
         )
 
-    def log_settings(self, settings: TopicSettings) -> LogSettings:
-        """What the log needs to know of a topic's settings."""
+    def log_settings(self, topic: TopicRecord) -> LogSettings:
+        """What the log needs to know of a topic's settings. Brokers' own topics may use half of the disk's reserve: a
+        full disk has room again when a cursor moves that retention waits for.
+        """
+        settings, reserve = topic.settings, self._environment.config.disk_reserve_bytes
         return LogSettings(
             segment_bytes=settings.segment_bytes,
             retention_age_s=settings.retention_age_s,
             retention_bytes=settings.retention_bytes,
-            disk_reserve_bytes=self._environment.config.disk_reserve_bytes,
+            disk_reserve_bytes=reserve // 2 if is_reserved(topic.name) else reserve,
         )
 
     # --- cutting --------------------------------------------------------------------------------

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Recorded(Protocol):
-    """How far partitions have been recorded elsewhere."""
+class Waits(Protocol):
+    """Where the cursors are that retention waits for."""
 
-    def end(self, key: Key) -> int: ...
+    def position(self, key: Key, name: str) -> int | None: ...
+    def look_again(self, key: Key, name: str) -> None: ...
 
 
 class LettingGo:
@@ -34,13 +35,13 @@ class LettingGo:
         catalogue: Catalogue,
         directory: DataDirectory,
         partitions: Mapping[Key, Partition],
-        recorded: Recorded,
+        cursors: Waits,
     ) -> None:
         self._environment = environment
         self._catalogue = catalogue
         self._directory = directory
         self._partitions = partitions
-        self._recorded = recorded
+        self._cursors = cursors
 
     def retain(self) -> None:
         """The head of each chain lets old segments go; its members follow."""
@@ -56,13 +57,24 @@ class LettingGo:
 
     def _retain(self, partition: Partition) -> int:
         now_us, committed = self._environment.clock.now_us(), partition.committed
-        if not partition.settings.keep_unrecorded:
-            partition.kept_unrecorded = 0
-            return partition.log.retain(now_us, committed=committed)
-        recorded = min(self._recorded.end(partition.key), committed)
-        start = partition.log.retain(now_us, committed=recorded)
-        due = partition.log.retention_end(now_us, committed=committed)
-        partition.kept_unrecorded = max(0, due - max(start, recorded))
+        settings, log = partition.settings, partition.log
+        if not settings.waits_for:
+            partition.waiting.nothing()
+            return log.retain(now_us, committed=committed)
+        known = [self._cursors.position(partition.key, name) for name in settings.waits_for]
+        passed = min([committed, *(position for position in known if position is not None)])
+        if None in known or not partition.replica.standing.confirmed:
+            return log.start  # nothing is deleted on a guess
+        before, until = log.start, passed
+        if settings.retention_wait_bytes is not None:
+            wait_bytes = settings.retention_wait_bytes
+            until = max(passed, log.retention_end(now_us, committed=committed, passed=passed, wait_bytes=wait_bytes))
+        start = log.retain(now_us, committed=until)
+        due = log.retention_end(now_us, committed=committed)
+        partition.waiting.found(passed=passed, due=due, before=before, start=start)
+        if partition.waiting.kept:
+            for name in settings.waits_for:
+                self._cursors.look_again(partition.key, name)
         return start
 
     def clear_aside(self) -> None:

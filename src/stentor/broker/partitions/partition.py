@@ -20,6 +20,7 @@ from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.read_end import Ends
 from stentor.broker.partitions.replication import check_run, split_bodies
 from stentor.broker.partitions.resends import Resends
+from stentor.broker.partitions.retention_wait import RetentionWait
 from stentor.broker.partitions.successor import Successor
 from stentor.broker.partitions.tail_cache import TailCache
 from stentor.core import refusals
@@ -123,7 +124,7 @@ class Partition:
         self.ends = Ends(self)  # readers that want to know where the messages end
         self.traffic = Traffic()
         self.noted: object = None  # the floors that the journal knows
-        self.kept_unrecorded = 0  # messages that retention would let go, had they been recorded
+        self.waiting = RetentionWait()
         self._chain = chain
         self._requests = OpenRequests()
         self._resends = Resends(self)
@@ -194,10 +195,10 @@ class Partition:
 
     def _explained(self, error: StentorError) -> StentorError:
         """A full disk that holds what retention may not delete yet: say so, or nobody would look there."""
-        if isinstance(error, DiskFull) and self.kept_unrecorded:
+        if isinstance(error, DiskFull) and self.waiting.kept:
             error.hint += (
-                f" {self.kept_unrecorded} messages of {self.name} are past its retention and kept because they are not"
-                f" recorded (keep_unrecorded): see that the recorder runs, or alter the topic."
+                f" {self.waiting.kept} messages of {self.name} are past its retention and wait for the cursor"
+                f" {' and '.join(self.settings.waits_for)}: see that it is moved, or alter the topic."
             )
         return error
 
@@ -383,7 +384,7 @@ class Partition:
             segments=self.log.statistics().segments,
             damaged=list(self.log.damaged),
             failed=self.replica.failed,
-            kept_unrecorded=self.kept_unrecorded,
+            kept_unrecorded=self.waiting.kept,
         )
 
     def statistics(self) -> PartitionStatistics:

@@ -72,13 +72,16 @@ class Replicas:
     # --- opening --------------------------------------------------------------------------------
 
     async def open_all(self, topics: Iterable[HeldTopic], named: dict[Key, Member]) -> None:
-        """Recover every log on this disk, several at a time: what a restart waits for."""
+        """Recover every log on this disk, several at a time: what a restart waits for.
+
+        Those that the journal does not know are opened only if they are `named`.
+        """
         wanted = []
         for topic in topics:
             for key in topic.keys:
                 known = self._journal.get(*key)
                 log_id = known.log_id if known is not None else None
-                if log_id is None and self._identity.alone and key in named:
+                if log_id is None and key in named:
                     log_id = named[key].log_id
                 if log_id is not None:
                     wanted.append((topic, key, log_id))
@@ -145,7 +148,7 @@ class Replicas:
         for key in topic.keys:
             partition = self.partitions.get(key)
             if partition is not None and partition.apply(settings, len(topic.record.schemas)):
-                partition.log.settings = self._copies.log_settings(settings)
+                partition.log.settings = self._copies.log_settings(topic.record)
                 partition.flush_later()
                 partition.sync.catch_up()
             if (held := self._catalogue.chains.get(key)) is not None:

@@ -10,7 +10,8 @@ import msgspec
 
 from stentor import limits
 from stentor.core import decisions, refusals
-from stentor.core.names import check_pattern, matches
+from stentor.core.cursors import RECORDER
+from stentor.core.names import check_cursor_name, check_pattern, matches, printable
 from stentor.errors import (
     CoordinationUnavailable,
     InvalidArgument,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.routes import Routes
     from stentor.broker.cluster.topic_admin import TopicAdmin
     from stentor.broker.config import BrokerConfig
+    from stentor.broker.cursors.desk import CursorDesk
     from stentor.broker.partitions.partition import Partition
-    from stentor.broker.partitions.recorded import RecordedEnds
     from stentor.broker.partitions.serving import Serving
     from stentor.broker.sessions.client_session import ClientSession
     from stentor.core.records import Key
@@ -65,7 +66,7 @@ class Requests:
         operators: Operators,
         serving: Serving,
         partitions: Mapping[Key, Partition],
-        recorded: RecordedEnds,
+        cursors: CursorDesk,
         sights: Sights,
         after_delete: Callable[[], Awaitable[None]],
     ) -> None:
@@ -79,7 +80,7 @@ class Requests:
         self._operators = operators
         self._serving = serving
         self._partitions = partitions
-        self._recorded = recorded
+        self._cursors = cursors
         self._sights = sights
         self._after_delete = after_delete
 
@@ -152,6 +153,7 @@ class Requests:
                 hint=f"Make it with `stentor topic create {request.name}`.",
                 object=request.name,
             )
+        self._check_wait(request.settings)
         settings = messages.merge_settings(self._defaults(request.settings), request.settings)
         if request.automatic and request.name in _MADE_AS:
             settings = messages.merge_settings(settings, _MADE_AS[request.name])
@@ -164,7 +166,14 @@ class Requests:
             return self._catalogue.get(request.name)
 
     async def _alter(self, _: ClientSession, request: messages.AlterTopic) -> messages.TopicDescribed:
+        self._check_wait(request.changes)
         return self._described(await self._change(self._topics.alter(request.name, request.changes)))
+
+    def _check_wait(self, changes: messages.TopicChanges) -> None:
+        """Whether retention can wait for the cursor that is named, if one is."""
+        if changes.retention_waits_for:
+            check_cursor_name(changes.retention_waits_for)
+            self._cursors.check_enabled()
 
     async def _register_schema(self, _: ClientSession, request: messages.RegisterSchema) -> messages.TopicDescribed:
         return self._described(await self._change(self._topics.register_schema(request.name, request.columns)))
@@ -178,7 +187,9 @@ class Requests:
         await self._after_delete()
 
     async def _describe(self, _: ClientSession, request: messages.DescribeTopic) -> messages.TopicDescribed:
-        return self._described(self._catalogue.get(request.name))
+        topic = self._catalogue.get(request.name)
+        await self._cursors.learn_soon(topic.record.id)
+        return self._described(topic)
 
     async def _list(self, client: ClientSession, request: messages.ListTopics) -> messages.TopicList:
         pattern = check_pattern(request.pattern)
@@ -218,7 +229,7 @@ class Requests:
             # It is elsewhere, was made a moment ago, or this copy has not followed yet: its disk may hang.
             chain = [member.broker for member in held.record.chain]
             info = msgspec.structs.replace(info, epoch=held.record.epoch, chain=chain)
-        return msgspec.structs.replace(info, recorded=self._recorded.end(key))
+        return msgspec.structs.replace(info, recorded=self._cursors.shown(key))
 
     def _described(self, topic: HeldTopic) -> messages.TopicDescribed:
         info = self._info(topic)
@@ -262,8 +273,32 @@ class Requests:
             offset, reads = found.next_offset, reads + 1
         return messages.Done()
 
-    async def _mark_recorded(self, _: ClientSession, request: messages.MarkRecorded) -> messages.Done:
-        self._recorded.mark(request.topic, request.ends, self._serving.partition)
+    async def _mark_recorded(self, client: ClientSession, request: messages.MarkRecorded) -> messages.Done:
+        """In the words of older clients: a move of the recorder's cursor."""
+        await self._cursors.move(request.topic, RECORDER, request.ends, by=client.caller.name)
+        return messages.Done()
+
+    async def _move_cursor(self, client: ClientSession, request: messages.MoveCursor) -> messages.Done:
+        by = request.by or client.caller.name
+        await self._cursors.move(request.topic, request.name, request.positions, by=printable(by), back=request.back)
+        return messages.Done()
+
+    async def _list_cursors(self, _: ClientSession, request: messages.ListCursors) -> messages.CursorList:
+        found = await self._cursors.of_topic(request.topic)
+        return messages.CursorList(
+            cursors=[
+                messages.CursorState(
+                    name=name,
+                    positions=cursor.positions,
+                    moved_by=cursor.moved_by,
+                    moved_at_us=cursor.moved_at_us,
+                )
+                for name, cursor in found.items()
+            ]
+        )
+
+    async def _delete_cursor(self, _: ClientSession, request: messages.DeleteCursor) -> messages.Done:
+        await self._cursors.delete(request.topic, request.name)
         return messages.Done()
 
     # --- the broker and its cluster -------------------------------------------------------------
@@ -328,6 +363,9 @@ _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any
     messages.ForgetBroker: (Action.OPERATE, Requests._forget),  # noqa: SLF001
     messages.RecoverPartition: (Action.OPERATE, Requests._recover),  # noqa: SLF001
     messages.MarkRecorded: (Action.ALTER, Requests._mark_recorded),  # noqa: SLF001
+    messages.MoveCursor: (Action.ALTER, Requests._move_cursor),  # noqa: SLF001
+    messages.ListCursors: (Action.DESCRIBE, Requests._list_cursors),  # noqa: SLF001
+    messages.DeleteCursor: (Action.ALTER, Requests._delete_cursor),  # noqa: SLF001
 }
 
 _MADE_AS: Final = {

@@ -6,13 +6,14 @@ in one step. A round that is interrupted at any point is as if it had not been.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from stentor.errors import OffsetOutOfRange
+from stentor.errors import DeadlineExceeded, NotReady, OffsetOutOfRange
 from stentor.spark import offsets
 from stentor.spark.connections import SparkConnection
 from stentor.spark.offsets import Places, TopicPlace, places_of
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from stentor.spark.pipelines.lake import Ends
+
+logger = logging.getLogger(__name__)
+
+_MARK_S: Final = 10.0
+"""How long a round waits to tell the brokers how far it is: they keep messages for longer if they do not hear it."""
 
 ROUND_ROWS: Final = 5_000_000
 COMPACT_EVERY_ROUNDS: Final = 20
@@ -170,7 +176,11 @@ class _Recorder:
         client = self._connection.client()
         for name, topic in recorded.items():
             if self._marked.get(name) != topic and client.describe_topic(name).settings.keep_unrecorded:
-                client.mark_recorded(name, topic.offsets)
+                try:
+                    client.mark_recorded(name, topic.offsets, timeout=_MARK_S)
+                except (NotReady, DeadlineExceeded) as error:  # the cluster is being upgraded, or has lost brokers
+                    logger.warning("topics keep what is recorded already; the next round says so again: %s", error)
+                    return
             self._marked[name] = topic
 
 

@@ -1,0 +1,1 @@
+"""Named cursors of this cluster: moved, told and forgotten by the heads of an internal topic."""
