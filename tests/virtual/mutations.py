@@ -456,7 +456,7 @@ mutation("read-back", "C17: an unknown outcome is read back", (Controlling, "pro
 mutation("resend-level", "C18: a resend is answered only at its level", (Replica, "_answer_resend", _answer_at_once))
 mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh))
 mutation("found", "C32: only a batch that is in the log counts as written", (Resends, "_conclude", _found_something))
-mutation("derived", "C19: derived state is made anew after a truncation", (PartitionLog, "replay", _nothing))
+mutation("derived", "C19: derived state is made anew after a truncation", (PartitionLog, "derive", _nothing))
 mutation("cursor-cut", "C19: what was not committed is undone by a cut", (Cursors, "cut", _nothing))
 mutation("cursor-commit", "C20: only what is committed is told", (Cursors, "commit", _commit_everything))
 mutation("cursor-back", "a cursor never goes back by itself", (cursors, "_fold", _fold_anything))
