@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stentor.client.reader import Event
     from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client, connect
-    from stentor.client.table import AsyncTableTopic, TableTopic
+    from stentor.client.tabular import AsyncTabularTopic, TabularTopic
     from stentor.client.topic import AsyncTopic, Topic
     from stentor.client.typed import TypedMessage
     from stentor.errors import (
@@ -87,7 +87,7 @@ _EXPORTS = {
     "stentor.client.reader": ("Event",),
     "stentor.client.subscription": ("AsyncSubscription", "Subscription"),
     "stentor.client.sync_client": ("Client", "connect"),
-    "stentor.client.table": ("AsyncTableTopic", "TableTopic"),
+    "stentor.client.tabular": ("AsyncTabularTopic", "TabularTopic"),
     "stentor.client.topic": ("AsyncTopic", "Topic"),
     "stentor.client.typed": ("TypedMessage",),
     "stentor.errors": (
@@ -149,7 +149,7 @@ __all__ = [
     "AsyncHistory",
     "AsyncProducer",
     "AsyncSubscription",
-    "AsyncTableTopic",
+    "AsyncTabularTopic",
     "AsyncTopic",
     "BrokerInfo",
     "BrokerState",
@@ -200,7 +200,7 @@ __all__ = [
     "StentorError",
     "StorageError",
     "Subscription",
-    "TableTopic",
+    "TabularTopic",
     "Topic",
     "TopicExists",
     "TopicInfo",

@@ -17,8 +17,7 @@ FRAME_BODY_BYTES_MAX: Final = 16 * MIB
 """A frame is one batch and a little more: a larger frame would hold up everything else on the connection."""
 
 CONTROL_BODY_BYTES_MAX: Final = 64 * KIB
-"""Requests are small: the marks of a recorder for 1,024 partitions take 16 KiB. Answers may be as large as a frame,
-such as the routes of a large cluster."""
+"""Requests are small: marks for 1,024 partitions take 16 KiB. Answers may be as large as a frame."""
 
 UNGREETED_BODY_BYTES_MAX: Final = 8 * KIB
 """A greeting with the longest names. Before the handshake a stranger costs the broker only one small buffer."""
@@ -77,13 +76,11 @@ ROWS_ENCODING_MESSAGES_MAX: Final = 16
 """A Python loop decodes packed rows; above this number Arrow is smaller and faster."""
 
 PLAIN_MESSAGES_MAX: Final = 500_000
-"""Messages in Arrow bodies that a process reads and writes without pyarrow before it loads it. They lose about 0.1 µs
-each: by then as much as loading takes."""
+"""Messages in Arrow bodies that a process handles without pyarrow, at 0.1 µs more each, before it loads it."""
 
 PLAIN_S: Final = 1.0
 PLAIN_MESSAGES_MIN: Final = 10_000
-"""A process that still handles messages after this time, and had so many of them, is no short script: it loads pyarrow
-then, whatever their number."""
+"""A process that handles so many messages for longer than this is no short script, and loads pyarrow."""
 
 RUN_BYTES_MAX: Final = 2 * MIB
 """Small batches that a reader decodes into one Arrow batch. The fixed costs of a run vanish far below it, and who takes
@@ -153,6 +150,17 @@ for each partition, and a burst of some hundreds is spread. Lanes that gather mo
 PRODUCER_BUFFER_BYTES: Final = 32 * MIB
 """What a producer may hold unacknowledged before `send` waits (back-pressure)."""
 
+PRODUCER_RESEND_S: Final = 0.1
+PRODUCER_EXPIRE_S: Final = 0.25
+"""When a producer sends a refused batch again, and how often it looks for messages whose deadline has passed."""
+
+PUBLISHERS_MAX: Final = 1_000
+"""Producers that a client keeps for `publish`, one per topic and ack level; the oldest makes room for the next."""
+
+FAILURES_KEPT_MAX: Final = 1_000
+EVENTS_KEPT_MAX: Final = 1_000
+"""Failed messages of a producer, and events of a subscription, that are kept until the application asks for them."""
+
 UNSYNCED_BYTES_MAX: Final = 64 * MIB
 """A log this far ahead of its disk stops reading from its publishers until a sync is through."""
 
@@ -177,7 +185,10 @@ DELIVERY_BYTES: Final = 512 * KIB
 """One push: small enough that streams take turns, big enough that a push costs little per byte."""
 
 HISTORY_BYTES: Final = 2 * MIB
-"""The same for a reader that catches up and has its connection to itself: less work for the broker, per byte."""
+"""The same for a reader that catches up, on a connection where nobody waits for news: less work per byte for both."""
+
+HISTORY_STREAMS_MAX: Final = 16
+"""With more streams on its connection than this, history goes in pushes of DELIVERY_BYTES: streams take turns."""
 
 HISTORY_SESSIONS_MAX: Final = 100
 """With more connections than this, history goes in pushes of DELIVERY_BYTES: what is under way to all stays bounded."""
@@ -197,6 +208,12 @@ TAIL_CACHE_BYTES: Final = 4 * MIB
 STREAMS_PER_CONNECTION_MAX: Final = 4_096
 """A stream is one partition of one subscription."""
 
+STALE_READ_S: Final = 0.25
+"""How long a broker tries to be certain of the end for a reader that accepts an older one; see CONFIRM_S."""
+
+DAMAGE_READS_MAX: Final = 64
+"""Reads that a broker spends to confirm damage that a client reports: one delivery is a read or two."""
+
 CONNECTIONS_MAX: Final = 10_000
 
 STRANGER_LOG_LINES_PER_S: Final = 10
@@ -208,9 +225,11 @@ ANTECHAMBER_S: Final = 0.5
 HTTP_CONNECTIONS_MAX: Final = 128
 """Those who ask for health and metrics are few; more are refused, so that logs have their descriptors."""
 
+LISTEN_BACKLOG: Final = 1_024
+"""Connections that the system keeps until they are accepted: a reconnect storm arrives all at once."""
+
 DESCRIPTORS_RESERVED: Final = 128
-"""Open files that neither clients nor new logs may use up: segments that begin while old ones are sealed, reads, books,
-the coordination store, other brokers."""
+"""Open files that clients and new logs leave free: for segments, reads, books, the store and other brokers."""
 
 DESCRIPTORS_CLIENTS_MIN: Final = 64
 """Topics may not take the last open files: so many clients can always connect."""
@@ -228,8 +247,7 @@ REQUESTS_UNDER_WAY_MAX: Final = 64
 """Control requests that one connection may have unanswered; a broker refuses more."""
 
 CLIENT_REQUESTS_UNDER_WAY_MAX: Final = REQUESTS_UNDER_WAY_MAX // 2
-"""What a client asks of all brokers together at one time: requests that it gave up may still be under way at a broker,
-and must not make that one refuse the next."""
+"""What a client asks at one time: requests that it gave up may still be under way, and count at a broker."""
 
 LISTENERS_MAX: Final = 8
 """One per network that a broker is in; each multiplies the route changes that it encodes."""
@@ -258,6 +276,15 @@ LOOP_LAG_S: Final = 3.0
 SHUTDOWN_S: Final = 10.0
 """How long a stopping broker or client waits for what is under way."""
 
+LAST_BYTES_S: Final = 0.05
+"""What clients had sent when a broker stops is still read this long, and not answered: they send it again elsewhere."""
+
+ACTIVATION_S: Final = 10.0
+"""How long a start or a new topic waits until its chains are at work."""
+
+DISK_AGAIN_S: Final = 1.0
+"""A write of the broker's own books that found the disk full, or a sync without a descriptor, is tried again then."""
+
 DEFAULT_TIMEOUT_S: Final = 30.0
 """The deadline of a call that names none: every wait has an end."""
 
@@ -266,8 +293,7 @@ RECONNECT_DELAY_S_MAX: Final = 1.0
 """Back-off doubles from the first to the last of these, with full jitter."""
 
 RECONNECT_SPREAD_S: Final = 0.0005
-"""For each client that a lost broker had, first attempts are spread over this much more: what a broker needs to greet
-one and tell it the routes. A lone client tries at once."""
+"""First attempts are spread over this for each client of a lost broker: what greeting one and routes cost."""
 
 LINK_OPEN_S: Final = 1.5
 """How long a client waits for one broker of several to greet it before it tries others."""
@@ -324,6 +350,12 @@ ELECTION_STAGGER_S: Final = 0.05
 PEER_DIAL_S: Final = 0.5
 """How long a broker waits for another to accept its connection, before it tries again."""
 
+PEER_PROVEN_S: Final = 0.5
+"""A connection to a broker that ends sooner is not dialled again at once: its other side refuses something."""
+
+GATHER_S: Final = 0.01
+"""Reports to the controller and what members tell it wait this long for others, to be handled together."""
+
 PEER_LOOK_S: Final = 1.0
 """How often a broker reads the store to confirm what another broker says: that it is registered, or was restarted."""
 
@@ -339,6 +371,19 @@ LEASE_S: Final = 3
 STORE_AWAY_S: Final = 3.0
 """A broker that starts and does not reach its coordination store for this long serves readers meanwhile."""
 
+STORE_AGAIN_S: Final = 1.0
+STORE_TOLD_S: Final = 60.0
+"""How often such a broker asks the store again, and how often it logs that it still waits."""
+
+STORE_WATCH_S: Final = 0.2
+"""A change that another broker tells of should come through the watch within this time; then the store is read."""
+
+RUMOUR_ASK_S: Final = 0.2
+"""How long a broker waits before it asks the store again about a chain that it only heard of (C28)."""
+
+TOPIC_CHANGE_TRIES_MAX: Final = 5
+"""How often a change of a topic is tried; each time somebody else has changed the topic meanwhile."""
+
 LINK_QUIET_S: Final = 1.0
 """A predecessor reports a successor that it cannot link to for this long (C15)."""
 
@@ -347,13 +392,11 @@ REPLICA_STALL_S: Final = 2.0
 or by itself (C14, C31): with the change of the chain, publishers wait for less than three seconds."""
 
 REPLICA_SLOW_S: Final = 4.0
-"""A member that makes progress, but is this far behind its predecessor on disk, is reported too: every publish waits
-that long for it (C14)."""
+"""A member that is this far behind its predecessor on disk is reported: every publish waits for it (C14)."""
 
 JOINT_STALL_S: Final = 0.4
 JOINT_SLOW_S: Final = 1.5
-"""The same for a joiner. In joint mode it holds up every commit before it is useful, so it gets less time than a
-member (C11)."""
+"""The same for a joiner, which holds up commits in joint mode before it is useful: it gets less time (C11)."""
 
 JOINER_HELD_OFF_S: Final = 5.0
 JOINER_HELD_OFF_S_MAX: Final = 60.0
@@ -420,6 +463,14 @@ SEGMENT_BYTES: Final = 256 * MIB
 SEGMENT_BYTES_MIN: Final = 64 * KIB
 SEGMENT_BYTES_MAX: Final = 2_048 * MIB
 
+SYNC_THREADS: Final = 4
+READ_THREADS: Final = 2
+RECOVERY_THREADS: Final = 4
+"""Threads that sync logs, that read history, and that open or make logs: enough to keep a disk busy."""
+
+INDEX_CACHE_BYTES: Final = 32 * MIB
+"""Indexes of sealed segments in memory, for the whole process: about 128 full ones."""
+
 INDEX_INTERVAL_BYTES: Final = 32 * KIB
 """One sparse index entry per this much log: a lookup then scans 32 KiB at most."""
 
@@ -431,6 +482,9 @@ CHECKPOINT_S: Final = 1.0
 
 JOURNAL_CHANGES_BYTES_MIN: Final = 1 * MIB
 """Changes of the journal that are kept beside it before it is written whole; more if the whole is larger."""
+
+STATE_PIECE_BYTES: Final = 256 * KIB
+"""What a copy that begins anew gets of its predecessor's derived state at once; heartbeats pass between two pieces."""
 
 RETENTION_CHECK_S: Final = 5.0
 
@@ -470,6 +524,9 @@ CURSOR_TOPICS_ASKED_MAX: Final = 500
 METRICS_RETENTION_S: Final = 7 * 86_400
 """How long the statistics that brokers publish are kept, whoever makes their topic: a week."""
 
+METRICS_PARTITIONS_MAX: Final = 500
+"""Partitions that one record of the topic `_metrics` tells of: it must fit into a message."""
+
 FLUSH_INTERVAL_MS: Final = 200
 """For topics with flush=interval: the time between syncs, which a power cut may lose."""
 
@@ -484,8 +541,7 @@ PLANNED_PARTITIONS_MAX: Final = 500
 """Chains that the controller looks at before its loop looks at others: some 10 ms."""
 
 PROPOSALS_MAX: Final = 4
-"""Transactions of the controller that are under way at one time: with more, etcd answers none of them in time, and
-nothing else that it is asked."""
+"""Transactions of the controller under way at one time: with more, etcd answers none of them in time."""
 
 PUSHED_RECORDS_MAX: Final = 500
 """Records that the controller tells in one frame: some 100 kB, which take a broker some 10 ms."""
@@ -529,8 +585,7 @@ COORDINATION_POLL_TIMEOUT_S: Final = 2.0
 """The deadline of that question; with the one before, a stopped etcd is noticed within three seconds."""
 
 COORDINATION_STREAM_S: Final = 10.0
-"""How old a watch's stream gets before it is replaced, without a gap: one that is stuck
-although its endpoint answers hides changes for no longer than this."""
+"""How old a watch's stream gets before it is replaced, without a gap: one that is stuck hides changes."""
 
 COORDINATION_HISTORY_CHANGES: Final = 1_000
 """Changes the embedded store remembers for its watches; who is further behind reads everything anew."""

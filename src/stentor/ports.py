@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -20,28 +20,6 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""
         ...
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a broker."""
-
-    severity: Literal["error", "warning"]  # error: something is refused until somebody acts
-    object: str  # disk, logs, chains, retention or coordination store
-    message: str
-    hint: str
-
-
-class Health(msgspec.Struct, frozen=True):
-    """How a broker is. Health checks, metrics, statistics and the command line all read this."""
-
-    disk_writable: bool = True  # a small synced write succeeds, and there is more room than the reserve
-    store_reachable: bool = True  # the coordination store answers
-    log_failed: int = 0  # logs here that take no more writes
-    chain_short: int = 0  # chains with a member here that have fewer members than they should
-    chain_refusing: int = 0  # those of them that have too few to take messages
-    retention_overrun: int = 0  # partitions led here that lost messages which a cursor had not passed
-    unready: str = ""  # why clients should go elsewhere; empty while they need not
-    problems: list[Problem] = []  # in words, the worst first
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stentor import limits
 from stentor.client.async_client import AsyncClient, connect_async
 from stentor.errors import StentorError
+from stentor.wire.statistics import as_map
 
 if TYPE_CHECKING:
     from stentor.broker import Broker
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METRICS_TOPIC: Final = "_metrics"
-_LATENCIES_KEPT: Final = 10
+_LATENCIES_KEPT: Final = 10  # the newest, for each record
 _LATENCY_US_MAX: Final = 3_600_000_000  # an hour: what is older was not published by this process
-_PARTITIONS_TOLD_MAX: Final = 500
 
 
 class _Own(msgspec.Struct, frozen=True):
@@ -97,13 +97,12 @@ class MetricsPublisher:
                 del self._latencies_us[:-_LATENCIES_KEPT]
 
     def _record(self) -> bytes:
-        statistics: dict[str, Any] = self._broker.statistics(_PARTITIONS_TOLD_MAX)
         record = {
             "kind": "broker",
             "broker": self._broker.broker_id,
             "published_at_us": time.time_ns() // 1000,
             "publish_to_deliver_us": self._latencies_us,
-            "statistics": statistics,
+            "statistics": as_map(self._broker.statistics(limits.METRICS_PARTITIONS_MAX)),
         }
         return msgspec.json.encode(record)
 

@@ -174,9 +174,8 @@ def test_producers_choose_their_partitions(cluster, client):
     client.delete_topic("turns")
 
 
-def test_a_client_that_reaches_one_broker_reaches_all_topics(cluster, client, monkeypatch):
-    client.create_topic("far", partitions=3)
-    only = cluster.brokers["b1"].address
+def wall_off(monkeypatch, only):
+    """From now on clients here reach this address and no other."""
     direct = BrokerLink.open.__func__
 
     async def blocked(cls, address, *rest):
@@ -185,6 +184,12 @@ def test_a_client_that_reaches_one_broker_reaches_all_topics(cluster, client, mo
         return await direct(cls, address, *rest)
 
     monkeypatch.setattr(BrokerLink, "open", classmethod(blocked))
+
+
+def test_a_client_that_reaches_one_broker_reaches_all_topics(cluster, client, monkeypatch):
+    client.create_topic("far", partitions=3)
+    only = cluster.brokers["b1"].address
+    wall_off(monkeypatch, only)
     with stentor.connect(only, timeout=20) as walled:
         for number in range(12):
             walled.publish("far", str(number), key=str(number))
@@ -196,12 +201,6 @@ def test_a_lasting_producer_is_recognised_through_other_brokers_and_after_the_he
     """It shows its token on every way that it takes, also when that way leads through another broker."""
     client.create_topic("lasting", partitions=3, placement="multi-primary")
     only = cluster.brokers["b1"].address
-    direct = BrokerLink.open.__func__
-
-    async def blocked(cls, address, *rest):
-        if address != only:
-            raise stentor.ConnectionFailed(f"{address} is behind a wall.")
-        return await direct(cls, address, *rest)
 
     def send(client, first, count):
         with client.producer(
@@ -211,7 +210,7 @@ def test_a_lasting_producer_is_recognised_through_other_brokers_and_after_the_he
                 producer.send(str(number), partition=number % 3, timestamp=1_700_000_000_000_000)
 
     with monkeypatch.context() as patched:
-        patched.setattr(BrokerLink, "open", classmethod(blocked))
+        wall_off(patched, only)
         with Client(only) as walled:
             send(walled, 0, 150)
             send(walled, 0, 150)

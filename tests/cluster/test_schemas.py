@@ -22,7 +22,7 @@ def test_rows_may_be_sent_as_soon_as_their_schema_is_registered_and_outlive_head
     sent = 0
     for version in range(1, 4):  # the heads of the partitions are three brokers; one of them was asked
         schema = pa.schema([*SCHEMA, *(pa.field(f"c{number}", pa.string()) for number in range(1, version))])
-        topic = client.table("rows", schema)
+        topic = client.tabular("rows", schema)
         assert topic.version == version
         with topic.producer() as producer:
             for partition in range(3):
@@ -34,6 +34,6 @@ def test_rows_may_be_sent_as_soon_as_their_schema_is_registered_and_outlive_head
         producer.send_batch(pa.table({"n": [sent]}), partition=0)
     with pytest.raises(stentor.SchemaRefused):
         client.publish("rows", "no row", partition=0)
-    assert client.table("rows").version == 3
+    assert client.tabular("rows").version == 3
     assert sorted(topic.read().to_arrow()["n"].to_pylist()) == list(range(sent + 1))
     three.restart(head)

@@ -46,7 +46,7 @@ DOCUMENTS = (
     "README.md",
     "docs/errors.md",
     "docs/resuming.md",
-    "docs/tables.md",
+    "docs/tabular.md",
     "docs/testing.md",
     "docs/cluster.md",
 )

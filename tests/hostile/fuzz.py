@@ -36,6 +36,7 @@ from tests.alone import alone
 
 from stentor import limits
 from stentor.broker.catalogue import Catalogue
+from stentor.broker.cluster.store_follower import FollowedStore
 from stentor.broker.cluster.trust import Trust
 from stentor.broker.environment import BrokerIdentity
 from stentor.broker.partitions.partition import Partition
@@ -51,11 +52,12 @@ from stentor.client.decode import decode_messages, offset_batches
 from stentor.core.standing import Standing
 from stentor.errors import CorruptData, NotReady, StentorError
 from stentor.security.permissions import Permissions
-from stentor.storage.model import LogSlice, LogStatistics
+from stentor.storage.model import LogSlice
 from stentor.transport.budget import ReceiveBudget
 from stentor.wire import arrow_body, arrow_message, batch, frames, messages, peer, plain_body, runs
 from stentor.wire.frames import Kind
 from stentor.wire.header import ENCODING_ARROW, HEADER_BYTES, check_header, seal, stamp, unpack
+from stentor.wire.statistics import LogStatistics
 
 TOPIC_ID = 0xA11CE
 NOW_US = 1_700_000_000_000_000
@@ -533,7 +535,7 @@ class StubBroker:
         inline_sync = InlineSync(clock, WriteCoalescing(self.loop))  # type: ignore[arg-type]
         self.welcome = GreetingServices(
             identity=identity,
-            trust=Trust(identity, store=nothing, catalogue=catalogue, rollback=nothing, background=nothing),
+            trust=Trust(identity, followed=FollowedStore(nothing, catalogue, nothing, nothing), background=nothing),
             catalogue=catalogue,
             clock=clock,
             admission=self.admission,
@@ -659,7 +661,7 @@ class FrameTarget:
         if left or broker.one.followers.streams or broker.one.followers._idle:
             raise Finding("a stream outlived its connection")
         broker.one.replica.check_invariants()
-        if broker.one._requests:
+        if broker.one._requests._waiting:
             raise Finding("a publish was never answered")
         return outcome
 

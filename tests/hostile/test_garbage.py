@@ -408,7 +408,7 @@ def test_a_client_that_leaves_while_it_publishes_is_forgotten(attacked, raw, wai
         connection.close()
     wait_until(lambda: sessions(attacked) == before, "the connections are gone")
     partition = attacked.inner.parts.serving.partition(target, 0)
-    wait_until(lambda: not partition._requests, "nobody is waited for")
+    wait_until(lambda: not partition._requests._waiting, "nobody is waited for")
 
 
 def test_limits_of_names_hold(attacked, raw):

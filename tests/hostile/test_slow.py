@@ -164,7 +164,7 @@ def test_a_subscriber_that_never_reads_costs_little_however_much_credit_it_gives
     for stream_id in range(1, 41):
         deaf.send(Kind.OPEN_STREAM, stream_id, messages.encode(messages.OpenStream(**wish)))
         deaf.send(Kind.CREDIT, stream_id, frames.CREDIT.pack(2**64 - 1))
-    wait_until(lambda: attacked.inner.statistics()["broker"]["streams"] > 1, "the streams are open")
+    wait_until(lambda: attacked.inner.statistics().broker.streams > 1, "the streams are open")
     wait_until(lambda: sessions(attacked) == before, "it is dropped")
     assert resident_bytes() - memory < 96 << 20
 

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.spark.clock import Clock
 
 from stentor.spark import reader
 from stentor.spark.offsets import TopicPlace, to_offset
 from stentor.spark.options import read_options
 from stentor.spark.reader import TopicStreamReader
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
 
 
 class Topics:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from tests.spark.clock import Clock
 
 from stentor.errors import InvalidArgument
 from stentor.spark.pipelines import replay, runs
@@ -292,20 +293,6 @@ class TestClocksAhead:
         assert plan.first_us == int(NOON.timestamp() * 1e6)
         assert publish(tmp_path / "work") == 300
         assert by_partition(client, f"{topic}.again") == by_partition(client, topic)
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        assert seconds > 0
-        self.now += seconds
 
 
 class TestPace:

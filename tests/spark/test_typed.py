@@ -60,7 +60,7 @@ TYPES = {
 
 @pytest.fixture
 def orders(client, topic):
-    with client.table(topic, SCHEMA).producer() as producer:
+    with client.tabular(topic, SCHEMA).producer() as producer:
         producer.send_batch(TABLE)
     return topic
 
@@ -79,7 +79,7 @@ def test_a_table_comes_back_equal_in_spark(spark, orders, client):
         found.select(["id", "amount", "item", "at"])
         .to_pandas()
         .equals(
-            client.table(orders).read().to_pandas()[["id", "amount", "item", "at"]].assign(at=found["at"].to_pandas())
+            client.tabular(orders).read().to_pandas()[["id", "amount", "item", "at"]].assign(at=found["at"].to_pandas())
         )
     )
 
@@ -103,7 +103,7 @@ def test_a_stream_has_the_same_columns(spark, orders, tmp_path):
 
 def test_rows_of_all_versions_have_the_columns_of_the_newest(spark, client, orders):
     newer = pa.schema([*SCHEMA, pa.field("note", pa.string())])
-    with client.table(orders, newer).producer() as producer:
+    with client.tabular(orders, newer).producer() as producer:
         producer.send_batch(pa.table({"id": [4], "note": ["new"]}))
     rows = typed(spark.read, orders).load().select("id", "note").orderBy("id").collect()
     assert [tuple(row) for row in rows] == [(1, None), (2, None), (3, None), (4, "new")]

@@ -24,6 +24,10 @@ LONG_FUNCTIONS_ALLOWED: dict[str, str] = {}
 # What the core must not know: a clock, chance, the network, the disk, Arrow.
 IMPURE_MODULES = {"time", "random", "socket", "os", "pyarrow"}
 
+# Where a bound that is not in limits.py must say why it is what it is.
+BOUNDED_FOLDERS = ("broker", "client", "coordination", "core", "transport")
+BOUND = re.compile(r"_(S|US|MS|MAX|MIN)$")
+
 # Only the command line talks to standard output.
 MODULES_THAT_PRINT = ("cli",)
 
@@ -105,6 +109,24 @@ def test_no_function_is_longer_than_60_lines():
     }
     assert {name: lines for name, lines in long.items() if name not in LONG_FUNCTIONS_ALLOWED} == {}
     assert set(LONG_FUNCTIONS_ALLOWED) <= set(long), "these are short now; take them off the list"
+
+
+def bounds_without_a_reason(path: Path):
+    """Numbers of a module that neither limits.py nor a comment or docstring beside them explains."""
+    lines, body = path.read_text(encoding="utf-8").splitlines(), tree_of(path).body
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        explained = isinstance(after, ast.Expr) or "#" in lines[node.lineno - 1] or "limits" in ast.unparse(node.value)
+        if BOUND.search(name) and any(char.isdigit() for char in ast.unparse(node.value)) and not explained:
+            yield f"{name_of(path)}: {name}"
+
+
+@pytest.mark.parametrize("folder", BOUNDED_FOLDERS)
+def test_every_bound_has_a_reason(folder):
+    found = [one for path in python_files(SOURCE / folder) for one in bounds_without_a_reason(path)]
+    assert found == [], "move it to limits.py, or say why beside it"
 
 
 def methods_of(node: ast.ClassDef) -> list[str]:

@@ -104,7 +104,7 @@ def typed(client: stentor.Client) -> None:
 
 
 def tables(client: stentor.Client) -> None:
-    sales: stentor.TableTopic = client.table("sales")
+    sales: stentor.TabularTopic = client.tabular("sales")
     with sales.producer(compression="zstd") as producer:
         producer.send_batch([], key="id", partition=0)
         producer.send_batch([], key=5)  # wrong: a column is named
@@ -112,8 +112,8 @@ def tables(client: stentor.Client) -> None:
     sales.read(start="earliest").to_arrow()
     sales.read(start="first")  # wrong: no such position
     sales.producer(ack="one")  # wrong: no such level
-    client.table(5)  # wrong: a topic is named
-    client.table("sales", timeout="1s")  # wrong: seconds are a number
+    client.tabular(5)  # wrong: a topic is named
+    client.tabular("sales", timeout="1s")  # wrong: seconds are a number
 
 
 async def awaited(client: stentor.AsyncClient) -> None:

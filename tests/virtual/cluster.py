@@ -42,15 +42,16 @@ class Cluster:
         self.checker = Checker(self)
         for disk in self.disks.values():
             disk.on_synced = self.checker.file_synced
+            disk.on_torn, disk.on_failed = self.checker.file_torn, self.checker.file_failed
 
-    def start(self, name: str) -> None:
-        """A new life of a broker, unless it lives."""
+    def start(self, name: str, **settings: Any) -> None:
+        """A new life of a broker, unless it lives; with other settings, if somebody wants that."""
         if name in self.processes and not self.processes[name].dead:
             return
         self.network.returned(name)
         process = self.process(name)
         self.processes[name] = process
-        process.run(self._start(process))
+        process.run(self._start(process, {**self._settings, **settings}))
 
     def process(self, name: str) -> Process:
         """A place to run something in."""
@@ -60,7 +61,7 @@ class Cluster:
         process.rate = self.rates.get(name, 1.0)
         return process
 
-    async def _start(self, process: Process) -> None:
+    async def _start(self, process: Process, settings: dict[str, Any]) -> None:
         disk = self.disks[process.name]
         disk.directory.mkdir(exist_ok=True)
         config = BrokerConfig(
@@ -71,7 +72,7 @@ class Cluster:
             broker_id=process.name,
             coordination="virtual://",
             metrics_interval_s=0,
-            **self._settings,
+            **settings,
         )
 
         def threads(loop: Any, **plan: Any) -> VirtualThreads:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import msgspec
+from tests.virtual import directed_operators
 from tests.virtual.scene import WAIT_S, Scene, require, scene
 from tests.virtual.store import StoreAccess
 from tests.virtual.workload import TOPIC
@@ -535,6 +536,41 @@ def undrained_meanwhile() -> None:
         require(not record.draining, "a broker is drained again that an operator had let back", record)
 
 
+# --- C19: state derived from a log -------------------------------------------------------------------
+
+
+def state_in_pieces() -> None:
+    """C19: a member comes back to others that have let go of all it has. It gets what they derived piece by piece."""
+    with scene(71, retention_bytes=2 * limits.SEGMENT_BYTES_MIN) as s, patch.object(limits, "STATE_PIECE_BYTES", 24):
+        s.publish_eagerly(6)
+        s.go(1)
+        head, middle, last = s.chain
+        end = s.partition(last).log.end
+        s.kill(last, power=False)
+        s.go(3)
+        s.processes[head].loop.call_soon(s.broker(head)._retain)
+        require(s.go(3, lambda: s.partition(middle).log.start > end), "the others keep what it has", end)
+        s.start(last)
+        require(s.go(10, lambda: _takes_state(s, last)), "nothing is asked for in pieces")
+        s.cut((middle, last))
+        s.go(1)
+        s.network.heal()
+        require(s.go(10, lambda: _takes_state(s, last)), "nothing is asked for again")
+        s.kill(middle, power=False)
+        s.go(1)
+        s.start(middle)
+        require(s.go(20, lambda: len(s.chain) == 3), "the members do not come back", s.record)
+        s.load.stopping = True
+        s.go(2)
+        states = {s.partition(name).replica.states.snapshot() for name in s.chain}
+        require(len(states) == 1, "state derived from the same log differs")
+
+
+def _takes_state(s: Scene, name: str) -> bool:
+    partition = s.broker(name).partitions.get(s.key)
+    return partition is not None and len(partition.replica.links.transfer._received) > 48
+
+
 RUNS: dict[str, Callable[[], None]] = {
     run.__name__: run
     for run in (
@@ -542,6 +578,6 @@ RUNS: dict[str, Callable[[], None]] = {
         lost_proposal, shorter_head, isolated_head, mute_head, sidelined_head, paused_head, grey_member, full_member,
         blame, all_full, useless_joiner, slow_joiner, joiner_hangs, neighbours_cut, one_way_cut, unheard_complaint,
         standstill, lone_observer, lapsed_leases, wave_of_silence, storeless_controller, one_of_three_returns, liar,
-        poisoned_producer, unreached_head, overtaken_reading, undrained_meanwhile,
+        poisoned_producer, unreached_head, overtaken_reading, undrained_meanwhile, state_in_pieces,
     )
-}  # fmt: skip
+} | directed_operators.RUNS  # fmt: skip

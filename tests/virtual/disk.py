@@ -39,6 +39,8 @@ class Disk:
         self.fails = False  # the next sync
         self.dies = False  # the power is cut in the middle of the next sync
         self.on_synced: Callable[[str], int | None] = lambda _: None  # says how much of a log is used, if that is known
+        self.on_torn: Callable[[str], None] = lambda _: None  # hears of a file that a power cut took something from
+        self.on_failed: Callable[[str, str], None] = lambda *_: None  # hears of a file whose sync failed, and whose
         self._synced: dict[str, int] = {}  # file -> how many of its bytes are safe
 
     def mend(self) -> None:
@@ -65,6 +67,7 @@ class Disk:
                     file.write(bytes(used - kept))  # the room was there before: a batch may end in zeros of its own
                     if not path.endswith(LOG_SUFFIX):
                         file.truncate(kept)
+                self.on_torn(path)
 
     def files(self, *suffixes: str) -> list[str]:
         return sorted(str(found) for found in self.directory.rglob("*") if found.name.endswith(suffixes))
@@ -182,6 +185,7 @@ class Machine:
             self._world.current.stuck = lambda: disk.hangs
         if disk.fails:
             disk.fails = False
+            disk.on_failed(os.readlink(f"/proc/self/fd/{fd}"), disk.directory.name)  # noqa: PTH115 - as below
             raise OSError(5, "Input/output error")
         if disk.dies and self._power_cut(disk.directory.name):
             raise DiedError

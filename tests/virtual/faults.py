@@ -36,12 +36,11 @@ KINDS = {
     "hang": 1, "hang_unnoticed": 1, "slow_disk": 1, "fill": 1, "fill_all": 1,
     "add": 1, "drain": 1, "factor": 1,
 }  # fmt: skip
-TWO = 2
-POWER = 1
 HARD = [
-    # A copy that was cut by a loss of power, and another one whose disk failed, are for an operator together (C13).
     {"fail_sync": 1},
     {"power": OFTEN, "power_everywhere": 1, "power_in_sync": 1},
+    {"power": 1, "power_everywhere": 1, "power_in_sync": 1, "fail_sync": 1},
+    # Apart from those: a copy that was torn, and another one that is gone, are for an operator who knows more.
     {"wipe": 1, "flip": 1, "shorten": 1, "old_directory": OFTEN},
 ]
 
@@ -57,10 +56,7 @@ class Faults:
         self._drained: set[str] = set()
         self._copies: dict[str, Path] = {}  # of data directories
         self._asked_for = 0
-        hard = HARD[POWER] if factor == 1 else rng.choice(HARD)
-        if factor == TWO:
-            hard = {}  # one of two copies that is left alone, and torn, is for an operator
-        weights = {**KINDS, **hard}
+        weights = {**KINDS, **rng.choice(HARD)}
         self._kinds = {kind: weight * rng.choice([0, 1, 1, 3]) for kind, weight in weights.items()}
         if favour:
             self._kinds = dict.fromkeys(favour, 1)

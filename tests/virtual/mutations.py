@@ -36,10 +36,12 @@ from stentor.core.controller import Controller
 from stentor.core.cursors import Cursors, Moved
 from stentor.core.dedupe import Dedupe, Resend
 from stentor.core.downstream import Downstream
+from stentor.core.linking import Linking
 from stentor.core.membership import Membership
 from stentor.core.records import ChainRecord
 from stentor.core.replica import Replica
 from stentor.core.standing import Standing
+from stentor.core.state_transfer import StateTransfer
 from stentor.errors import StentorError
 from stentor.storage.log import PartitionLog
 
@@ -135,14 +137,15 @@ CONFIGURE = Replica._configure
 
 def _link_before_linked(self, event, link, now_us):
     """Feeds from a log that may still be cut."""
-    linked, self.linked = self.linked, True
+    replica = self._replica
+    linked, replica.linked = replica.linked, True
     try:
         return LINK(self, event, link, now_us)
     finally:
-        self.linked = linked
+        replica.linked = linked
 
 
-LINK = Replica._link
+LINK = Linking._link
 
 
 def _own_durable(self):
@@ -198,6 +201,20 @@ def _retain_all(self, partition):
     return partition.log.retain(self._environment.clock.now_us(), committed=partition.log.end)
 
 
+def _retain_everywhere(self):
+    """Every member lets go of what it finds too old or too much."""
+    for partition in list(self._partitions.values()):
+        before = partition.log.start
+        if (start := self._retain(partition)) != before:
+            self._environment.loop.call_soon_threadsafe(partition.step, r.Started(start))
+
+
+def _retire_committed(self, partition, start):
+    """Whoever is told of a start lets go of all that it can."""
+    RETIRE(self, partition, partition.committed)
+
+
+RETIRE = ChainDesk._retire
 _SERVES = property(lambda self: self.linked and self._adopting is None and self.position.index is not None)
 
 # --- C7, C8, C12, C13: levels, minimum, who may lead ------------------------------------------------
@@ -245,23 +262,36 @@ SHRUNK, JOINED = Controller._shrunk, Controller._joined
 
 def _reconcile_by_length(self, link):
     """Compares ends, not epochs."""
-    return (
-        Linked(self.epoch, link.attempt, min(self.end, link.end)) if link.end >= self.start else RECONCILE(self, link)
-    )
+    replica = self._replica
+    if link.end < replica.start:
+        return RECONCILE(self, link)
+    return Linked(replica.epoch, link.attempt, min(replica.end, link.end))
 
 
-RECONCILE = Replica._reconcile
+RECONCILE = Linking._reconcile
 
 
 def _offered_unchecked(self, event, now_us):
     """No check of what comes before."""
-    if not self._is_from_predecessor(event.sender, event.epoch) or not self.linked or event.base != self.end:
+    if not self.is_from_predecessor(event.sender, event.epoch) or not self.linked or event.base != self.end:
         return OFFERED(self, event, now_us) if event.base > self.end else []
     self._above = max(self._above, event.durable)
     return [r.Take()]
 
 
 OFFERED = Replica._offered
+
+# --- C19: derived state -----------------------------------------------------------------------------
+
+
+def _half_a_state(self, piece, now_us):
+    """Begins anew with nothing."""
+    linked = self._linked
+    if linked is None:
+        return []
+    self.forget()
+    return self._links.begin_anew(linked, None)
+
 
 # --- C11: joiners -------------------------------------------------------------------------------------
 
@@ -381,10 +411,10 @@ SUCCESSOR = (Complaints, "of_successor", _nothing)
 OWN_DISK = (Complaints, "of_own_disk", _nothing)
 HELD = (Complaints, "_held", _nothing)
 FIRST_BLAMED = (Controller, "_complaint", _first_complaint)
-RECONCILED = (Replica, "_reconcile", _reconcile_by_length)
+RECONCILED = (Linking, "_reconcile", _reconcile_by_length)
 DAMAGED = (controller, "renewed", _renew_damaged)
 
-mutation("epochs", "C2: messages of other epochs are refused", (Replica, "_current", _any_epoch))
+mutation("epochs", "C2: messages of other epochs are refused", (Replica, "is_current", _any_epoch))
 mutation("old-records", "C2: older records are refused", (Replica, "_configure", _configure_any))
 mutation("epoch-stored", "C2: an epoch is on disk before it is acted on", (Replica, "_configure", _configure_at_once))
 mutation(
@@ -392,7 +422,7 @@ mutation(
     "C3: a restarted member waits until it is named anew",
     (ChainPosition, "find", _find_any_incarnation),
 )
-mutation("top-down", "C4: links are made from the head down", (Replica, "_link", _link_before_linked))
+mutation("top-down", "C4: links are made from the head down", (Linking, "_link", _link_before_linked))
 mutation("commit-minimum", "C5: committed is what every member has on disk", (Replica, "durable_here", _own_durable))
 mutation("forget-epoch", "C5: older epochs' durable values are discarded", (Replica, "_forget_epoch", _remember_epoch))
 mutation("deposed", "C6: what a deposed head took is unknown, never failed", (Replica, "_depose", _deposed_failed))
@@ -407,7 +437,7 @@ mutation(
     (Membership, "_is_deaf", _never),
     (Peers, "restart", _nothing),
 )
-mutation("told", "C6: a head that was replaced hears it from its successor", (Replica, "_tell_replaced", _nothing))
+mutation("told", "C6: a head that was replaced hears it from its successor", (Replica, "tell_replaced", _nothing))
 mutation("quorum", "C7: quorum counts a majority of the factor", (Replica, "_reached", _reached_at_head))
 mutation("minimum", "C8: a chain that is too short commits nothing", (ChainRecord, "is_short", property(_never)))
 mutation(
@@ -426,7 +456,7 @@ mutation(
 mutation(
     "halt",
     "C9: a log is never cut below its commit point (masked by `damaged`: both off)",
-    (Replica, "_loses_committed", _never),
+    (Linking, "_loses_committed", _never),
     DAMAGED,
 )
 mutation("death", "C10: a death is a new epoch", (Controller, "_shrunk", _dies_quietly))
@@ -439,6 +469,7 @@ mutation(
     "C13: copies that were cut lead only when all are there",
     (revival, "_led_by_the_longest", _first_that_was_cut),
 )
+mutation("cut-alone", "C13: one copy that was cut waits for an operator", (revival, "_CUT_COPIES_MIN", 1))
 mutation(
     "grey", "C14: a member whose disk makes no progress leaves (masked by `own-disk`: both off)", SUCCESSOR, OWN_DISK
 )
@@ -453,6 +484,9 @@ mutation(
     "controller-key", "C16: every change compares the controller key", (Controlling, "propose", _propose_uncompared)
 )
 mutation("read-back", "C17: an unknown outcome is read back", (Controlling, "propose", _propose_and_hope))
+mutation(
+    "state", "C19: a copy that begins anew gets the state of what came before", (StateTransfer, "taken", _half_a_state)
+)
 mutation("resend-level", "C18: a resend is answered only at its level", (Replica, "_answer_resend", _answer_at_once))
 mutation("dedupe", "C18: a batch is written once", (Dedupe, "check", _all_fresh))
 mutation("found", "C32: only a batch that is in the log counts as written", (Resends, "_conclude", _found_something))
@@ -461,6 +495,8 @@ mutation("cursor-cut", "C19: what was not committed is undone by a cut", (Cursor
 mutation("cursor-commit", "C20: only what is committed is told", (Cursors, "commit", _commit_everything))
 mutation("cursor-back", "a cursor never goes back by itself", (cursors, "_fold", _fold_anything))
 mutation("retention", "C23: retention stops at the commit point", (LettingGo, "_retain", _retain_all))
+mutation("own-retention", "C23: only the head chooses where a log begins", (LettingGo, "retain", _retain_everywhere))
+mutation("own-start", "C23: a member's log begins where the head says", (ChainDesk, "_retire", _retire_committed))
 mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
 mutation("blame", "C14: nobody is blamed for those after it (said, and judged: both off)", HELD, FIRST_BLAMED)
 mutation("own-disk", "C31: a head reports that its own disk hangs", OWN_DISK)

@@ -8,12 +8,13 @@ import os
 import sys
 import warnings
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from tests.virtual.cluster import Cluster
 from tests.virtual.copies import committed_cursors
 from tests.virtual.faults import Faults
+from tests.virtual.operators import Operators
 from tests.virtual.workload import TOPIC, History, Workload
 from tests.virtual.world import SECOND, BrokenError, World, number_objects
 
@@ -26,6 +27,10 @@ from stentor.wire.messages import TopicSettings
 
 SMALL = TopicSettings(partitions=1, segment_bytes=limits.SEGMENT_BYTES_MIN, retention_bytes=limits.SEGMENT_BYTES_MIN)
 """Of the topic that cursors are derived from: few chains, and snapshots that are soon needed."""
+
+if TYPE_CHECKING:
+    from stentor.broker.catalogue import Catalogue
+    from stentor.core.records import Key
 
 
 class FailedError(AssertionError):
@@ -72,6 +77,7 @@ class Run:
         )._replace(**fixed)
         self.history = History(self.world)
         self.load = Workload(self.cluster, self.history, retains=self.layout.retains)
+        self.operators = Operators(self.cluster)
         self.faults = Faults(self.cluster, factor=self.layout.factor, favour=favour)
 
     def run(self, seconds: float = 10.0) -> None:
@@ -89,7 +95,7 @@ class Run:
                 self._converge()
                 self._compare()
             except BrokenError as error:
-                told = [f"seed {self.seed}: {error}", *self.faults.done[-30:], self.state()]
+                told = [f"seed {self.seed}: {error}", *self.faults.done[-30:], *self.operators.done, self.state()]
                 raise FailedError("\n".join(told)) from error
 
     def require(self, holds: bool, what: str) -> None:
@@ -157,30 +163,44 @@ class Run:
     def _converge(self) -> None:
         cluster = self.cluster
         self.faults.heal()
-        self.require(cluster.go(60, self._whole), "the chains do not come together")
+        if not cluster.go(60, self._whole):
+            self._ask_operators()
         self.load.stopping = True
         self.require(cluster.go(60, lambda: not self.load.outstanding), "publishes are not answered")
         self.require(cluster.go(60, self._let_go), "members keep what the head let go")
         self.require(cluster.go(60, self._read), f"readers do not get everything: {self.load.positions}")
 
+    def _ask_operators(self) -> None:
+        """Only for partitions that rightly wait for somebody (C13); all others must have come together by now."""
+        self.require(self.cluster.ready(), "the brokers do not come back")
+        waiting = [key for key in self._catalogue().chains if not self._is_whole(key)]
+        self.require(bool(waiting) and all(map(self.operators.awaited, waiting)), "the chains do not come together")
+        for key in waiting:
+            self.operators.help(key)
+        self.require(self.cluster.go(60, self._whole), "the chains do not come together, with an operator's help")
+
     def _whole(self) -> bool:
         """Every chain has its members, at work, in the newest epoch."""
-        brokers = self.cluster.brokers
         if self.world.steps % 50 or not self.cluster.ready():
             return False
-        catalogue = next(iter(brokers.values())).parts.ground.catalogue
-        for key, held in catalogue.chains.items():
-            record = held.record
-            plan = catalogue.by_id[key[0]].plan
-            if (record.factor, record.min_replicas) != (plan.factor, plan.min_replicas):
+        keys = self._catalogue().chains
+        return bool(keys) and all(map(self._is_whole, keys))
+
+    def _catalogue(self) -> Catalogue:
+        return next(iter(self.cluster.brokers.values())).parts.ground.catalogue
+
+    def _is_whole(self, key: Key) -> bool:
+        brokers, catalogue = self.cluster.brokers, self._catalogue()
+        record, plan = catalogue.chains[key].record, catalogue.by_id[key[0]].plan
+        if (record.factor, record.min_replicas) != (plan.factor, plan.min_replicas):
+            return False
+        if len(record.chain) != min(record.factor, len(brokers)) or record.joining is not None:
+            return False
+        for member in record.chain:
+            partition = brokers[member.broker].partitions.get(key)
+            if partition is None or not partition.replica.active or partition.replica.epoch != record.epoch:
                 return False
-            if len(record.chain) != min(record.factor, len(brokers)) or record.joining is not None:
-                return False
-            for member in record.chain:
-                partition = brokers[member.broker].partitions.get(key)
-                if partition is None or not partition.replica.active or partition.replica.epoch != record.epoch:
-                    return False
-        return bool(catalogue.chains)
+        return True
 
     def _read(self) -> bool:
         """All members agree where the log ends, and all readers are there."""
@@ -217,7 +237,7 @@ class Run:
 
     def _ends(self) -> dict[int, set[int]]:
         ends: dict[int, set[int]] = defaultdict(set)
-        catalogue = next(iter(self.cluster.brokers.values())).parts.ground.catalogue
+        catalogue = self._catalogue()
         topic_id = catalogue.topics[TOPIC].record.id
         for key, held in catalogue.chains.items():
             for member in held.record.chain if key[0] == topic_id else ():

@@ -12,31 +12,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
-from stentor.broker.catalogue import deleted_key
-from stentor.broker.cluster.topic_admin import delete_all
 from stentor.broker.composition import Ground, Parts
 from stentor.broker.disk_threads import DiskThreads
 from stentor.broker.environment import Environment, SystemClock
 from stentor.broker.sessions.listeners import Listeners
-from stentor.coordination import EmbeddedStore
-from stentor.errors import Closed, CorruptData
-from stentor.storage.changes import ChangesFile
-from stentor.storage.directory import (
-    BROKER_FILE,
-    CHANGES_FILE,
-    COORDINATION_FILE,
-    SECRET_FILE,
-    DataDirectory,
-)
-from stentor.storage.files import atomic_write
-from stentor.storage.identity import settle_broker_id
+from stentor.broker.store_choice import OwnStore, SharedStore, StoreChoice, open_cluster_store
+from stentor.errors import Closed
+from stentor.storage.directory import DataDirectory
 from stentor.wire import bodies
 
 if TYPE_CHECKING:
@@ -44,15 +32,13 @@ if TYPE_CHECKING:
 
     from stentor.broker.config import BrokerConfig
     from stentor.broker.partitions.partition import Partition
-    from stentor.core.records import Key, Member
+    from stentor.core.records import Key
     from stentor.errors import StentorError
-    from stentor.ports import Clock, CoordinationStore, Health
-    from stentor.storage.journal import ReplicaJournal
+    from stentor.ports import Clock, CoordinationStore
     from stentor.wire import messages
+    from stentor.wire.statistics import BrokerStatistics, Health
 
 logger = logging.getLogger(__name__)
-
-_LAST_BYTES_S = 0.05  # what clients had sent already is read, and not answered: they send it again elsewhere
 
 
 class Broker:
@@ -74,7 +60,9 @@ class Broker:
         self.ready = False
         self._clock: Clock = clock or SystemClock()
         self._disk_threads = disk_threads
-        self._open_cluster_store = open_store or open_cluster_store
+        self._choice: StoreChoice = (
+            SharedStore(config, open_store or open_cluster_store) if config.coordination else OwnStore(config)
+        )
         self._opened = AsyncExitStack()  # what the end must let go of, from the last to the first
         self._parts: Parts | None = None
         self._retaining = False
@@ -100,21 +88,23 @@ class Broker:
         self._opened.callback(directory.close)
         environment = Environment(self.config, self._clock, self._disk_threads)
         self._opened.push_async_callback(asyncio.to_thread, environment.close_threads)
-        journal = directory.journal(expected=not self.config.unclean, alone=not self.config.coordination)
+        journal = directory.journal(expected=not self.config.unclean, alone=self._choice.alone)
         self._opened.push_async_callback(asyncio.to_thread, journal.close)
-        store = self._open_store(path, journal)
+        store = self._choice.open(path, journal)
         self._opened.push_async_callback(store.close)
         ground = Ground(environment, directory, journal, store, self.listeners)
-        self._parts = parts = Parts(ground, after_delete=self._after_delete)
+        ground.identity.alone = self._choice.alone
+        self._parts = parts = Parts(ground, after_delete=lambda: self._choice.after_delete(parts))
         self._opened.push_async_callback(self._let_go, parts)
-        ground.identity.broker_id = await self._settle_id(path, store)
+        ground.identity.broker_id = await self._choice.settle_id(path, store)
         self._swept_at = self._clock.monotonic()
         ground.timers.every(limits.SWEEP_S, self._sweep)
-        revision = await self._learn(parts, path)
+        revision = await self._choice.learn(parts, path, _Doors(self, parts))
         await self._recover(parts)
         await self._listen(parts)
         self._begin_timers(parts)
         await parts.join(revision)
+        await self._choice.joined(parts)
         self.ready = True
         logger.info(
             "broker %s ready on %s: %d topics, %d partitions, %.2f s",
@@ -125,44 +115,6 @@ class Broker:
             time.monotonic() - began,
         )
 
-    def _open_store(self, path: Path, journal: ReplicaJournal) -> CoordinationStore:
-        if self.config.coordination:
-            return self._open_cluster_store(self.config)
-        file = path / COORDINATION_FILE
-        saved = file.read_bytes() if file.exists() else None
-        if saved is None and journal.replicas():
-            raise CorruptData(
-                f"The file {file} is missing, although there are logs.",
-                hint="Restore it from a backup: it says which topics the logs belong to.",
-                object=str(file),
-            )
-        return EmbeddedStore(saved, partial(atomic_write, file), changes=ChangesFile(path / CHANGES_FILE))
-
-    async def _settle_id(self, path: Path, store: CoordinationStore) -> str:
-        """Who this broker is: told by the config, or made once and kept."""
-        made = f"broker-{uuid.uuid4().hex[:8]}"
-        if self.config.coordination:
-            return settle_broker_id(path / BROKER_FILE, self.config.broker_id or "", made)
-        found = await store.get("identity/broker")
-        broker_id = self.config.broker_id or (made if found is None else found.value.decode())
-        if found is None or found.value.decode() != broker_id:
-            await store.swap(expect={}, put={"identity/broker": broker_id.encode()})
-        return broker_id
-
-    async def _learn(self, parts: Parts, path: Path) -> int:
-        """What the store knows of this cluster, and as of which revision; without a store, wait for it (C27)."""
-        identity, cluster, insist = parts.ground.identity, parts.cluster, parts.storeless.insist
-        if not identity.alone:
-            cluster.trust.open(path / SECRET_FILE)
-            await parts.storeless.until_store_answers(_Doors(self, parts))
-        identity.cluster_id = await insist(cluster.identify)
-        revision = await insist(cluster.follower.learn)
-        if not identity.alone:
-            accept = self.config.accept_older_store
-            cluster.rollback.check_start(parts.ground.journal, revision, accept=accept)
-            await insist(cluster.trust.learn)
-        return revision
-
     async def _recover(self, parts: Parts) -> None:
         """Open the logs on this disk, unless others remember a later life of this broker than the disk does (C3)."""
         journal, identity, catalogue = parts.ground.journal, parts.ground.identity, parts.ground.catalogue
@@ -170,20 +122,10 @@ class Broker:
         if remembered >= journal.incarnation:
             journal.pass_incarnation(remembered)
             await asyncio.to_thread(journal.store)
-            if not identity.alone and journal.replicas():
-                logger.error(
-                    "this data directory is an old copy: its logs are set aside and fetched again from other brokers"
-                )
-                parts.copies.put_all_aside()
+            self._choice.outlived(parts)
         identity.incarnation = journal.incarnation
-        await self._remove_deleted()
-        named: dict[Key, Member] = {
-            key: member
-            for key, held in catalogue.chains.items()
-            for member in held.record.chain
-            if member.broker == identity.broker_id or identity.alone
-        }
-        await parts.replicas.open_all(catalogue.topics.values(), named)
+        await self._choice.remove_deleted(parts)
+        await parts.replicas.open_all(catalogue.topics.values(), self._choice.named_logs(parts))
         parts.books.store_now()
 
     async def _listen(self, parts: Parts) -> None:
@@ -197,22 +139,6 @@ class Broker:
         every(limits.CURSOR_CHECK_S, parts.cursor_care.look_soon)
         every(limits.ASIDE_CHECK_S, partial(reads.submit, parts.letting_go.clear_aside, _aside_cleared))
         every(limits.HEALTH_CHECK_S, parts.health.look_soon)
-
-    async def _remove_deleted(self) -> None:
-        """A crash may have come between deleting a topic and removing its files."""
-        parts = self.parts
-        store = parts.ground.store
-        deleted = await parts.storeless.insist(partial(store.range, "deleted/"))
-        topic_ids = {int(entry.key.split("/")[1], 16) for entry in deleted}
-        await asyncio.to_thread(parts.copies.remove_deleted, topic_ids)
-        if topic_ids and parts.ground.identity.alone:
-            # In a cluster the marks stay: another broker may come back with its copies.
-            await delete_all(store, [deleted_key(topic_id) for topic_id in topic_ids])
-
-    async def _after_delete(self) -> None:
-        """A topic was deleted here: in a cluster the mark stays, alone nothing does."""
-        if self.parts.ground.identity.alone:
-            await self._remove_deleted()
 
     # --- timers ---------------------------------------------------------------------------------
 
@@ -269,7 +195,7 @@ class Broker:
             logger.warning("some logs could not be synced within %g s", limits.SHUTDOWN_S)
         for session in list(sessions):
             session.discard()
-        await asyncio.sleep(_LAST_BYTES_S if sessions else 0)  # answers leave at the end of a turn of the loop
+        await asyncio.sleep(limits.LAST_BYTES_S if sessions else 0)  # answers leave at the end of a turn of the loop
         await parts.admission.close()
 
     async def _let_go(self, parts: Parts) -> None:
@@ -341,11 +267,11 @@ class Broker:
         """What is wrong with it, if anything."""
         return self.parts.health.now()
 
-    def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
+    def statistics(self, partitions_max: int | None = None) -> BrokerStatistics:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
         return self.parts.overview.statistics(partitions_max)
 
-    async def gather_statistics(self) -> dict[str, Any]:
+    async def gather_statistics(self) -> BrokerStatistics:
         """The same, without holding up the loop."""
         return await self.parts.overview.gather()
 
@@ -378,16 +304,3 @@ class _Doors:
 def _aside_cleared(_: Any, error: StentorError | None) -> None:
     if error is not None:
         logger.error("could not remove copies that were set aside: %s", error)
-
-
-def open_cluster_store(config: BrokerConfig) -> CoordinationStore:
-    """The coordination store of a cluster, as the settings name it."""
-    from stentor.coordination.etcd import TlsFiles, open_etcd
-
-    files = (config.coordination_ca_file, config.coordination_cert_file, config.coordination_key_file)
-    return open_etcd(
-        config.coordination,
-        tls=TlsFiles(*files) if any(files) else None,
-        user=config.coordination_user,
-        password=config.coordination_password(),
-    )

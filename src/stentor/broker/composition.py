@@ -79,7 +79,6 @@ class Ground:
         self.store = store
         self.listeners = listeners
         self.identity = BrokerIdentity()
-        self.identity.alone = not environment.config.coordination
         self.standing = Standing()
         self.catalogue = Catalogue()
         self.partitions: dict[Key, Partition] = {}
@@ -163,9 +162,7 @@ class Parts:
         self.topics = TopicAdmin(
             environment,
             identity,
-            store=ground.store,
-            catalogue=ground.catalogue,
-            follower=cluster.follower,
+            followed=cluster.followed,
             control=cluster.control,
             peers=cluster.peers,
             logs=self.replicas,
@@ -174,10 +171,7 @@ class Parts:
         self._build_cursors(ground)
         self.operators = Operators(
             identity,
-            store=ground.store,
-            catalogue=ground.catalogue,
-            rollback=cluster.rollback,
-            follower=cluster.follower,
+            followed=cluster.followed,
             control=cluster.control,
             copies=ground.partitions,
             cut_cursors=self.cursors.cut,
@@ -312,8 +306,6 @@ class Parts:
         self.cluster.follow(revision)
         await insist(self.cluster.follower.learn_as_news)
         self.cluster.take_part()
-        if self.ground.identity.alone:
-            await self.replicas.wait_until_at_work()
 
     def info(self, listener: str = "") -> messages.BrokerInfo:
         """This broker, as those see it who came in by a listener."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from stentor import limits
 from stentor.broker.disk_threads import DiskThreads
 from stentor.broker.write_coalescing import WriteCoalescing
 
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 
     from stentor.broker.config import BrokerConfig
     from stentor.ports import Clock
-
-_SYNC_THREADS = 4
-_READ_THREADS = 2
 
 
 class SystemClock:
@@ -49,8 +47,8 @@ class Environment:
         self.disk_threads = disk_threads
         self.loop = asyncio.get_running_loop()
         self.coalescing = WriteCoalescing(self.loop)
-        self.syncs = disk_threads(self.loop, threads=_SYNC_THREADS, name="sync")
-        self.reads = disk_threads(self.loop, threads=_READ_THREADS, name="read")
+        self.syncs = disk_threads(self.loop, threads=limits.SYNC_THREADS, name="sync")
+        self.reads = disk_threads(self.loop, threads=limits.READ_THREADS, name="read")
         self.epochs = disk_threads(self.loop, threads=1, name="epochs")
         self._threads = [self.reads, self.syncs, self.epochs]
 

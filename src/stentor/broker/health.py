@@ -15,7 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from stentor import limits
-from stentor.ports import Health, Problem
+from stentor.wire.statistics import Health, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NAMES_TOLD_MAX: Final = 5
+_NAMES_TOLD_MAX: Final = 5  # a sentence that names more is not read
 
 
 class HealthWatch:

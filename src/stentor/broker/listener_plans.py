@@ -9,10 +9,10 @@ import msgspec
 
 from stentor import limits
 from stentor.errors import InvalidArgument
+from stentor.transport.address import PORT_MAX
 
 DEFAULT: Final = "default"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_PORT_MAX: Final = 65_535
 
 
 class ListenerSettings(Protocol):
@@ -68,7 +68,7 @@ def _named(setting: str, text: str) -> dict[str, tuple[str, int]]:
     for part in text.split(","):
         name, _, address = (piece.strip() for piece in part.partition("="))
         host, _, port = address.rpartition(":")
-        if not _NAME.fullmatch(name) or not host or not port.isdigit() or int(port) > _PORT_MAX:
+        if not _NAME.fullmatch(name) or not host or not port.isdigit() or int(port) > PORT_MAX:
             raise _wrong(setting, f"has {part.strip()!r}, which is not name=host:port")
         if name in found:
             raise _wrong(setting, f"names {name} twice")

@@ -1,15 +1,14 @@
-"""What a broker tells of itself: one dictionary that metrics, the dashboard and the command line show."""
+"""What a broker tells of itself: one struct that metrics, the dashboard and the command line show."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.partitions.lag import MostBehind
+from stentor.wire.statistics import BrokerCounts, BrokerStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from stentor.broker.sessions.inline_sync import InlineSync
     from stentor.core.records import Key
     from stentor.wire.messages import ClientInfo
+    from stentor.wire.statistics import PartitionStatistics
 
 
 class Overview:
@@ -49,57 +49,62 @@ class Overview:
         self._inline_sync = inline_sync
         self._health = health
         self._started_at = environment.clock.monotonic()
-        self._gathering: asyncio.Task[dict[str, Any]] | None = None
+        self._gathering: asyncio.Task[BrokerStatistics] | None = None
 
-    def statistics(self, partitions_max: int | None = None) -> dict[str, Any]:
+    def statistics(self, partitions_max: int | None = None) -> BrokerStatistics:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
         shown = list(self._partitions.values())[:partitions_max]
         behind = MostBehind()
         for partition in shown:
             behind.look_at(partition.topic, partition.index, partition.followers.streams)
         found = [partition.statistics() for partition in shown]
-        return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
+        return self._told(found, behind)
 
-    async def gather(self) -> dict[str, Any]:
+    async def gather(self) -> BrokerStatistics:
         """The same, a few partitions at a time; who asks meanwhile shares what is being gathered."""
         if self._gathering is None:
             self._gathering = asyncio.get_running_loop().create_task(self._gather())
             self._gathering.add_done_callback(self._gathered)
         return await asyncio.shield(self._gathering)
 
-    def _gathered(self, _: Any) -> None:
+    def _gathered(self, _: object) -> None:
         self._gathering = None
 
-    async def _gather(self) -> dict[str, Any]:
+    async def _gather(self) -> BrokerStatistics:
         found, behind = [], MostBehind()
         for number, partition in enumerate(list(self._partitions.values()), 1):
             found.append(partition.statistics())
             behind.look_at(partition.topic, partition.index, partition.followers.streams)
             if number % limits.STATISTICS_SLICE == 0:
                 await asyncio.sleep(0)
-        return {**self._totals(), "lagging": behind.statistics(), "partitions": found}
+        return self._told(found, behind)
 
     def connected(self) -> list[ClientInfo]:
         """Everybody who has greeted."""
         return [session.info() for session in self._admission.sessions if session.greeted]
 
-    def _totals(self) -> dict[str, Any]:
+    def _told(self, partitions: list[PartitionStatistics], behind: MostBehind) -> BrokerStatistics:
+        return BrokerStatistics(
+            broker=self._counts(),
+            health=self._health.now(),
+            cluster=self._cluster.statistics(),
+            lagging=behind.statistics(),
+            partitions=partitions,
+        )
+
+    def _counts(self) -> BrokerCounts:
         sessions = self._admission.sessions
-        return {
-            "broker": {
-                "id": self._identity.broker_id,
-                "version": __version__,
-                "uptime_s": round(self._clock.monotonic() - self._started_at, 3),
-                "connections": len(sessions),
-                "refusals": self._admission.refusals,
-                "receiving": self._admission.receiving.statistics(),
-                "syncs_in_loop": self._inline_sync.syncs,
-                "streams": sum(session.stream_count for session in sessions),
-                "topics": len(self._catalogue.topics),
-                "partitions": len(self._partitions),
-                "bytes_in": sum(session.connection.bytes_in for session in sessions),
-                "bytes_out": sum(session.connection.bytes_out for session in sessions),
-            },
-            "health": msgspec.to_builtins(self._health.now()),
-            "cluster": self._cluster.statistics(),
-        }
+        return BrokerCounts(
+            id=self._identity.broker_id,
+            version=__version__,
+            uptime_s=round(self._clock.monotonic() - self._started_at, 3),
+            connections=len(sessions),
+            refusals=self._admission.refusals,
+            receiving=self._admission.receiving.statistics(),
+            syncs_in_loop=self._inline_sync.syncs,
+            streams=sum(session.stream_count for session in sessions),
+            topics=len(self._catalogue.topics),
+            partitions=len(self._partitions),
+            bytes_in=sum(session.connection.bytes_in for session in sessions),
+            bytes_out=sum(session.connection.bytes_out for session in sessions),
+        )

@@ -146,8 +146,8 @@ def rotate_secret(
 async def _rotate(settings: BrokerConfig) -> None:
     import time
 
-    from stentor.broker.broker import open_cluster_store
     from stentor.broker.cluster.trust import rotate
+    from stentor.broker.store_choice import open_cluster_store
 
     store = open_cluster_store(settings)
     try:

@@ -17,6 +17,7 @@ from stentor.cli.quantities import plural, show_seconds
 from stentor.client.url import parse_url
 from stentor.errors import StentorError
 from stentor.storage.model import Finding
+from stentor.wire.statistics import from_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,9 +59,9 @@ def _check_broker(client: Client, address: str, timeout: float) -> Iterator[Find
     broker = client.broker()
     yield _check_version(broker)
     yield _check_speed(client, address)
-    statistics = client.statistics()
-    numbers = statistics["broker"]
-    uptime, connections = show_seconds(numbers["uptime_s"]), plural(numbers["connections"], "connection")
+    statistics = from_map(client.statistics())
+    numbers = statistics.broker
+    uptime, connections = show_seconds(numbers.uptime_s), plural(numbers.connections, "connection")
     yield Finding("ok", f"broker {broker.id}", f"Up for {uptime}, {connections}.")
     for problem in broker_problems(statistics):
         yield Finding(problem.severity, problem.object, problem.message, problem.hint)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import http.client
-import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from stentor.cli import supervisor
 from stentor.cli.output import table_lines
 from stentor.errors import StentorError
 from stentor.transport.address import Address
+from stentor.wire.statistics import BrokerStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +43,7 @@ def collect(data: Path) -> dict[str, Any]:
     return state
 
 
-def _ask(broker: dict[str, Any]) -> dict[str, Any] | None:
+def _ask(broker: dict[str, Any]) -> BrokerStatistics | None:
     """A broker's statistics; nothing from one that says nothing."""
     if broker["state"] != "running" or not broker["http_address"]:
         return None
@@ -49,24 +51,26 @@ def _ask(broker: dict[str, Any]) -> dict[str, Any] | None:
     connection = http.client.HTTPConnection(where.host, where.port, timeout=_ASK_S)
     try:
         connection.request("GET", "/statistics")
-        answer = json.loads(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, ValueError):
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.OK:
+            return None
+        return msgspec.json.decode(answer.read(), type=BrokerStatistics)
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     finally:
         connection.close()
-    return answer if isinstance(answer, dict) else None
 
 
-def _state(process: str, answer: dict[str, Any] | None) -> str:
+def _state(process: str, answer: BrokerStatistics | None) -> str:
     if process != "running" or answer is None:
         return process
-    return "ready" if answer["cluster"].get("confirmed", True) else "cut off"
+    return "ready" if answer.cluster is None or answer.cluster.confirmed else "cut off"
 
 
-def _controller(answers: dict[str, dict[str, Any]]) -> str:
+def _controller(answers: dict[str, BrokerStatistics]) -> str:
     """Whom most brokers that hear the others take for it."""
-    told = [a["cluster"].get("controller", "") for a in answers.values() if a["cluster"].get("confirmed", True)]
-    counted = Counter(name for name in told if name)
+    clusters = [answer.cluster for answer in answers.values() if answer.cluster is not None]
+    counted = Counter(cluster.controller for cluster in clusters if cluster.confirmed and cluster.controller)
     return counted.most_common(1)[0][0] if counted else ""
 
 
@@ -86,28 +90,27 @@ def _topics(brokers: list[dict[str, Any]]) -> list[TopicInfo]:
         return []
 
 
-def _partition(topic: str, info: PartitionInfo, answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _partition(topic: str, info: PartitionInfo, answers: dict[str, BrokerStatistics]) -> dict[str, Any]:
     """A partition, with what each broker that answers has of it."""
     replicas = {
-        name: copy["replica"]
+        name: copy.replica
         for name, answer in answers.items()
-        for copy in answer["partitions"]
-        if (copy["topic"], copy["partition"]) == (topic, info.partition)
+        for copy in answer.partitions
+        if (copy.topic, copy.partition) == (topic, info.partition)
     }
     others = sorted(set(replicas) - set(info.chain))
     members = [replicas[name] for name in info.chain if name in replicas]
-    end = max([info.end, *(member["end"] for member in members)])
+    end = max([info.end, *(member.end for member in members)])
     return {
         "topic": topic,
         "partition": info.partition,
         "chain": info.chain,
         "others": others,
         "epoch": info.epoch,
-        "committed": max([info.committed, *(member["committed"] for member in members)]),
+        "committed": max([info.committed, *(member.committed for member in members)]),
         "end": end,
         "lag": {
-            name: max(0, end - replicas[name]["durable"]) if name in replicas else None
-            for name in [*info.chain, *others]
+            name: max(0, end - replicas[name].durable) if name in replicas else None for name in [*info.chain, *others]
         },
     }
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stentor.cli import options
 from stentor.cli.health import broker_problems, is_damaged, lacking
 from stentor.cli.output import print_facts, print_json
 from stentor.cli.quantities import plural, show_bytes, show_seconds
 from stentor.cli.topic import print_topics
+from stentor.wire.statistics import from_map
 
 if TYPE_CHECKING:
     from stentor import BrokerInfo, TopicInfo
+    from stentor.wire.statistics import BrokerStatistics
 
 app = options.make_app()
 
@@ -29,14 +31,13 @@ def describe(json: options.Json = False, url: options.Url = None, timeout: optio
 
         print_json({"broker": msgspec.to_builtins(broker), "statistics": statistics, "topics": topics})
         return
-    print_facts(_facts(broker, statistics, topics))
+    print_facts(_facts(broker, from_map(statistics), topics))
     if topics:
         print()
         print_topics(topics)
 
 
-def _facts(broker: BrokerInfo, statistics: dict[str, Any], topics: list[TopicInfo]) -> list[tuple[str, object]]:
-    numbers = statistics["broker"]
+def _facts(broker: BrokerInfo, statistics: BrokerStatistics, topics: list[TopicInfo]) -> list[tuple[str, object]]:
     partitions = [partition for topic in topics for partition in topic.partitions]
     return [
         ("broker", broker.id),
@@ -45,15 +46,15 @@ def _facts(broker: BrokerInfo, statistics: dict[str, Any], topics: list[TopicInf
         ("address", f"stentor://{broker.address}"),
         ("http", f"http://{broker.http_address}" if broker.http_address else "off"),
         ("zone", broker.zone or "-"),
-        ("up for", show_seconds(numbers.get("uptime_s", 0))),
-        ("connections", numbers.get("connections", 0)),
+        ("up for", show_seconds(statistics.broker.uptime_s)),
+        ("connections", statistics.broker.connections),
         ("topics", f"{len(topics)} with {plural(len(partitions), 'partition')}"),
         ("log", show_bytes(sum(partition.bytes for partition in partitions))),
         ("health", _health(statistics, topics)),
     ]
 
 
-def _health(statistics: dict[str, Any], topics: list[TopicInfo]) -> str:
+def _health(statistics: BrokerStatistics, topics: list[TopicInfo]) -> str:
     all_of_them = [(partition, topic.settings) for topic in topics for partition in topic.partitions]
     damaged = sum(1 for partition, _ in all_of_them if is_damaged(partition))
     short = sum(1 for partition, settings in all_of_them if lacking(partition, settings))

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from stentor.errors import StentorError
-from stentor.ports import Health, Problem
+from stentor.wire.statistics import BrokerStatistics, Problem, from_map
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from stentor import Client, PartitionInfo, TopicInfo, TopicSettings
 
 
@@ -29,10 +25,9 @@ def lacking(partition: PartitionInfo, settings: TopicSettings) -> str:
     return f"{there} of {wanted} replicas{refusing}"
 
 
-def broker_problems(statistics: dict[str, Any]) -> list[Problem]:
+def broker_problems(statistics: BrokerStatistics) -> list[Problem]:
     """What a broker says is wrong with itself, beside what can be seen of its topics; an older one says nothing."""
-    health = msgspec.convert(statistics.get("health", {}), Health)
-    return [problem for problem in health.problems if problem.object not in ("logs", "chains")]
+    return [problem for problem in statistics.health.problems if problem.object not in ("logs", "chains")]
 
 
 def partition_health(partition: PartitionInfo, settings: TopicSettings) -> str:
@@ -70,7 +65,7 @@ def _led(head: str, address: str, topic: TopicInfo, timeout: float) -> set[int]:
         with options.connect(address, timeout, "topic recover") as client:
             if client.broker().id != head:
                 return set()
-            found = client.statistics()["partitions"]
+            found = from_map(client.statistics()).partitions
     except StentorError:
         return set()
-    return {each["partition"] for each in found if each["topic"] == topic.name and each["replica"]["active"]}
+    return {each.partition for each in found if each.topic == topic.name and each.replica.active}

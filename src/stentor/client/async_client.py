@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Selector
     from stentor.client.starts import Start
-    from stentor.client.table import AsyncTableTopic
+    from stentor.client.tabular import AsyncTabularTopic
 
-_PUBLISHERS_MAX = 1_000
 REASON_S = 1.0  # on top of the deadline of a publish whose producer was just made, for that to say what is wrong
 
 T = TypeVar("T")
@@ -136,7 +135,7 @@ class AsyncClient(AsyncAdmin):
         self, stale: AsyncProducer | None, topic: str, ack: AckLevel, deadline: Deadline
     ) -> AsyncProducer:
         """Make the shared producer of a topic; the oldest one goes if there are many."""
-        if len(self._publishers) >= _PUBLISHERS_MAX:
+        if len(self._publishers) >= limits.PUBLISHERS_MAX:
             oldest = self._publishers.pop(next(iter(self._publishers)))
             await asyncio.shield(oldest.close())  # other publishes wait for it, this one's deadline is none of theirs
         if stale is not None:
@@ -267,15 +266,15 @@ class AsyncClient(AsyncAdmin):
         """
         return AsyncPlainTopic(self, name) if type is None else AsyncTopic(self, name, Codec(type, format, on_error))
 
-    async def table(self, name: str, schema: Any = None, *, timeout: float | None = None) -> AsyncTableTopic:
+    async def tabular(self, name: str, schema: Any = None, *, timeout: float | None = None) -> AsyncTabularTopic:
         """A tabular topic: tables go in, tables come out, each row is a message.
 
         The schema, a pyarrow.Schema, is registered as the topic's own. It may add nullable columns to the version
         before; any other change is refused. Without a schema it is the newest that the topic has.
         """
-        from stentor.client.table import AsyncTableTopic, find_schema
+        from stentor.client.tabular import AsyncTabularTopic, find_schema
 
-        return AsyncTableTopic(self, await find_schema(self._core, name, schema, timeout))
+        return AsyncTabularTopic(self, await find_schema(self._core, name, schema, timeout))
 
     # --- life -----------------------------------------------------------------------------------
 

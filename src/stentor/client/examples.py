@@ -37,8 +37,8 @@ for message in history:
 orders = client.topic("orders.typed", type=dict)
 print(orders.name)
 """,
-    "Client.table": """\
-prices = client.table("prices", pa.schema([("name", pa.string()), ("price", pa.float64())]))
+    "Client.tabular": """\
+prices = client.tabular("prices", pa.schema([("name", pa.string()), ("price", pa.float64())]))
 print(prices.schema.names)
 """,
     "Client.create_topic": """\

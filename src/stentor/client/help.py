@@ -105,7 +105,7 @@ OWN_MEANINGS: Final = {
     "Client.delete_topic": {"name": "The topic's name."},
     "Client.describe_topic": {"name": "The topic's name."},
     "Client.find_topic": {"name": "The topic's name."},
-    "Client.table": {"name": "The topic's name."},
+    "Client.tabular": {"name": "The topic's name."},
     "Client.topic": {"name": "The topic's name."},
     "Client.find_offsets": {"topics": "A list of topics and patterns."},
     "Client.move_cursor": {"name": "The cursor's name, such as recorder; it is made if it is new."},

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.002
+_POLL_S = 0.002  # a client that closes waits for this
 
 
 class Links:

@@ -118,3 +118,23 @@ class TopicOptions(TypedDict, total=False):
     retention_waits_for: str
     retention_wait_bytes: int | None
     segment_bytes: int
+
+
+class ProducerStatistics(TypedDict):
+    """What a producer counts; see Producer.statistics."""
+
+    topic: str
+    messages_acknowledged: int
+    messages_failed: int
+    outstanding_bytes: int
+    in_flight_batches: int
+    gathering_messages: int
+
+
+class SubscriptionStatistics(TypedDict):
+    """What a subscription counts; see Subscription.statistics."""
+
+    topics: list[str]
+    lag: dict[str, int]
+    positions: dict[str, int]
+    skipped: int

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
+from stentor import limits
 from stentor.errors import PublishError, StentorError
-
-_FAILURES_KEPT_MAX: Final = 1_000
 
 
 class FailedBatch(msgspec.Struct, frozen=True):
@@ -27,7 +24,7 @@ class Outcomes:
         self.acknowledged = 0  # messages
         self.failed = 0  # messages
         self.failures: list[FailedBatch] = []
-        self._failures_max = _FAILURES_KEPT_MAX if keep_failures else 0
+        self._failures_max = limits.FAILURES_KEPT_MAX if keep_failures else 0
 
     def record_failure(self, failure: FailedBatch) -> None:
         self.failed += failure.count

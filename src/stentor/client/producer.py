@@ -26,7 +26,7 @@ from stentor.wire.batch import check_message
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stentor.client.options import HeadersLike, TimestampLike
+    from stentor.client.options import HeadersLike, ProducerStatistics, TimestampLike
     from stentor.client.producer_core import OnDelivery, ProducerCore
     from stentor.wire.batch import Encoded
 
@@ -59,7 +59,7 @@ class _ProducerFace:
         """Why messages wait to be taken, if a broker says so."""
         return next((lane.refusal for lane in self._lanes if lane.refusal is not None), None)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._core.statistics()
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.link import BrokerLink
     from stentor.client.message import Receipt
-    from stentor.client.options import AckLevel, Compression
+    from stentor.client.options import AckLevel, Compression, ProducerStatistics
     from stentor.client.selectors import Partitioner
     from stentor.client.sent import Sent
     from stentor.wire.messages import TopicRoute
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_EXPIRE_S = 0.25
-_RESEND_S = 0.1
 _TURN_ROWS = 2 * limits.PRODUCER_TURN_MESSAGES  # rows are flat: value and key
 
 
@@ -132,7 +130,7 @@ class ProducerCore:
         core.link_listeners.add(self._relinked)
         core.route_listeners.add(self._rerouted)
         core.closers.add(self.close)
-        self._expiry = core.loop.call_later(_EXPIRE_S, self._expire)
+        self._expiry = core.loop.call_later(limits.PRODUCER_EXPIRE_S, self._expire)
 
     # --- lanes: any thread ----------------------------------------------------------------------
 
@@ -242,7 +240,7 @@ class ProducerCore:
         return len(self.core.links.brokers) > 1 and route is not None and route.id == self.topic_id
 
     def resend_later(self, lane: Lane) -> None:
-        self.core.loop.call_later(_RESEND_S, lane.resend)
+        self.core.loop.call_later(limits.PRODUCER_RESEND_S, lane.resend)
 
     def after_write(self, link: BrokerLink, sent: Any) -> None:
         """ack=none: done when handed to the socket, at the socket's pace."""
@@ -254,7 +252,7 @@ class ProducerCore:
             lane.note_gathering(now)
         self._give_up_due(now)
         if not self.closed:
-            self._expiry = self.core.loop.call_later(_EXPIRE_S, self._expire)
+            self._expiry = self.core.loop.call_later(limits.PRODUCER_EXPIRE_S, self._expire)
 
     def call_back(self, callback: OnDelivery, receipt: Receipt | None, error: StentorError | None) -> None:
         try:
@@ -275,7 +273,7 @@ class ProducerCore:
         try:
             await asyncio.wait_for(flush.over, limit)
         except TimeoutError as error:
-            self._give_up_due(time.monotonic() + 2 * _EXPIRE_S)
+            self._give_up_due(time.monotonic() + 2 * limits.PRODUCER_EXPIRE_S)
             self.outcomes.raise_failures(self.topic)
             raise self.core.late("flush", limit) from error
         finally:
@@ -307,7 +305,7 @@ class ProducerCore:
         self.core.route_listeners.discard(self._rerouted)
         self.core.closers.discard(self.close)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         return {
             "topic": self.topic,
             "messages_acknowledged": self.outcomes.acknowledged,

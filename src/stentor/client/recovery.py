@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 async def best_copy(core: ClientCore, topic: str, partition: int, deadline: Deadline) -> str:
-    """The broker whose copy is of the latest epoch and, of those, the longest. Every broker must answer: one that
-    is silent may be the one.
+    """The broker whose copy is of the latest epoch and, of those, the longest. A member of the chain comes before
+    copies that left it: these may hold what was never committed. Every broker must answer: one that is silent may be
+    the one.
     """
     copies = await _copies(core, topic, partition, deadline)
     silent = sorted(broker for broker, copy in copies.items() if copy is None)
@@ -29,7 +30,7 @@ async def best_copy(core: ClientCore, topic: str, partition: int, deadline: Dead
     found = {broker: copy for broker, copy in copies.items() if copy is not None and copy.segments}
     if not found:
         raise PartitionNotFound(f"No broker has a copy of {topic}/{partition}.", object=f"{topic}/{partition}")
-    return max(found, key=lambda broker: (found[broker].epoch, found[broker].end))
+    return max(found, key=lambda broker: (found[broker].epoch, broker in found[broker].chain, found[broker].end))
 
 
 async def _copies(core: ClientCore, topic: str, partition: int, deadline: Deadline) -> dict[str, PartitionInfo | None]:

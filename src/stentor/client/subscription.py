@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from stentor.client.at_hand import Rows
     from stentor.client.inbox import AsyncInbox
     from stentor.client.message import Message
+    from stentor.client.options import SubscriptionStatistics
     from stentor.client.reader import Delivery, Event, Reader
     from stentor.client.subscription_core import SubscriptionCore
 
 
-_SLICE_S = 1.0
+_SLICE_S = 1.0  # a thread that waits longer looks up this often, so that Ctrl-C is heard
 
 
 class _SubscriptionFace(AtHand):
@@ -55,7 +56,7 @@ class _SubscriptionFace(AtHand):
         """The topics it reads now."""
         return self._core.topics()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._core.statistics()
 

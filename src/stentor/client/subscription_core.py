@@ -34,13 +34,12 @@ if TYPE_CHECKING:
     from stentor.client.deadline import Deadline
     from stentor.client.handed import Handed
     from stentor.client.link import BrokerLink
-    from stentor.client.options import OnSlow
+    from stentor.client.options import OnSlow, SubscriptionStatistics
     from stentor.client.positions import Place, Stale
     from stentor.client.starts import Start
 
 ALERTS_TOPIC: Final = "_alerts"
 _ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
-_EVENTS_KEPT_MAX: Final = 1_000
 
 
 class SubscriptionCore:
@@ -210,7 +209,7 @@ class SubscriptionCore:
             self.put(None)
 
     def note(self, event: Event) -> None:
-        if len(self.events) < _EVENTS_KEPT_MAX:
+        if len(self.events) < limits.EVENTS_KEPT_MAX:
             self.events.append(event)
 
     # --- what the application did ---------------------------------------------------------------
@@ -267,7 +266,7 @@ class SubscriptionCore:
         self.streams.end()
         self.put(None)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         readers = self.readers_now()
         return {
             "topics": self.topics(),

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Partitioner, Selector
     from stentor.client.starts import Start
-    from stentor.client.table import TableTopic
+    from stentor.client.tabular import TabularTopic
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -298,15 +298,15 @@ class Client(Admin):
         """
         return PlainTopic(self, name) if type is None else Topic(self, name, Codec(type, format, on_error))
 
-    def table(self, name: str, schema: Any = None, *, timeout: float | None = None) -> TableTopic:
+    def tabular(self, name: str, schema: Any = None, *, timeout: float | None = None) -> TabularTopic:
         """A tabular topic: tables go in, tables come out, each row is a message.
 
         The schema, a pyarrow.Schema, is registered as the topic's own. It may add nullable columns to the version
         before; any other change is refused. Without a schema it is the newest that the topic has.
         """
-        from stentor.client.table import TableTopic, find_schema
+        from stentor.client.tabular import TabularTopic, find_schema
 
-        return TableTopic(self, self._call(find_schema(self._core, name, schema, timeout)))
+        return TabularTopic(self, self._call(find_schema(self._core, name, schema, timeout)))
 
     # --- life -----------------------------------------------------------------------------------
 

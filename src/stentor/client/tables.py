@@ -14,7 +14,7 @@ from stentor.wire.arrow_body import SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_RAMP_MIN: Final = 4096
+_RAMP_MIN: Final = 4096  # smaller batches share one ramp
 
 MESSAGE_SCHEMA: Final = pa.schema(
     [

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from datetime import datetime
 
-    from stentor.client.options import Format, HeadersLike, OnError, TimestampLike
+    from stentor.client.options import (
+        Format,
+        HeadersLike,
+        OnError,
+        ProducerStatistics,
+        SubscriptionStatistics,
+        TimestampLike,
+    )
     from stentor.client.producer_core import OnDelivery
     from stentor.client.reader import Event
     from stentor.wire.rows import Headers
@@ -282,7 +289,7 @@ class TypedProducer(_Wrapped[T, Producer], Entered[Producer]):
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         self._inner.flush(timeout)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._inner.statistics()
 
@@ -317,7 +324,7 @@ class AsyncTypedProducer(_Wrapped[T, AsyncProducer], AsyncEntered[AsyncProducer]
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         await self._inner.flush(timeout)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._inner.statistics()
 
@@ -346,7 +353,7 @@ class TypedSubscription(_Passing[T, Subscription], Entered[Subscription]):
         """What happened since the last call: skipped ranges, topics found or gone."""
         return self._inner.events()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._inner.statistics()
 
@@ -372,7 +379,7 @@ class AsyncTypedSubscription(_Passing[T, AsyncSubscription], AsyncEntered[AsyncS
         """What happened since the last call: skipped ranges, topics found or gone."""
         return self._inner.events()
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._inner.statistics()
 

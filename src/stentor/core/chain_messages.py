@@ -3,6 +3,8 @@
     P ── Adopt ──► S        here is the record that was swapped into the store
     S ── Link ───► P        I am your successor in this epoch, and this is my log
     P ── Linked ─► S        cut your log back to here; data from there follows
+    S ── AskState ─► P      before it begins anew: what was derived from what came before, piece by piece
+    P ── StatePiece ► S
     P ── data ───► S        batches, each run with the epoch before it (broker: frames, simulator: Data)
     P ── Down ───► S        members 1..k are on disk up to here
     S ── Up ─────► P        how far everyone from here to the tail is, and what is committed
@@ -42,6 +44,7 @@ class Link(_Message, frozen=True):
     start: int
     end: int
     table: list[tuple[int, int]]
+    in_pieces: bool = False  # the sender can ask for the derived state; older versions expect it in Linked
 
 
 class Linked(_Message, frozen=True):
@@ -51,7 +54,28 @@ class Linked(_Message, frozen=True):
     attempt: int
     cut: int
     reset: bool = False  # the successor's log has nothing in common: begin anew at `cut`
-    snapshot: bytes | None = None  # the derived state as of `cut`, with reset (C19)
+    snapshot: bytes | None = None  # the derived state as of `cut`, with reset, for older versions (C19)
+    in_pieces: bool = False  # it can be asked for instead
+
+
+class AskState(_Message, frozen=True):
+    """The successor asks for the state derived from everything below `cut`, from a position on."""
+
+    epoch: int
+    attempt: int
+    cut: int
+    position: int
+
+
+class StatePiece(_Message, frozen=True):
+    """A part of that state."""
+
+    epoch: int
+    attempt: int
+    position: int
+    total: int = 0
+    data: bytes = b""
+    gone: bool = False  # the sender's log begins elsewhere by now: ask for a link again
 
 
 class Down(_Message, frozen=True):
@@ -138,5 +162,17 @@ class ReplicaReport(_Message, frozen=True):
 
 
 PartitionMessage = (
-    Adopt | Link | Linked | Down | Up | Held | Confirm | Confirmed | JoinerReady | Complaint | ReplicaReport
+    Adopt
+    | Link
+    | Linked
+    | AskState
+    | StatePiece
+    | Down
+    | Up
+    | Held
+    | Confirm
+    | Confirmed
+    | JoinerReady
+    | Complaint
+    | ReplicaReport
 )

@@ -32,6 +32,7 @@ from stentor.core.placement import Candidate, Load, Mode, Tally, better_head, ne
 from stentor.core.records import ChainRecord, HeldRecord, Key, Member
 from stentor.core.reports import ReportBook
 from stentor.core.revival import renewed, revived
+from stentor.core.statistics import ControllerStatistics
 from stentor.core.witnesses import Witnesses
 
 if TYPE_CHECKING:
@@ -567,17 +568,17 @@ class Controller:
             eligible=eligible,
         )
 
-    def statistics(self) -> dict[str, object]:
+    def statistics(self) -> ControllerStatistics:
         lengths = Counter(len(held.record.chain) for held in self.records.values())
-        return {
-            "partitions": len(self.records),
-            "short": sum(held.record.is_short for held in self.records.values()),
-            "joining": sum(held.record.joining is not None for held in self.records.values()),
-            "chain_lengths": dict(lengths),
-            "behind": len(self.behind),
-            "removals": self.removals,
-            "changes": self.changes,
-        }
+        return ControllerStatistics(
+            partitions=len(self.records),
+            short=sum(held.record.is_short for held in self.records.values()),
+            joining=sum(held.record.joining is not None for held in self.records.values()),
+            chain_lengths=dict(lengths),
+            behind=len(self.behind),
+            removals=self.removals,
+            changes=self.changes,
+        )
 
 
 def _parts(changes: list[Change], size: int) -> Iterable[tuple[Change, ...]]:

@@ -203,8 +203,10 @@ class Dedupe:
         except msgspec.MsgspecError as error:
             raise CorruptData(f"A producer snapshot cannot be read: {error}.") from error
 
-    def statistics(self) -> dict[str, int]:
-        return {"producers": len(self._producers)}
+    @property
+    def producer_count(self) -> int:
+        """How many it remembers."""
+        return len(self._producers)
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""

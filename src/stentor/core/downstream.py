@@ -36,6 +36,7 @@ class Downstream:
         self._joint_below = False  # as the successor says of the tail
         self._joint_from = NEVER
         self._linked_end = NEVER
+        self._state_position = 0  # up to where the successor took the derived state
         self.joiner_changed()
 
     def joiner_changed(self) -> None:
@@ -44,6 +45,7 @@ class Downstream:
         self.held = NEVER
         self._owed = None
         self._linked_end = NEVER
+        self._state_position = 0
         self.told = (NEVER, NEVER)
         self.told_ready = False
 
@@ -51,6 +53,11 @@ class Downstream:
         """The successor asks to be fed; one that asks again and again without getting further gets no more time."""
         if end != self._linked_end:
             self._linked_end, self.since_us = end, now_us
+
+    def takes_state(self, position: int, now_us: int) -> None:
+        """The successor gets the derived state before it can begin its log anew."""
+        if position > self._state_position:
+            self._state_position, self.since_us = position, now_us
 
     def heard(self, up: Up, now_us: int, *, at_tail: bool) -> None:
         """The successor says how far it and everyone after it are; at the tail that is the joiner."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from stentor import limits
+from stentor.core.statistics import MembershipStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -429,11 +430,11 @@ class Membership:
         """Someone else was first, or the store did not answer: wait a full turn again."""
         self._deaf_since_us = now_us + _STAGGER_US
 
-    def statistics(self, now_us: int) -> dict[str, object]:
-        return {
-            "controller": self.controller.broker if self.controller is not None else "",
-            "peers": {broker: self._view(peer, now_us) for broker, peer in self._peers.items()},
-            "lags": self.lags,
-            "reaches_store": self.reaches_store,
-            "writes": self.writes,
-        }
+    def statistics(self, now_us: int) -> MembershipStatistics:
+        return MembershipStatistics(
+            controller=self.controller.broker if self.controller is not None else "",
+            peers={broker: self._view(peer, now_us) for broker, peer in self._peers.items()},
+            lags=self.lags,
+            reaches_store=self.reaches_store,
+            writes=self.writes,
+        )

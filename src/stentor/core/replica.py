@@ -35,8 +35,10 @@ from stentor.core.chain_position import ChainPosition
 from stentor.core.complaints import Complaints
 from stentor.core.confirmations import Confirmations
 from stentor.core.downstream import NEVER, Downstream
-from stentor.core.records import ChainRecord, EpochTable, Member, common_part
+from stentor.core.linking import Linking
+from stentor.core.records import ChainRecord, EpochTable, Member
 from stentor.core.standing import Standing
+from stentor.core.statistics import ReplicaStatistics, of_replica
 from stentor.errors import InternalError, SequenceError
 
 if TYPE_CHECKING:
@@ -46,9 +48,6 @@ if TYPE_CHECKING:
     from stentor.core.derived import States
     from stentor.core.replica_events import ReplicaEffect as Effect
     from stentor.core.replica_events import ReplicaEvent as Event
-
-_ASK_AGAIN_US = 500_000
-_SHOWN = ("epoch", "linked", "active", "end", "durable", "committed", "failed")
 
 
 class Replica:
@@ -87,16 +86,13 @@ class Replica:
         self.linked = False  # reconciled with the predecessor in this epoch, or the head
         self.doubted = False  # a peer says that a newer chain does without this member (C28)
         self._adopting: r.Configure | None = None  # wedged: waits for its epoch to be on disk
-        self._attempt = 0
-        self._asked_at_us = 0
-        self._cutting: m.Linked | None = None
-        self._asked: r.Received | None = None  # a Link that could not be answered yet
         self._above = NEVER  # the predecessor's durable_k, heard in this epoch (C5)
         self._quorum_wanted = 0  # up to here somebody waits for a majority, as the predecessor says
         self.downstream = Downstream()
         self._told_up: m.Up | None = None
         self._acks = Acks()
         self.syncing = False
+        self.links = Linking(self)
         self.complaints = Complaints(self)
         self.confirmations = Confirmations(self)
 
@@ -119,6 +115,11 @@ class Replica:
         return self.linked and not self.wedged and self.position.index is not None and heard
 
     @property
+    def is_adopting(self) -> bool:
+        """Whether it waits for a newer epoch to be on disk."""
+        return self._adopting is not None
+
+    @property
     def wedged(self) -> bool:
         """Whether there is, or seems to be, a newer epoch that is not adopted yet (C4, C28)."""
         return self._adopting is not None or self.doubted
@@ -139,9 +140,7 @@ class Replica:
             case r.Taken():
                 return self._taken(event)
             case r.NotTaken():
-                self.linked = False  # a later tick asks again; what was answered before counts no more
-                self._attempt += 1
-                return []
+                return self.links.break_off()
             case r.Received():
                 return self._received(event, now_us)
             case r.Configure():
@@ -160,18 +159,18 @@ class Replica:
             case r.EpochStored():
                 return self._epoch_stored(event.epoch, now_us)
             case r.Cut():
-                return self._cut(event.end, now_us)
+                return self.links.cut(event.end, now_us)
             case r.PeerConnected():
-                return self._peer_connected(event.broker, now_us)
+                return self.links.peer_connected(event.broker, now_us)
             case r.Tick():
                 return self._tick(event, now_us)
             case r.AskEnd(ticket):
                 return self.confirmations.ask(ticket, now_us)
             case r.Started():
                 self.start = max(self.start, event.start)
-                return self._progress()
+                return self.progress()
             case r.Fail():
-                return self._fail(event.reason)
+                return self.fail(event.reason)
         raise InternalError(f"Unknown event {event!r}.")
 
     # --- publishing -----------------------------------------------------------------------------
@@ -216,14 +215,14 @@ class Replica:
 
     def _offered(self, event: r.Offered, now_us: int) -> list[Effect]:
         """C9: take only what continues this very log, from the predecessor of this very epoch."""
-        if not self._is_from_predecessor(event.sender, event.epoch):
-            return self._tell_replaced(event.sender, event.epoch)
+        if not self.is_from_predecessor(event.sender, event.epoch):
+            return self.tell_replaced(event.sender, event.epoch)
         self._above = max(self._above, event.durable)  # true whether these batches are taken or not, like Down's
         self._quorum_wanted = max(self._quorum_wanted, event.quorum)
-        if not self.linked or event.attempt != self._attempt or event.base < self.end:
+        if not self.linked or event.attempt != self.links.attempt or event.base < self.end:
             return []  # for an older link, or said twice
         if event.base > self.end or not self.table.continues(self.end, event.previous):
-            return self._ask(now_us)
+            return self.links.ask(now_us)
         return [r.Take()]
 
     def _taken(self, event: r.Taken) -> list[Effect]:
@@ -233,16 +232,16 @@ class Replica:
             self.table.note(batch.epoch, batch.base_offset)
             self.end = batch.end_offset
             self.states.apply(batch, body)
-        return self._progress() + self._sync()  # batches say how far those above are, as Down does
+        return self.progress() + self._sync()  # batches say how far those above are, as Down does
 
     def _durable(self, end: int) -> list[Effect]:
         self.syncing = False
-        if self.failed or self._cutting is not None:
+        if self.failed or self.links.cutting is not None:
             return []
         self.durable = max(self.durable, min(end, self.end))
-        return self._progress() + (self._sync() if self.end > self.durable else [])
+        return self.progress() + (self._sync() if self.end > self.durable else [])
 
-    def _progress(self) -> list[Effect]:
+    def progress(self) -> list[Effect]:
         """Something is further: pass it down, commit at the tail, pass it up, answer."""
         if not self.linked or self._adopting is not None or self.failed:
             return []
@@ -302,16 +301,14 @@ class Replica:
         match event.message:
             case m.Adopt():
                 return self._adopt(event.sender, event.message, now_us)
-            case m.Link():
-                return self._link(event, event.message, now_us)
-            case m.Linked():
-                return self._link_answered(event.sender, event.message, now_us)
+            case m.Link() | m.Linked() | m.AskState() | m.StatePiece():
+                return self.links.received(event, event.message, now_us)
             case m.Down():
                 return self._down(event.sender, event.message)
             case m.Up():
                 return self._up(event.sender, event.message, now_us)
             case m.Held(epoch, end):
-                if self._current(epoch) and self._is_successor(event.sender):
+                if self.is_current(epoch) and self.is_successor(event.sender):
                     self.downstream.holds(end, now_us)
             case m.Confirm():
                 return self.confirmations.answer(event.sender, event.message)
@@ -320,24 +317,24 @@ class Replica:
         return []
 
     def _adopt(self, sender: str, adopt: m.Adopt, now_us: int) -> list[Effect]:
-        if adopt.revision == self.revision and self._is_from_predecessor(sender, adopt.record.epoch):
-            return self._ask(now_us)  # known already: it says that it feeds us no more
+        if adopt.revision == self.revision and self.is_from_predecessor(sender, adopt.record.epoch):
+            return self.links.ask(now_us)  # known already: it says that it feeds us no more
         return self._configure(r.Configure(adopt.record, adopt.revision), now_us)
 
     def _down(self, sender: str, down: m.Down) -> list[Effect]:
-        if not self._is_from_predecessor(sender, down.epoch):
-            return self._tell_replaced(sender, down.epoch)
+        if not self.is_from_predecessor(sender, down.epoch):
+            return self.tell_replaced(sender, down.epoch)
         self._above = max(self._above, down.durable)  # it is not said again: keep it while this log is being cut
-        effects = self._progress()
+        effects = self.progress()
         if down.start > self.start:
             effects.append(r.Retire(down.start))
         return effects
 
     def _up(self, sender: str, up: m.Up, now_us: int) -> list[Effect]:
-        if not self._current(up.epoch) or not self._is_successor(sender) or self.downstream.fed is None:
+        if not self.is_current(up.epoch) or not self.is_successor(sender) or self.downstream.fed is None:
             return []
         self.downstream.heard(up, now_us, at_tail=self.position.is_tail)
-        return self._progress()
+        return self.progress()
 
     def _reached(self, ack: int) -> int:
         """Up to where publishes have reached an ack level (C7)."""
@@ -351,22 +348,22 @@ class Replica:
 
     # --- epochs ---------------------------------------------------------------------------------
 
-    def _current(self, epoch: int) -> bool:
+    def is_current(self, epoch: int) -> bool:
         """C2: only messages of the adopted epoch count."""
         return epoch == self.epoch and self._adopting is None and self.record is not None and not self.failed
 
     def is_in_epoch(self, epoch: int) -> bool:
         """Whether this member has a place in this epoch, and has heard of no newer one (C30)."""
-        return self._current(epoch) and not self.doubted and (self.position.index is not None or self.position.joins)
+        return self.is_current(epoch) and not self.doubted and (self.position.index is not None or self.position.joins)
 
-    def _is_successor(self, broker: str) -> bool:
+    def is_successor(self, broker: str) -> bool:
         return self.position.successor is not None and self.position.successor.broker == broker
 
-    def _is_from_predecessor(self, sender: str, epoch: int) -> bool:
+    def is_from_predecessor(self, sender: str, epoch: int) -> bool:
         above = self.position.predecessor
-        return self._current(epoch) and above is not None and above.broker == sender
+        return self.is_current(epoch) and above is not None and above.broker == sender
 
-    def _tell_replaced(self, sender: str, epoch: int) -> list[Effect]:
+    def tell_replaced(self, sender: str, epoch: int) -> list[Effect]:
         """C6: who speaks of an older epoch may hear neither the controller nor the store; it hears it from here."""
         if epoch >= self.epoch or self.record is None:
             return []
@@ -395,23 +392,24 @@ class Replica:
         self.revision, self.epoch, self.doubted = event.revision, event.record.epoch, False
         self.position.find(event.record, self.me)
         self._forget_epoch(now_us)
-        effects = self._unfeed()
+        effects = self.unfeed()
         if not self.position.is_head:
             effects.extend(self._depose())
-        effects.extend(self._enter(now_us))
+        effects.extend(self.enter(now_us))
         return effects
 
-    def _enter(self, now_us: int) -> list[Effect]:
+    def enter(self, now_us: int) -> list[Effect]:
         """Begin the epoch, unless the log is being cut right now; then its end is the beginning."""
-        if self._cutting is not None or self.failed:
+        if self.links.cutting is not None or self.failed:
             return []
-        return self._become_linked(now_us) if self.position.is_head else self._ask(now_us)
+        return self.become_linked(now_us) if self.position.is_head else self.links.ask(now_us)
 
     def _forget_epoch(self, now_us: int) -> None:
         """C5: what was heard in an older epoch says nothing about this one."""
         self.linked = False
         self._above = NEVER
         self._told_up = None
+        self.links.transfer.forget()
         self.complaints.forget()
         self.downstream.forget(now_us)
 
@@ -424,14 +422,14 @@ class Replica:
         if self.downstream.joint:
             return []  # joint mode ends with the epoch, not before
         if self.position.joins and self.position.index is None:
-            return self._ask(now_us)
+            return self.links.ask(now_us)
         if self.position.is_tail and before != event.record.joining:
             self.downstream.joiner_changed()
             self.downstream.since_us = now_us
-            return self._unfeed() + self._answer_asked(now_us)
+            return self.unfeed() + self.links.answer_asked(now_us)
         return []
 
-    def _unfeed(self) -> list[Effect]:
+    def unfeed(self) -> list[Effect]:
         if self.downstream.fed is None:
             return []
         self.downstream.fed = None
@@ -442,112 +440,12 @@ class Replica:
         error = refusals.deposed()
         return [r.Refuse(ticket, error) for ticket in self._acks.give_up()]
 
-    # --- links ----------------------------------------------------------------------------------
-
-    def _ask(self, now_us: int) -> list[Effect]:
-        """Ask the predecessor to be fed."""
-        predecessor = self.position.predecessor
-        if predecessor is None or self._cutting is not None or self.failed:
-            return []
-        self.linked = self.linked and self.position.is_head
-        self._attempt += 1
-        self._asked_at_us = now_us
-        link = m.Link(self.epoch, self._attempt, self.me, self.start, self.end, self.table.entries())
-        return [r.Send(predecessor.broker, link)]
-
-    def _link(self, event: r.Received, link: m.Link, now_us: int) -> list[Effect]:
-        """A successor asks. Answer once this log is reconciled itself, so that it is cut no more (C9)."""
-        if link.epoch < self.epoch:
-            return self._tell_replaced(event.sender, link.epoch)
-        if not self._current(link.epoch) or not self.linked or self.position.successor != link.member:
-            self._asked = event
-            return []
-        if self.downstream.fed is not None and link.attempt < self.downstream.fed:
-            return []  # it asked again since
-        self._asked = None
-        self.downstream.asked(link.end, now_us)
-        linked = self._reconcile(link)
-        effects: list[Effect] = [r.Send(event.sender, linked)]
-        if linked.reset or linked.cut != link.end:
-            return [*effects, *self._unfeed()]  # it cuts its log, and asks again
-        self.downstream.fed = link.attempt
-        self.downstream.told = (NEVER, NEVER)
-        effects.append(r.StartFeed(event.sender, self.epoch, link.attempt, linked.cut))
-        effects.extend(self._progress())
-        return effects
-
-    def _reconcile(self, link: m.Link) -> m.Linked:
-        """Where the successor's log must be cut: where it stops being ours (C9)."""
-        ours, theirs = (self.table.entries(), self.start, self.end), (link.table, link.start, link.end)
-        cut = common_part(*ours, *theirs)
-        # Where nothing that is left is known to be the same, it begins where this log begins.
-        return m.Linked(self.epoch, link.attempt, self.start if cut is None else cut, reset=cut is None)
-
-    def _link_answered(self, sender: str, linked: m.Linked, now_us: int) -> list[Effect]:
-        if not self._is_from_predecessor(sender, linked.epoch) or linked.attempt != self._attempt or self.linked:
-            return []
-        if self._cutting is not None:
-            return []  # said twice
-        if self._loses_committed(linked):
-            self.halted = True
-            reason = f"epoch {self.epoch} would cut the log at {linked.cut}, below {self.committed}, committed"
-            return [r.Halt(reason), *self._fail(reason)]
-        if linked.cut == self.end and not linked.reset:
-            return self._become_linked(now_us)
-        self._cutting = linked
-        return [r.Truncate(linked.cut, linked.reset, linked.snapshot)]
-
-    def _loses_committed(self, linked: m.Linked) -> bool:
-        """Only a joiner whose offsets retention has let go meanwhile may begin anew above its end."""
-        begins_above = linked.reset and self.position.joins and linked.cut >= self.end
-        return linked.cut < self.committed and not begins_above
-
-    def _cut(self, end: int, now_us: int) -> list[Effect]:
-        """The log ends here now, on disk."""
-        linked, self._cutting = self._cutting, None
-        assert linked is not None
-        self.end = self.durable = end
-        self.syncing = False  # one that was under way was waited for, and says nothing any more
-        if linked.reset:
-            self.start = end
-            self.table.clear()
-        else:
-            self.table.cut(end)
-        # Ask again: what was sent meanwhile was not taken. Or a newer epoch came.
-        return [] if self._adopting is not None else self._enter(now_us)
-
-    def _become_linked(self, now_us: int) -> list[Effect]:
+    def become_linked(self, now_us: int) -> list[Effect]:
+        """This log is reconciled with the predecessor's, or is the head's: it is cut no more in this epoch."""
         self.linked = True
         self.damaged = False  # below the head it has all that is committed; a head was judged when it was named (C13)
-        effects: list[Effect] = []
-        successor = self.position.successor
-        if successor is not None and self._asked is None and self.record is not None:
-            effects.append(r.Send(successor.broker, m.Adopt(self.record, self.revision)))
         self._told_up = None
-        effects.extend(self._answer_asked(now_us))
-        effects.extend(self._progress())
-        return effects
-
-    def _answer_asked(self, now_us: int) -> list[Effect]:
-        asked, self._asked = self._asked, None
-        if asked is None:
-            return []
-        assert isinstance(asked.message, m.Link)
-        return self._link(asked, asked.message, now_us)
-
-    def _peer_connected(self, broker: str, now_us: int) -> list[Effect]:
-        """What was on its way on the old connection may be lost: link again."""
-        effects: list[Effect] = []
-        successor, predecessor = self.position.successor, self.position.predecessor
-        if successor is not None and successor.broker == broker:
-            if self.downstream.fed is not None:
-                effects.extend(self._unfeed())
-                self.downstream.since_us = now_us
-            if self.linked and self.record is not None:
-                effects.append(r.Send(broker, m.Adopt(self.record, self.revision)))
-        if predecessor is not None and predecessor.broker == broker and self._adopting is None:
-            effects += self._ask(now_us)
-        return effects
+        return [*self.links.offer(now_us), *self.progress()]
 
     # --- joint mode -----------------------------------------------------------------------------
 
@@ -564,8 +462,7 @@ class Replica:
         effects: list[Effect] = []
         if self.failed or self.record is None or self._adopting is not None:
             return effects
-        if not self.linked and self._cutting is None and now_us - self._asked_at_us >= _ASK_AGAIN_US:
-            effects.extend(self._ask(now_us))
+        effects.extend(self.links.tick(now_us))
         joiner = self.record.joining if self.position.is_tail and self.linked else None
         if joiner is not None and self.downstream.joiner_is_ready:
             effects.append(r.Report(m.JoinerReady(self.epoch, joiner)))
@@ -575,21 +472,20 @@ class Replica:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _fail(self, reason: str) -> list[Effect]:
+    def fail(self, reason: str) -> list[Effect]:
         self.failed, self.damaged = reason, True
         error = refusals.unknown(reason)
         refused = (r.Refuse(ticket, error) for ticket in self._acks.give_up())
-        return [*refused, *self._unfeed(), *self.confirmations.give_up()]
+        self.links.transfer.forget()
+        return [*refused, *self.unfeed(), *self.confirmations.give_up()]
 
     # --- what others see ------------------------------------------------------------------------
 
     def report(self) -> m.ReplicaReport:
         return m.ReplicaReport(self.me, self.epoch, self.end, self.committed, self.damaged, self.failed, self.halted)
 
-    def statistics(self) -> dict[str, int | str | bool]:
-        position = -1 if self.position.index is None else self.position.index
-        own = {name: getattr(self, name) for name in _SHOWN}
-        return {"position": position, **own, "joint": self.downstream.joint, "waiting": len(self._acks)}
+    def statistics(self) -> ReplicaStatistics:
+        return of_replica(self, waiting=len(self._acks))
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from stentor.core.chain_messages import PartitionMessage
+from stentor.core.chain_messages import AskState, PartitionMessage
 from stentor.core.dedupe import SEARCHED, Resend
 from stentor.core.records import ChainRecord
 
@@ -252,6 +252,13 @@ class StartFeed(msgspec.Struct, frozen=True, gc=False):
     base: int
 
 
+class GiveState(msgspec.Struct, frozen=True):
+    """Send the successor a piece of the state derived from everything below the log's start."""
+
+    to: str
+    ask: AskState
+
+
 class StopFeed(msgspec.Struct, frozen=True, gc=False):
     """Stop the feed."""
 
@@ -299,6 +306,7 @@ ReplicaEffect = (
     | Send
     | Report
     | StartFeed
+    | GiveState
     | StopFeed
     | Take
     | Truncate

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stentor.core.reports import ReportBook
 
 _replace = msgspec.structs.replace
-_CUT_COPIES_MIN: Final = 2
+_CUT_COPIES_MIN: Final = 2  # a copy that was cut must be compared with another
 
 
 def renewed(record: ChainRecord, member: Member, report: ReplicaReport) -> Member | None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from stentor.core.chain_messages import Complaint
     from stentor.core.records import Key
 
-_MEMORY_US: Final = 3_000_000
-_TWICE_US: Final = 10_000_000
+_MEMORY_US: Final = 3_000_000  # what was said before is over: complaints are repeated while they hold
+_TWICE_US: Final = 10_000_000  # a second complaint that comes later is another matter
 
 
 class Witnesses:

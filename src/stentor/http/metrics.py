@@ -6,68 +6,90 @@ general libraries need for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-_BROKER_GAUGES: Final = ("uptime_s", "connections", "streams", "topics", "partitions")
-_HEALTH_GAUGES: Final = {
-    "disk_writable": "1 while the disk accepts writes",
-    "store_reachable": "1 while the coordination store answers",
-    "log_failed": "Logs that accept no more writes",
-    "chain_short": "Chains with fewer members than they should have",
-    "chain_refusing": "Chains with too few members to accept messages",
-    "retention_overrun": "Partitions whose retention deleted what a cursor had not passed",
+    from stentor.wire.statistics import BrokerCounts, BrokerStatistics, Health, PartitionStatistics
+
+    Read = Callable[[PartitionStatistics], float]
+
+_BROKER_GAUGES: Final[dict[str, Callable[[BrokerCounts], float]]] = {
+    "uptime_s": lambda broker: broker.uptime_s,
+    "connections": lambda broker: broker.connections,
+    "streams": lambda broker: broker.streams,
+    "topics": lambda broker: broker.topics,
+    "partitions": lambda broker: broker.partitions,
 }
-_PARTITION_COUNTERS: Final = ("messages_in", "batches_in", "bytes_in")
-_PARTITION_GAUGES: Final = {
-    "log": ("start", "end", "synced_end", "bytes", "segments"),
-    "replica": ("committed", "epoch", "waiting"),
-    "chain": ("replicas", "replicas_wanted"),
+_HEALTH_GAUGES: Final[dict[str, tuple[str, Callable[[Health], float]]]] = {
+    "disk_writable": ("1 while the disk accepts writes", lambda health: health.disk_writable),
+    "store_reachable": ("1 while the coordination store answers", lambda health: health.store_reachable),
+    "log_failed": ("Logs that accept no more writes", lambda health: health.log_failed),
+    "chain_short": ("Chains with fewer members than they should have", lambda health: health.chain_short),
+    "chain_refusing": ("Chains with too few members to accept messages", lambda health: health.chain_refusing),
+    "retention_overrun": (
+        "Partitions whose retention deleted what a cursor had not passed",
+        lambda health: health.retention_overrun,
+    ),
+}
+_PARTITION_COUNTERS: Final[dict[str, Read]] = {
+    "messages_in": lambda row: row.messages_in,
+    "batches_in": lambda row: row.batches_in,
+    "bytes_in": lambda row: row.bytes_in,
+}
+_PARTITION_GAUGES: Final[dict[str, Read]] = {
+    "start": lambda row: row.log.start,
+    "end": lambda row: row.log.end,
+    "synced_end": lambda row: row.log.synced_end,
+    "bytes": lambda row: row.log.bytes,
+    "segments": lambda row: row.log.segments,
+    "committed": lambda row: row.replica.committed,
+    "epoch": lambda row: row.replica.epoch,
+    "waiting": lambda row: row.replica.waiting,
+    "replicas": lambda row: row.chain.replicas,
+    "replicas_wanted": lambda row: row.chain.replicas_wanted,
+}
+_LAG_GAUGES: Final[dict[str, tuple[str, Read]]] = {
+    "lag_max": ("Messages that the slowest subscriber is behind", lambda row: row.lag_max),
+    "lag_sum": ("Messages that all subscribers together are behind", lambda row: row.lag_sum),
+    "lag_max_s": ("Age in seconds of the oldest message that a subscriber has not read", lambda row: row.lag_max_s),
 }
 
-_LAG_GAUGES: Final = {
-    "lag_max": "Messages that the slowest subscriber is behind",
-    "lag_sum": "Messages that all subscribers together are behind",
-    "lag_max_s": "Age in seconds of the oldest message that a subscriber has not read",
-}
 
-
-def render(statistics: dict[str, Any]) -> tuple[bytes, str]:
+def render(statistics: BrokerStatistics) -> tuple[bytes, str]:
     """(body, content type) for a scrape."""
     return "".join(_lines(statistics)).encode(), CONTENT_TYPE_LATEST
 
 
-def _lines(statistics: dict[str, Any]) -> Iterator[str]:
-    broker, partitions = statistics["broker"], statistics["partitions"]
-    for name in _BROKER_GAUGES:
+def _lines(statistics: BrokerStatistics) -> Iterator[str]:
+    for name, count in _BROKER_GAUGES.items():
         yield from _family(f"stentor_broker_{name}", f"Broker: {name}", "gauge")
-        yield f"stentor_broker_{name} {float(broker[name])}\n"
+        yield f"stentor_broker_{name} {float(count(statistics.broker))}\n"
     yield from _family("stentor_broker_refusals_total", "Connections refused", "counter")
-    yield f"stentor_broker_refusals_total {float(broker['refusals'])}\n"
-    for name, meaning in _HEALTH_GAUGES.items():
+    yield f"stentor_broker_refusals_total {float(statistics.broker.refusals)}\n"
+    for name, (meaning, state) in _HEALTH_GAUGES.items():
         yield from _family(f"stentor_{name}", meaning, "gauge")
-        yield f"stentor_{name} {float(statistics['health'][name])}\n"
-    labels = [f'{{partition="{row["partition"]}",topic="{_escaped(row["topic"])}"}}' for row in partitions]
-    for name in _PARTITION_COUNTERS:
-        family = f"stentor_partition_{name}_total"
-        yield from _family(family, f"Published: {name}", "counter")
-        for label, row in zip(labels, partitions, strict=True):
-            yield f"{family}{label} {float(row[name])}\n"
-    for part, names in _PARTITION_GAUGES.items():
-        for name in names:
-            family = f"stentor_partition_{name}"
-            yield from _family(family, f"Partition: {name}", "gauge")
-            for label, row in zip(labels, partitions, strict=True):
-                yield f"{family}{label} {float(row[part][name])}\n"
-    followed = [(label, row) for label, row in zip(labels, partitions, strict=True) if row["streams"]]
-    for name, meaning in _LAG_GAUGES.items():
-        yield from _family(f"stentor_partition_{name}", meaning, "gauge")
-        for label, row in followed:
-            yield f"stentor_partition_{name}{label} {float(row[name])}\n"
+        yield f"stentor_{name} {float(state(statistics.health))}\n"
+    rows = [(f'{{partition="{row.partition}",topic="{_escaped(row.topic)}"}}', row) for row in statistics.partitions]
+    for name, read in _PARTITION_COUNTERS.items():
+        yield from _samples(f"stentor_partition_{name}_total", f"Published: {name}", "counter", read, rows)
+    for name, read in _PARTITION_GAUGES.items():
+        yield from _samples(f"stentor_partition_{name}", f"Partition: {name}", "gauge", read, rows)
+    followed = [(label, row) for label, row in rows if row.streams]
+    for name, (meaning, read) in _LAG_GAUGES.items():
+        yield from _samples(f"stentor_partition_{name}", meaning, "gauge", read, followed)
+
+
+def _samples(
+    family: str, meaning: str, kind: str, read: Read, rows: list[tuple[str, PartitionStatistics]]
+) -> Iterator[str]:
+    """One number of every partition."""
+    yield from _family(family, meaning, kind)
+    for label, row in rows:
+        yield f"{family}{label} {float(read(row))}\n"
 
 
 def _family(name: str, meaning: str, kind: str) -> Iterator[str]:

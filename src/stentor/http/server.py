@@ -23,13 +23,14 @@ from stentor.http.hosts import Hosts
 from stentor.http.metrics import render
 from stentor.security.permissions import ANYBODY, Action
 from stentor.transport.sparing import SparingLog
+from stentor.wire.statistics import as_map
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from stentor.ports import Health
     from stentor.security.permissions import Permissions
     from stentor.wire.messages import BrokerInfo
+    from stentor.wire.statistics import BrokerStatistics, Health
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,7 +50,7 @@ class Status(Protocol):
     def active(self) -> str: ...
     def info(self) -> BrokerInfo: ...
     def health(self) -> Health: ...
-    async def gather_statistics(self) -> dict[str, Any]: ...
+    async def gather_statistics(self) -> BrokerStatistics: ...
 
 
 class HttpServer:
@@ -308,29 +309,28 @@ def _cannot_listen(host: str, port: int, error: OSError) -> Exception:
     return InvalidArgument(f"Cannot serve HTTP on {host}:{port}: {error.strerror or error}.", operation="listen")
 
 
-def _json(statistics: dict[str, Any]) -> bytes:
+def _json(statistics: BrokerStatistics) -> bytes:
     """In pieces, so that the thread lets others run between them."""
-    rows = statistics["partitions"]
+    rows = statistics.partitions
     size = limits.STATISTICS_SLICE
     pieces = [msgspec.json.encode(rows[start : start + size])[1:-1] for start in range(0, len(rows), size)]
-    totals = {name: part for name, part in statistics.items() if name != "partitions"}
-    begun = msgspec.json.encode({**totals, "partitions": []}).removesuffix(b"]}")
+    begun = msgspec.json.encode({**as_map(statistics), "partitions": []}).removesuffix(b"]}")
     return begun + b",".join(pieces) + b"]}"
 
 
-def _page(info: BrokerInfo, statistics: dict[str, Any]) -> str:
+def _page(info: BrokerInfo, statistics: BrokerStatistics) -> str:
     """What a person sees who opens the broker in a browser."""
     rows = "".join(
-        f"<tr><td>{html.escape(p['topic'])}</td><td>{p['partition']}</td><td>{p['log']['start']}</td>"
-        f"<td>{p['replica']['committed']}</td><td>{p['messages_in']}</td><td>{p['streams']}</td></tr>"
-        for p in statistics["partitions"]
+        f"<tr><td>{html.escape(p.topic)}</td><td>{p.partition}</td><td>{p.log.start}</td>"
+        f"<td>{p.replica.committed}</td><td>{p.messages_in}</td><td>{p.streams}</td></tr>"
+        for p in statistics.partitions
     )
     return (
         "<!doctype html><meta charset=utf-8><title>Stentor</title>"
         "<style>body{font:15px system-ui;margin:2em}td,th{padding:.2em 1em;text-align:right}"
         "td:first-child,th:first-child{text-align:left}</style>"
         f"<h1>Stentor {html.escape(info.version)}</h1><p>Broker <b>{html.escape(info.id)}</b> on"
-        f" <code>stentor://{html.escape(info.address)}</code>, {statistics['broker']['connections']} connections."
+        f" <code>stentor://{html.escape(info.address)}</code>, {statistics.broker.connections} connections."
         ' See <a href="/metrics">metrics</a> and <a href="/statistics">statistics</a>.</p>'
         "<table><tr><th>topic<th>partition<th>start<th>committed<th>messages in<th>streams</tr>"
         f"{rows}</table>"

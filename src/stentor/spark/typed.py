@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from stentor.client.table_values import arrow_schema, decode_rows
+from stentor.client.tabular_values import arrow_schema, decode_rows
 from stentor.errors import DecodeFailed, InvalidArgument, SchemaRefused
 from stentor.spark.columns import spark_arrow_schema
 

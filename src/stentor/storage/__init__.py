@@ -13,7 +13,6 @@ from stentor.storage.model import (
     LogFloor,
     LogSettings,
     LogSlice,
-    LogStatistics,
     RecoveryReport,
     Truncation,
 )
@@ -26,7 +25,6 @@ __all__ = [
     "LogFloor",
     "LogSettings",
     "LogSlice",
-    "LogStatistics",
     "PartitionDirectory",
     "PartitionLog",
     "RecoveryReport",

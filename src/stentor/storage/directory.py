@@ -26,7 +26,6 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -238,11 +237,6 @@ class DataDirectory:
         """The partition directories that exist."""
         return list_partitions(self.path)[0]
 
-    def orphans(self, known: Iterable[tuple[int, int]]) -> list[PartitionDirectory]:
-        """Partition directories of no known (topic id, partition)."""
-        expected = set(known)
-        return [found for found in self.partitions() if (found.topic_id, found.partition) not in expected]
-
     def remove_partition(self, topic_id: int, partition: int) -> None:
         """The same by its name; nothing if there is none."""
         path = self.partition_directory(topic_id, partition)
@@ -305,11 +299,6 @@ class DataDirectory:
                     f" other brokers. Only if those have lost their copies too, restore the journal from a backup."
                 )
             raise
-
-    def free_bytes(self) -> int:
-        """The room that is left on the disk."""
-        found = os.statvfs(self.path)
-        return found.f_bavail * found.f_frsize
 
     def close(self) -> None:
         """Let go of the lock."""

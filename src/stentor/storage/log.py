@@ -33,7 +33,6 @@ from stentor.storage.model import (
     LogFloor,
     LogSettings,
     LogSlice,
-    LogStatistics,
     RecoveryReport,
 )
 from stentor.storage.reader import INDEX_CACHE, LogReader
@@ -52,6 +51,7 @@ from stentor.storage.state import LogState, read_mark
 from stentor.storage.syncer import LogSyncer, write_snapshot
 from stentor.storage.writer import LogWriter, give_back
 from stentor.wire.header import BatchHeader
+from stentor.wire.statistics import LogStatistics
 
 
 class PartitionLog:

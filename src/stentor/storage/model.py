@@ -123,22 +123,6 @@ class RecoveryReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A log in numbers."""
-
-    start: int
-    end: int
-    synced_end: int
-    bytes: int
-    segments: int
-    appends: int
-    syncs: int
-    sync_us_total: int
-    sync_us_max: int
-    failed: bool
-    damaged: tuple[tuple[int, int], ...]
-
-
 Severity = Literal["ok", "warning", "error"]
 
 

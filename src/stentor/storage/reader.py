@@ -27,7 +27,7 @@ from collections import OrderedDict
 from typing import Final
 
 from stentor.errors import CorruptData, OffsetOutOfRange, StorageError
-from stentor.limits import BATCH_BYTES_MAX, INDEX_INTERVAL_BYTES, MIB
+from stentor.limits import BATCH_BYTES_MAX, INDEX_CACHE_BYTES, INDEX_INTERVAL_BYTES
 from stentor.storage.damage import damage_error, record_damage
 from stentor.storage.files import FileHandle, atomic_write, read_at, storage_error
 from stentor.storage.index import SparseIndex, decode_index, encode_index
@@ -36,9 +36,6 @@ from stentor.storage.scan import Extent, Scan, find_batch, scan_segment, verify_
 from stentor.storage.segment import INDEX_SUFFIX, Segment
 from stentor.storage.state import LogState, logger
 from stentor.wire.header import HEADER_BYTES, MAGIC, unpack
-
-INDEX_CACHE_BYTES: Final = 32 * MIB
-"""Indexes of sealed segments in memory, for the whole process: about 128 full ones."""
 
 CURSORS_MAX: Final = 32
 """Places remembered per log. When it is full it is emptied: a lost place costs one index lookup."""

@@ -36,6 +36,7 @@ from stentor.testing.etcd import LocalEtcd
 from stentor.testing.haproxy import LocalHaproxy
 from stentor.testing.network import CLIENTS, ETCD, Network
 from stentor.transport.address import Address
+from stentor.wire.statistics import from_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -288,7 +289,8 @@ class LocalCluster:
     def controller(self) -> str:
         """Who changes chains now."""
         with self.asking() as client:
-            return str(client.statistics()["cluster"]["controller"])
+            cluster = from_map(client.statistics()).cluster
+            return "" if cluster is None else cluster.controller
 
     def wait_for(self, holds: Callable[[], bool], timeout: float = 30.0, what: str = "the cluster") -> None:
         """Wait for a condition, with a deadline."""

@@ -17,7 +17,7 @@ from stentor.errors import InvalidArgument
 DEFAULT_PORT: Final = 7440
 """The port of a broker that names no other."""
 
-PORT_MAX: Final = 65_535
+PORT_MAX: Final = 65_535  # what TCP has room for
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 import msgspec
 
 from stentor import limits
+from stentor.wire.statistics import ReceivingStatistics
 
 _GRACE_S: Final = 1.0  # a frame that began a moment ago is not late yet
 
@@ -148,14 +149,14 @@ class ReceiveBudget:
             return elapsed >= _GRACE_S and came < loan.size * elapsed / limits.PARTIAL_FRAME_S
         return False
 
-    def statistics(self) -> dict[str, int]:
-        return {
-            "bytes": self.lent_bytes,
-            "bytes_max": self._bytes_max,
-            "loans": len(self._loans),
-            "waiting": len(self._waiting),
-            "closed_frames": self.closed_frames,
-        }
+    def statistics(self) -> ReceivingStatistics:
+        return ReceivingStatistics(
+            bytes=self.lent_bytes,
+            bytes_max=self._bytes_max,
+            loans=len(self._loans),
+            waiting=len(self._waiting),
+            closed_frames=self.closed_frames,
+        )
 
 
 def borrowed_buffer(size: int) -> mmap.mmap:

@@ -6,13 +6,12 @@ import errno
 import socket
 from typing import TYPE_CHECKING, Any
 
+from stentor import limits
 from stentor.errors import ConnectionFailed, InvalidArgument
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
-
-_BACKLOG = 1024  # a reconnect storm arrives all at once
 
 
 async def listen(
@@ -20,7 +19,7 @@ async def listen(
 ) -> tuple[asyncio.AbstractServer, str, int]:
     """Start to accept connections: (server, host, actual port)."""
     try:
-        server = await loop.create_server(factory, host, port, backlog=_BACKLOG, reuse_address=True)
+        server = await loop.create_server(factory, host, port, backlog=limits.LISTEN_BACKLOG, reuse_address=True)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConnectionFailed(

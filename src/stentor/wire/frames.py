@@ -64,7 +64,6 @@ class Kind(enum.IntEnum):
 
 KINDS: Final = frozenset(int(kind) for kind in Kind)
 PEER_KINDS: Final = frozenset({int(Kind.PEER), int(Kind.PROVE), int(Kind.REPLICATE)})
-DATA_KINDS: Final = frozenset({int(Kind.PUBLISH), int(Kind.DELIVER), int(Kind.REPLICATE)})
 
 
 class Ack(enum.IntEnum):

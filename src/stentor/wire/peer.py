@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from stentor.core.chain_messages import Adopt, Down, Linked, PartitionMessage, ReplicaReport
+from stentor.core.chain_messages import Adopt, Down, Linked, PartitionMessage, ReplicaReport, StatePiece
 from stentor.core.cursors import CursorsOf, Forgotten, Moved, NamedCursor
 from stentor.core.membership import Heartbeat
 from stentor.core.records import ChainRecord
@@ -24,7 +24,7 @@ from stentor.wire.messages import Failure
 CONTROL: Final = "control"
 DATA: Final = "data"
 
-DOWNWARDS: Final = (Adopt, Linked, Down)
+DOWNWARDS: Final = (Adopt, Linked, StatePiece, Down)
 """These must stay in order with the batches, so they take the data connection."""
 
 REPLICATE: Final = struct.Struct("<QIIIIQQQ")

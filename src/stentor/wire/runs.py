@@ -1,7 +1,8 @@
 """Runs of packed-row batches as Arrow columns: many small batches become one record batch.
 
 A quiet topic is made of one-message batches, and a record batch for each of them costs 20 µs. Here Python walks from
-batch to batch and checks their checksums; Arrow does the rest, without an object per value:
+batch to batch and checks their checksums (`wire.singles` those of many one-message batches at once); Arrow does the
+rest, without an object per value:
 
     chunk   ├ header ┼ row ├ header ┼ row ┼ row ├ header ┼ row ┤ …
     starts           ▲              ▲     ▲              ▲        where each row begins
@@ -28,29 +29,29 @@ from crc32c import crc32c
 
 from stentor import limits
 from stentor.errors import CorruptData
-from stentor.wire import arrow_body, rows
+from stentor.wire import arrow_body, rows, singles
 from stentor.wire.header import CHECKED_FROM, HAS_HEADERS, HEADER_BYTES, MAGIC, OFFSET_MAX
 from stentor.wire.rows import ROW
+from stentor.wire.singles import SINGLES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from stentor.wire.rows import Headers
+    from stentor.wire.singles import Fields
 
 # What the walk needs of a header: magic, header checksum, length, body checksum, count, offset, attributes.
 _WALK: Final = struct.Struct("<4sIII12xIQ4xI")
 _ROW_BATCH_BYTES_MIN: Final = HEADER_BYTES + ROW.size
-_LENGTH_AT: Final = 8  # in a batch's header
 _LENGTHS_AT: Final = 8  # in a row: of key, value and headers, behind the timestamp
 _COUNT_BYTES: Final = 4  # in front of a row's headers
 _PAIR_BYTES: Final = 8  # in front of each header: the lengths of its key and value
 
 _NOTHING: Final = pa.scalar(0, pa.int32())
-_U32: Final = struct.Struct("<I")
-# Some fifty calls of Arrow cost 200 µs, however few rows they are for. Below these numbers they do not pay.
-_ALIKE_MIN: Final = 256  # batches of one length
-_ALIKE_MAX: Final = 2048  # of them looked at together
-_STEP_ROWS_MAX: Final = max(_ALIKE_MAX, _ALIKE_MIN * limits.ROWS_ENCODING_MESSAGES_MAX)  # added to a run at once
+_TIME: Final = arrow_body.SCHEMA.field(0).type
+_STEP: Final = SINGLES_MIN  # batches that are walked one by one before it is looked whether singles follow
+_STEP_ROWS_MAX: Final = _STEP * limits.ROWS_ENCODING_MESSAGES_MAX
+# Below this number of rows the calls of Arrow do not pay.
 _BULK_ROWS_MIN: Final = 256
 _BULK_HEADERS_MAX: Final = 16  # of one message: each costs ten calls more, for all messages together
 
@@ -59,9 +60,10 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     """Whole batches of packed rows, next to each other, that passed their checksums."""
 
     base_offset: int  # of the first row; the others follow one by one
-    starts: list[int]  # where each row begins in the chunk
-    ends: list[int]  # where each row ends
+    starts: array[int]  # where each row begins in the chunk
+    ends: array[int]  # where each row ends
     position: int  # behind the last batch
+    fields: Fields | None = None  # the fixed part of each row, if it was taken out already
 
 
 def find(chunk: bytes, position: int) -> Run | None:
@@ -69,31 +71,30 @@ def find(chunk: bytes, position: int) -> Run | None:
     stop = min(len(chunk), position + limits.RUN_BYTES_MAX)
     if stop - position < _ROW_BATCH_BYTES_MIN:
         return None
-    _, _, _, _, _, base, attributes = _WALK.unpack_from(chunk, position)
+    _, _, length, _, count, base, attributes = _WALK.unpack_from(chunk, position)
     if attributes & ~HAS_HEADERS or base > OFFSET_MAX - limits.RUN_MESSAGES_MAX:
         return None
+    if count == 1 and stop - position >= length * SINGLES_MIN:
+        found = singles.find(chunk, position, stop, base)
+        if found is not None:
+            return Run(base, found.starts, found.ends, found.ends[-1], found.fields)
     starts: list[int] = []
     ends: list[int] = []
-    hopeful = True  # that batches of one length are batches of one message
     while len(starts) <= limits.RUN_MESSAGES_MAX - _STEP_ROWS_MAX:
-        count, length = _seem_alike(chunk, position, stop) if hopeful else (0, 0)
-        end = position + count * length
-        hopeful = not count or _are_sound(chunk[position:end], length, base + len(starts))
-        if count and hopeful:
-            starts += range(position + HEADER_BYTES, end, length)
-            ends += range(position + length, end + 1, length)
-        else:
-            end = _walk(chunk, position, stop, base + len(starts), starts, ends)
-            if end == position:
-                break
+        before = len(starts)
+        end = _walk(chunk, position, stop, base + before, starts, ends)
+        if end == position:
+            break
         position = end
-    return Run(base, starts, ends, position) if starts else None
+        if len(starts) == before + _STEP:  # batches of one message: perhaps many more of them follow
+            break
+    return Run(base, array("i", starts), array("i", ends), position) if starts else None
 
 
 def _walk(chunk: bytes, position: int, stop: int, expected: int, starts: list[int], ends: list[int]) -> int:
     """Add the rows of the next sound batches, a few of them; returns the position behind."""
     unpack, checksum, add_start, add_end = _WALK.unpack_from, crc32c, starts.append, ends.append
-    for _ in range(_ALIKE_MIN):
+    for _ in range(_STEP):
         if stop - position < _ROW_BATCH_BYTES_MIN:
             break
         magic, header_sum, length, body_sum, count, offset, attributes = unpack(chunk, position)
@@ -116,53 +117,6 @@ def _walk(chunk: bytes, position: int, stop: int, expected: int, starts: list[in
         expected += count
         position = end
     return position
-
-
-def _seem_alike(chunk: bytes, position: int, stop: int) -> tuple[int, int]:
-    """How many batches of the same length are next, and that length; (0, 0) if only a few are."""
-    if stop - position < _ALIKE_MIN * _ROW_BATCH_BYTES_MIN:
-        return 0, 0
-    _, _, length, _, messages, _, _ = _WALK.unpack_from(chunk, position)
-    if messages != 1 or length < _ROW_BATCH_BYTES_MIN or stop - position < _ALIKE_MIN * length:
-        return 0, 0
-    packed = chunk[position + _LENGTH_AT : position + _LENGTH_AT + 4]
-    for step in (1, 2, _ALIKE_MIN - 1):
-        at = position + step * length
-        if chunk[at : at + 4] != MAGIC or chunk[at + _LENGTH_AT : at + _LENGTH_AT + 4] != packed:
-            return 0, 0
-    import pyarrow.compute as pc
-
-    count = min(_ALIKE_MAX, (stop - position) // length)
-    records = pa.Array.from_buffers(pa.binary(length), count, [None, pa.py_buffer(chunk).slice(position)])
-    lengths = pc.binary_slice(records, _LENGTH_AT, _LENGTH_AT + 4)
-    other = pc.index(pc.equal(lengths, pa.scalar(packed, pa.binary(4))), False).as_py()
-    if other >= 0:
-        count = other
-    return (count, length) if count >= _ALIKE_MIN else (0, 0)
-
-
-def _are_sound(records: bytes, length: int, expected: int) -> bool:
-    """Whether batches of one length are packed rows of one message each, from an offset on, with right checksums."""
-    import pyarrow.compute as pc
-
-    count = len(records) // length
-    array_of = pa.Array.from_buffers(pa.binary(length), count, [None, pa.py_buffer(records)])
-
-    def column(start: int, end: int) -> bytes:
-        return bytes(memoryview(pc.binary_slice(array_of, start, end).buffers()[1])[: count * (end - start)])
-
-    attributes = records[44:48]
-    if (
-        int.from_bytes(attributes, "little") & ~HAS_HEADERS
-        or column(44, 48) != attributes * count
-        or column(0, 4) != MAGIC * count
-        or column(28, 32) != _U32.pack(1) * count
-        or column(32, 40) != array("Q", range(expected, expected + count)).tobytes()
-    ):
-        return False
-    checked = struct.Struct(f"<{CHECKED_FROM}x{HEADER_BYTES - CHECKED_FROM}s{length - HEADER_BYTES}s")
-    sums = array("I", map(crc32c, chain.from_iterable(checked.iter_unpack(records))))  # header, body, header, …
-    return column(4, 8) == sums[::2].tobytes() and column(12, 16) == sums[1::2].tobytes()
 
 
 def _walk_rows(chunk: bytes, position: int, end: int, count: int, starts: list[int], ends: list[int]) -> bool:
@@ -199,11 +153,10 @@ def many(chunk: bytes, run: Run) -> Any:
     """The same by Arrow alone."""
     data = pa.py_buffer(chunk)
     starts, ends = _int32(run.starts), _int32(run.ends)
-    times = _field(data, starts, 0, arrow_body.SCHEMA.field(0).type)
+    times, *lengths_by_column = _fixed_part(data, starts) if run.fields is None else _taken_out(run.fields)
     places = _add(starts, ROW.size)
     columns = []
-    for index in range(3):
-        lengths = _field(data, starts, _LENGTHS_AT + 4 * index, pa.int32())
+    for lengths in lengths_by_column:
         columns.append((places, lengths))
         places = _behind(places, lengths, len(chunk))
     if not places.equals(ends):
@@ -218,6 +171,20 @@ def many(chunk: bytes, run: Run) -> Any:
         ],
         schema=arrow_body.SCHEMA,
     )
+
+
+def _fixed_part(data: Any, starts: Any) -> tuple[Any, ...]:
+    """Of each row: time, and the lengths of key, value and headers."""
+    lengths = (_field(data, starts, _LENGTHS_AT + 4 * index, pa.int32()) for index in range(3))
+    return _field(data, starts, 0, _TIME), *lengths
+
+
+def _taken_out(fields: Fields) -> tuple[Any, ...]:
+    """The same, of what was copied out of the chunk before."""
+    count = len(fields.keys)
+    times = pa.Array.from_buffers(_TIME, count, [None, pa.py_buffer(fields.times)])
+    lengths = (fields.keys, fields.values, fields.headers)
+    return times, *(pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(each)]) for each in lengths)
 
 
 def few(chunk: bytes, run: Run) -> Any:
@@ -246,7 +213,7 @@ def few(chunk: bytes, run: Run) -> Any:
 
 
 def _int32(numbers: Iterable[int]) -> Any:
-    packed = array("i", numbers)
+    packed = numbers if isinstance(numbers, array) else array("i", numbers)
     return pa.Array.from_buffers(pa.int32(), len(packed), [None, pa.py_buffer(packed)])
 
 

@@ -8,7 +8,7 @@ from tests.unit.core.test_members import A, B, C, adopt, replica
 
 from stentor.broker.catalogue import Catalogue, News, TopicRecord, chain_key, encode, topic_key
 from stentor.broker.cluster.hearsay import Hearsay
-from stentor.broker.cluster.store_follower import StoreFollower
+from stentor.broker.cluster.store_follower import FollowedStore, StoreFollower
 from stentor.broker.cluster.store_rollback import StoreRollback
 from stentor.core import replica_events as r
 from stentor.core.records import ChainRecord, HeldRecord, Member
@@ -64,10 +64,7 @@ class Place:
         self.catalogue.put(self.entry(), News())
         self.hearsay = Hearsay(
             self.copies,
-            store=self,
-            catalogue=self.catalogue,
-            rollback=rollback,
-            follower=self.follower,
+            followed=FollowedStore(self, self.catalogue, rollback, self.follower),
             background=self,
         )
         self.follower.on_news.append(self.take_news)
@@ -131,7 +128,7 @@ async def test_a_copy_that_was_really_replaced_follows_the_store():
 
 @in_a_loop
 async def test_without_the_store_a_doubted_copy_goes_on_waiting(monkeypatch):
-    monkeypatch.setattr("stentor.broker.cluster.hearsay._ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr("stentor.limits.RUMOUR_ASK_S", 0.001)
     place = Place()
     place.store_answers = False
     place.hearsay.believed({KEY: HeldRecord(record(4, GHOST), 50)})

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from stentor.errors import CorruptData, NotReady, PublishError
+from stentor.errors import CorruptData, InvalidArgument, NotReady, PublishError
 from stentor.testing import broker
 
 
@@ -45,6 +45,9 @@ def test_a_log_whose_sync_failed_reads_on_and_takes_writes_again_only_unclean(tm
     with broker(tmp_path) as local, local.client(timeout=2) as client:
         assert [m.value for m in client.read("t")] == [b"safe"]
         assert client.describe_topic("t").partitions[0].failed
+        with pytest.raises(InvalidArgument, match="has failed") as refused:
+            client.recover_partition("t", 0)
+        assert "--unclean" in refused.value.hint
         with pytest.raises(NotReady, match="takes no writes"):
             client.publish("t", "refused")
     with broker(tmp_path, unclean=True) as local, local.client() as client:

@@ -189,7 +189,7 @@ def test_many_old_batches_cost_one_search(local, link):
     publish_many(link, target, 300)
     for sequence in range(200):
         link.published(link.publish(target, [b"%d" % sequence], producer_id=PRODUCER, sequence=sequence))
-    assert local.inner.parts.serving.partition(target, 0).statistics()["dedupe"]["searches"] == 1
+    assert local.inner.parts.serving.partition(target, 0).statistics().dedupe.searches == 1
 
 
 def test_a_batch_of_an_older_generation_is_found_in_the_log(link):
@@ -229,7 +229,7 @@ def test_what_was_found_counts_no_more_in_another_epoch(local, link, wait_until)
     partition = local.inner.parts.serving.partition(target, 0)
     partition.replica.epoch += 1
     assert link.published(link.publish(target, [b"0"], **again)) == 0
-    assert partition.statistics()["dedupe"]["searches"] == 2
+    assert partition.statistics().dedupe.searches == 2
 
 
 def test_a_search_during_which_the_epoch_changes_is_asked_for_again(local, link, monkeypatch):

@@ -222,8 +222,8 @@ def test_closing_a_subscription_frees_its_streams(client, local, wait_until):
     client.create_topic("t", partitions=4)
     for _ in range(5):
         with client.subscribe("t"):
-            wait_until(lambda: local.inner.statistics()["broker"]["streams"] == 4)
-        wait_until(lambda: local.inner.statistics()["broker"]["streams"] == 0)
+            wait_until(lambda: local.inner.statistics().broker.streams == 4)
+        wait_until(lambda: local.inner.statistics().broker.streams == 0)
 
 
 # --- slow subscribers ---------------------------------------------------------------------------
@@ -392,4 +392,25 @@ def test_history_comes_in_large_pushes_to_who_has_the_connection_to_itself(tmp_p
             beside = [message.value[:4] for message in client.read("t")]
     assert alone == beside == [b"%04d" % number for number in range(6_000)]
     assert limits.DELIVERY_BYTES < largest_alone <= limits.HISTORY_BYTES + limits.PRODUCER_BATCH_BYTES
+    assert max(sizes) <= limits.DELIVERY_BYTES + limits.PRODUCER_BATCH_BYTES
+
+
+def test_history_of_several_partitions_comes_in_large_pushes_unless_somebody_waits_for_news(tmp_path, monkeypatch):
+    sizes = []
+    delivered = Reader.delivered
+    monkeypatch.setattr(Reader, "delivered", lambda self, body: (sizes.append(len(body)), delivered(self, body)))
+    with broker(tmp_path) as local, local.client() as client:
+        client.create_topic("t", partitions=3)
+        with client.producer("t") as producer:
+            for number in range(15_000):
+                producer.send(b"%05d" % number + bytes(1_000), partition=number % 3)
+    with broker(tmp_path) as local, local.client() as client:
+        bounded = {message.value[:5] for message in client.read("t")}
+        bounded_sizes, sizes[:] = sizes[:], []
+        with client.subscribe("t"):
+            beside = {message.value[:5] for message in client.read("t")}
+    assert bounded == beside == {b"%05d" % number for number in range(15_000)}
+    large = [size for size in bounded_sizes if size > limits.DELIVERY_BYTES + limits.PRODUCER_BATCH_BYTES]
+    assert len(large) >= len(bounded_sizes) // 2
+    assert max(large) <= limits.HISTORY_BYTES + limits.PRODUCER_BATCH_BYTES
     assert max(sizes) <= limits.DELIVERY_BYTES + limits.PRODUCER_BATCH_BYTES

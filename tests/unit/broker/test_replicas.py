@@ -5,8 +5,8 @@ import threading
 import msgspec
 import pytest
 
+from stentor import limits
 from stentor.broker.catalogue import HeldTopic
-from stentor.broker.partitions import epoch_store
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Linked
 from stentor.core.records import HeldRecord
@@ -84,7 +84,7 @@ def test_a_copy_that_is_cut_right_now_can_be_replaced(inside, wait_until):
     def cut():
         partition = inside.partition
         inside.desk.cut_log = slowly
-        partition.replica._cutting = Linked(partition.replica.epoch, 1, partition.log.end)
+        partition.replica.links.cutting = Linked(partition.replica.epoch, 1, partition.log.end)
         partition._perform([r.Truncate(partition.log.end, reset=False, snapshot=None)])
 
     inside.run(cut)
@@ -108,7 +108,7 @@ def test_a_cut_that_fails_lets_those_go_who_wait_for_the_disk(inside, wait_until
         inside.desk.cut_log = lambda *_: (_ for _ in ()).throw(DiskFull("There is no room."))
         partition.sync._held.add(publisher)
         publisher.hold()
-        partition.replica._cutting = Linked(partition.replica.epoch, 1, partition.log.end)
+        partition.replica.links.cutting = Linked(partition.replica.epoch, 1, partition.log.end)
         partition._perform([r.Truncate(partition.log.end, reset=False, snapshot=None)])
 
     inside.run(cut)
@@ -191,7 +191,7 @@ def test_an_epoch_that_found_no_room_is_stored_when_there_is_some(inside, client
 def test_epochs_that_follow_each_other_while_there_is_no_room_are_stored_when_there_is_some(
     inside, client, wait_until, monkeypatch
 ):
-    monkeypatch.setattr(epoch_store, "_ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(limits, "DISK_AGAIN_S", 0.05)
     with monkeypatch.context() as patch:
         refused = leave_no_room(patch)
         for _ in range(2):

@@ -6,7 +6,7 @@ import pytest
 
 import stentor
 from stentor.broker.catalogue import encode, topic_key
-from stentor.client.table_values import columns_of
+from stentor.client.tabular_values import columns_of
 from stentor.errors import SchemaRefused
 from stentor.wire import arrow_body, batch, frames, messages
 from stentor.wire.frames import Kind
@@ -29,7 +29,7 @@ def publish(connection, topic_id, schema_id):
 
 @pytest.mark.parametrize("schema_id", [0, 2, 65_535])
 def test_a_batch_of_no_known_schema_is_refused(local, client, raw, schema_id):
-    topic = client.table("orders", SCHEMA)
+    topic = client.tabular("orders", SCHEMA)
     topic_id = client.describe_topic("orders").id
     kind, body = publish(raw(local.url).greet(), topic_id, schema_id)
     assert kind == Kind.ERROR
@@ -50,8 +50,8 @@ def test_a_topic_without_schema_takes_no_rows_of_one(local, client, raw):
 
 @pytest.mark.parametrize("send", ["publish", "send", "send_many", "send_batch"])
 def test_ordinary_messages_are_refused_with_the_way_to_go(client, send):
-    client.table("orders", SCHEMA)
-    with pytest.raises(stentor.StentorError, match=r"has a schema.*client\.table\('orders'\)"):  # noqa: PT012
+    client.tabular("orders", SCHEMA)
+    with pytest.raises(stentor.StentorError, match=r"has a schema.*client\.tabular\('orders'\)"):  # noqa: PT012
         if send == "publish":
             client.publish("orders", b'{"n": 1}')
         else:
@@ -78,21 +78,21 @@ def test_who_loses_a_race_looks_again(local, client, monkeypatch, rival):
 
     monkeypatch.setattr(store, "swap", swap_behind)
     if rival is SCHEMA:
-        assert client.table("orders", SCHEMA).version == 1
+        assert client.tabular("orders", SCHEMA).version == 1
     else:
         with pytest.raises(SchemaRefused, match="column a is missing"):
-            client.table("orders", SCHEMA)
+            client.tabular("orders", SCHEMA)
     assert not rivals, "the other one came first"
     assert len(client.describe_topic("orders").schemas) == 1
 
 
 def test_of_two_who_register_one_after_the_other_the_second_builds_on_the_first(client):
-    client.table("orders", SCHEMA)
+    client.tabular("orders", SCHEMA)
     one = pa.schema([*SCHEMA, pa.field("a", pa.string())])
     two = pa.schema([*SCHEMA, pa.field("b", pa.string())])
-    assert client.table("orders", one).version == 2
+    assert client.tabular("orders", one).version == 2
     with pytest.raises(SchemaRefused, match="column a is missing"):
-        client.table("orders", two)
+        client.tabular("orders", two)
 
 
 def test_registering_needs_a_topic_and_a_schema(local, client, raw):
@@ -107,13 +107,13 @@ def test_registering_needs_a_topic_and_a_schema(local, client, raw):
 
 
 def test_a_topic_made_anew_has_no_schema(client):
-    client.table("orders", SCHEMA)
+    client.tabular("orders", SCHEMA)
     client.delete_topic("orders")
     client.create_topic("orders")
     assert client.publish("orders", "text").offset == 0
 
 
 def test_only_a_description_carries_schemas(client):
-    client.table("orders", SCHEMA)
+    client.tabular("orders", SCHEMA)
     assert client.describe_topic("orders").schemas == [[SchemaColumn(name="n", type="int64")]]
     assert client.topics()[0].schemas == []

@@ -7,6 +7,7 @@ import pytest
 
 from stentor import limits
 from stentor.broker.cluster.senders import Senders, passed_on
+from stentor.broker.cluster.store_follower import FollowedStore
 from stentor.core.chain_messages import Complaint, JoinerReady, ReplicaReport
 from stentor.core.controller import BrokerRecord
 from stentor.core.membership import Heartbeat
@@ -59,10 +60,8 @@ def senders(broker):
     cluster = broker.cluster
     return Senders(
         broker.clock,
-        catalogue=broker.catalogue,
+        followed=FollowedStore(store=None, catalogue=broker.catalogue, rollback=cluster, follower=cluster),
         trust=broker.trust,
-        rollback=cluster,
-        follower=cluster,
         background=cluster,
         control=cluster,
     )

@@ -6,6 +6,7 @@ import pytest
 from stentor import PartitionInfo
 from stentor.cli import cluster_status
 from stentor.cli.app import run
+from stentor.wire.statistics import from_map
 
 STATUS = {
     "url": "stentor://127.0.0.1:1,127.0.0.1:2",
@@ -97,7 +98,7 @@ def test_the_live_picture_shows_the_same():
 def test_lag_is_counted_from_the_end_of_the_log_to_the_disk_of_each_member():
     def answer(end, durable, committed):
         replica = {"end": end, "durable": durable, "committed": committed}
-        return {"partitions": [{"topic": "orders", "partition": 1, "replica": replica}]}
+        return from_map({"partitions": [{"topic": "orders", "partition": 1, "replica": replica}]})
 
     answers = {"b0": answer(20, 20, 10), "b1": answer(15, 12, 12), "b3": answer(5, 5, 5)}
     info = PartitionInfo(partition=1, epoch=3, chain=["b0", "b1", "b2"], committed=11, end=19)

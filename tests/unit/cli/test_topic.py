@@ -132,7 +132,7 @@ def test_what_cannot_be_done_is_one_sentence(cli, arguments, code):
 
 def test_describe_shows_the_schema_of_a_tabular_topic(cli, client):
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("tags", pa.list_(pa.string()))])
-    client.table("sales", schema)
+    client.tabular("sales", schema)
     lines = cli("topic", "describe", "sales").out.splitlines()
     (line,) = [line for line in lines if line.startswith("schema")]
     assert line.split(maxsplit=1)[1] == "version 1: id int64 not null, tags list<string>"

@@ -107,7 +107,7 @@ def test_who_wants_no_dedupe_gets_none(log):
     for _ in range(3):
         assert log.check(producer=ANONYMOUS, sequence=9) is None
         log.append(producer=ANONYMOUS, sequence=9)
-    assert log.dedupe.statistics() == {"producers": 0}
+    assert log.dedupe.producer_count == 0
 
 
 def test_the_producer_silent_for_longest_is_forgotten_first(log, monkeypatch):
@@ -119,7 +119,7 @@ def test_the_producer_silent_for_longest_is_forgotten_first(log, monkeypatch):
     assert log.refusal(producer=2, sequence=1).detail["reason"] == "unknown_producer"
     assert log.check(producer=1, sequence=1) is not None
     assert log.check(producer=3, sequence=0) is not None
-    assert log.dedupe.statistics() == {"producers": 3}
+    assert log.dedupe.producer_count == 3
 
 
 def random_history(chance: random.Random, log: Log, sequences: dict[int, tuple[int, int]], steps: int) -> None:

@@ -48,9 +48,6 @@ class Sums:
         self.pending.clear()
         self.committed = int(snapshot or 0)
 
-    def statistics(self):
-        return {}
-
     def check_invariants(self):
         assert list(self.pending) == sorted(self.pending)
 

@@ -26,13 +26,13 @@ def adopt(machine, epoch, chain=(A, B), joining=None):
 
 def link(machine, epoch, cut):
     """The predecessor answers the last Link."""
-    return machine.step(r.Received("a", Linked(epoch, machine._attempt, cut)), 0)
+    return machine.step(r.Received("a", Linked(epoch, machine.links.attempt, cut)), 0)
 
 
 def offer(machine, epoch):
     """One more batch comes down."""
     base = machine.end
-    offered = r.Offered("a", epoch, machine._attempt, machine.table.epoch_before(base), base, 0, 0)
+    offered = r.Offered("a", epoch, machine.links.attempt, machine.table.epoch_before(base), base, 0, 0)
     assert machine.step(offered, 0) == [r.Take()]
     return machine.step(r.Taken([Batch(base, base + 1, epoch, 7, 0, base, 1, 0)]), 0)
 

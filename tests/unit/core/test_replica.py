@@ -8,6 +8,7 @@ from tests.headers import appended
 
 from stentor.core.dedupe import Resend
 from stentor.core.replica_events import Answer, Append, Committed, Durable, Fail, Find, Publish, Refuse, Sync
+from stentor.core.statistics import ReplicaStatistics
 from stentor.errors import InternalError, NotReady, SequenceError, UnknownOutcome
 
 ACK_NONE, ACK_HEAD, ACK_QUORUM, ACK_ALL = range(4)
@@ -229,18 +230,9 @@ def test_what_is_not_an_event_is_a_bug_of_ours(machine):
 
 def test_statistics_show_where_it_stands(machine):
     machine.publish(0, count=2)
-    assert machine.replica.statistics() == {
-        "epoch": 3,
-        "position": 0,
-        "linked": True,
-        "active": True,
-        "joint": False,
-        "end": 2,
-        "durable": 0,
-        "committed": 0,
-        "waiting": 1,
-        "failed": "",
-    }
+    assert machine.replica.statistics() == ReplicaStatistics(
+        position=0, epoch=3, linked=True, active=True, end=2, durable=0, committed=0, waiting=1
+    )
 
 
 # --- random walks -------------------------------------------------------------------------------

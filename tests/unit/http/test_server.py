@@ -6,16 +6,22 @@ import urllib.error
 import urllib.request
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stentor import limits
 from stentor.http.metrics import render
 from stentor.http.server import HttpServer
-from stentor.ports import Health, Problem
 from stentor.security.permissions import Permissions
 from stentor.testing import broker
+from stentor.wire.statistics import (
+    BrokerCounts,
+    BrokerStatistics,
+    ChainStatistics,
+    Health,
+    PartitionStatistics,
+    Problem,
+)
 
 WELL = Health()
 
@@ -226,7 +232,7 @@ def test_a_scrape_lets_the_loop_look_at_others_between_slices():
             while not done.done():
                 turns.append(1)
                 await asyncio.sleep(0)
-            return len((await done)["partitions"]), (await shared) is (await done)
+            return len((await done).partitions), (await shared) is (await done)
 
         kept = dict(inner.partitions)
         try:
@@ -239,17 +245,9 @@ def test_a_scrape_lets_the_loop_look_at_others_between_slices():
 
 
 def test_labels_of_metrics_are_escaped_and_the_text_can_be_parsed():
-    row = {
-        "topic": 'a"b\\c',
-        "partition": 3,
-        "streams": 0,
-        **dict.fromkeys(("messages_in", "batches_in", "bytes_in"), 7),
-        "log": dict.fromkeys(("start", "end", "synced_end", "bytes", "segments"), 1),
-        "replica": dict.fromkeys(("committed", "epoch", "waiting"), 2),
-        "chain": {"replicas": 1, "replicas_wanted": 3},
-    }
-    totals = dict.fromkeys(("uptime_s", "connections", "streams", "topics", "partitions", "refusals"), 1.5)
-    body, _ = render({"broker": totals, "health": msgspec.to_builtins(Health()), "partitions": [row]})
+    chain = ChainStatistics(replicas=1, replicas_wanted=3)
+    row = PartitionStatistics(topic='a"b\\c', partition=3, messages_in=7, chain=chain)
+    body, _ = render(BrokerStatistics(broker=BrokerCounts(refusals=2), partitions=[row]))
     families = {family.name: family for family in text_string_to_metric_families(body.decode())}
     (sample,) = families["stentor_partition_messages_in"].samples
     assert (sample.labels, sample.value) == ({"topic": 'a"b\\c', "partition": "3"}, 7.0)

@@ -61,7 +61,7 @@ def test_what_a_lost_connection_had_borrowed_comes_back():
     connection, _, _ = begin(budget, 9 * MIB)
     connection.connection_lost(None)
     assert budget.lent_bytes == 0
-    assert budget.statistics()["loans"] == 0
+    assert budget.statistics().loans == 0
 
 
 def test_who_finds_no_room_is_not_read_from_until_there_is_some():

@@ -10,11 +10,8 @@ from stentor.errors import StentorError
 
 if TYPE_CHECKING:
     from stentor.broker.background import Background
-    from stentor.broker.catalogue import Catalogue
-    from stentor.broker.cluster.store_follower import StoreFollower
-    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.core.cluster import ClusterMember
-    from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +28,12 @@ class ActivePassive:
 
     def __init__(
         self,
-        store: CoordinationStore,
-        catalogue: Catalogue,
-        rollback: StoreRollback,
-        follower: StoreFollower,
+        followed: FollowedStore,
         background: Background,
         office: Office,
     ) -> None:
-        self._store = store
-        self._catalogue = catalogue
-        self._rollback = rollback
-        self._follower = follower
+        self._store, self._catalogue = followed.store, followed.catalogue
+        self._rollback, self._follower = followed.rollback, followed.follower
         self._background = background
         self._office = office
         self._choosing = False

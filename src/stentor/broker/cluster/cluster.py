@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 from stentor import limits
 from stentor._version import __version__
@@ -28,12 +30,13 @@ from stentor.broker.cluster.peer_input import PeerInput
 from stentor.broker.cluster.peer_links import Peers
 from stentor.broker.cluster.senders import Senders
 from stentor.broker.cluster.store_contact import StoreContact
-from stentor.broker.cluster.store_follower import StoreFollower
+from stentor.broker.cluster.store_follower import FollowedStore, StoreFollower
 from stentor.broker.cluster.store_look import StoreLook
 from stentor.broker.cluster.store_rollback import StoreRollback
 from stentor.broker.cluster.trust import LEVEL_KNOWN, Trust
 from stentor.core import cluster_events as e
 from stentor.core.controller import BrokerRecord
+from stentor.wire.statistics import ClusterStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,17 +73,15 @@ class Cluster:
         self._store = store
         self._catalogue = catalogue
         self._background = background
-        self.rollback = rollback = StoreRollback()
-        self.follower = follower = StoreFollower(store, catalogue, rollback)
-        self.trust = trust = Trust(identity, store=store, catalogue=catalogue, rollback=rollback, background=background)
+        self.rollback = StoreRollback()
+        self.follower = StoreFollower(store, catalogue, self.rollback)
+        self.followed = followed = FollowedStore(store, catalogue, self.rollback, self.follower)
+        self.trust = trust = Trust(identity, followed=followed, background=background)
         self.peers = peers = Peers(environment, identity, trust)
         self.control = Control(
             environment,
             identity,
-            store=store,
-            catalogue=catalogue,
-            rollback=rollback,
-            follower=follower,
+            followed=followed,
             peers=peers,
             copies=copies,
             background=background,
@@ -94,20 +95,11 @@ class Cluster:
     def _build_hearing(self, copies: Mapping[Key, LocalCopy]) -> None:
         """What is heard from other brokers, and said to them."""
         environment, control, peers, follower = self._environment, self.control, self.peers, self.follower
-        hearsay = Hearsay(
-            copies,
-            store=self._store,
-            catalogue=self._catalogue,
-            rollback=self.rollback,
-            follower=follower,
-            background=self._background,
-        )
+        hearsay = Hearsay(copies, followed=self.followed, background=self._background)
         self.senders = Senders(
             environment.clock,
-            catalogue=self._catalogue,
+            followed=self.followed,
             trust=self.trust,
-            rollback=self.rollback,
-            follower=follower,
             background=self._background,
             control=control,
         )
@@ -241,6 +233,22 @@ class Cluster:
         self.disk.close()
         self.peers.close()
 
-    def statistics(self) -> dict[str, Any]:
-        found = self.control.statistics()
-        return {**found, "confirmed": self.confirmed, "feature_level": self.trust.level} if found else {}
+    def statistics(self) -> ClusterStatistics | None:
+        """None until this broker has joined."""
+        member = self.control.member
+        if member is None:
+            return None
+        seen = member.membership.statistics(self.control.now_us())
+        return ClusterStatistics(
+            controller=seen.controller,
+            peers=seen.peers,
+            lags=seen.lags,
+            reaches_store=seen.reaches_store,
+            writes=seen.writes,
+            takeovers=member.takeovers,
+            resignations=member.resignations,
+            store_restored=self.rollback.noticed,
+            chains=UNSET if member.controller is None else member.controller.statistics(),
+            confirmed=self.confirmed,
+            feature_level=self.trust.level,
+        )

@@ -8,7 +8,7 @@ The machine (`core.cluster`) decides; it is there from the moment this broker jo
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stentor import limits
 from stentor.broker.cluster.active_passive import ActivePassive
@@ -24,17 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stentor.broker.background import Background
-    from stentor.broker.catalogue import Catalogue, News
+    from stentor.broker.catalogue import News
     from stentor.broker.cluster.interfaces import LocalCopy
     from stentor.broker.cluster.peer_links import Peers
-    from stentor.broker.cluster.store_follower import StoreFollower
-    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.core.chain_messages import PartitionMessage
     from stentor.core.records import HeldRecord, Key
-    from stentor.ports import CoordinationStore
-
-_GATHER_S = 0.01
 
 
 class Control:
@@ -45,25 +41,20 @@ class Control:
         environment: Environment,
         identity: BrokerIdentity,
         *,
-        store: CoordinationStore,
-        catalogue: Catalogue,
-        rollback: StoreRollback,
-        follower: StoreFollower,
+        followed: FollowedStore,
         peers: Peers,
         copies: Mapping[Key, LocalCopy],
         background: Background,
     ) -> None:
         self._environment = environment
         self._identity = identity
-        self._catalogue = catalogue
-        self._rollback = rollback
-        self._follower = follower
+        self._catalogue, self._rollback, self._follower = followed.catalogue, followed.rollback, followed.follower
         self._peers = peers
         self._background = background
         self.member: ClusterMember | None = None  # from when this broker joins
         self.reporting = Reporting(environment, identity, copies, peers, self)
-        self._controlling = Controlling(identity, store, catalogue, rollback, follower, self)
-        self._active = ActivePassive(store, catalogue, rollback, follower, background, self)
+        self._controlling = Controlling(identity, followed, self)
+        self._active = ActivePassive(followed, background, self)
         self._planning_on = False
         self._member_messages: list[tuple[Key, PartitionMessage]] = []
 
@@ -187,7 +178,7 @@ class Control:
     def heard_member(self, key: Key, message: PartitionMessage) -> None:
         """What members say within a moment is looked at together: many chains change in one transaction."""
         if not self._member_messages:
-            self._environment.loop.call_later(_GATHER_S, self._take_member_messages)
+            self._environment.loop.call_later(limits.GATHER_S, self._take_member_messages)
         self._member_messages.append((key, message))
 
     def _take_member_messages(self) -> None:
@@ -209,17 +200,3 @@ class Control:
         """Whom to tell, and whether that one must pass it on."""
         to = self.machine.membership.way_to_controller(self.now_us())
         return to, to != self.machine.controller_broker
-
-    def statistics(self) -> dict[str, Any]:
-        member = self.member
-        if member is None:
-            return {}
-        found: dict[str, Any] = {
-            **member.membership.statistics(self.now_us()),
-            "takeovers": member.takeovers,
-            "resignations": member.resignations,
-            "store_restored": self._rollback.noticed,
-        }
-        if member.controller is not None:
-            found["chains"] = member.controller.statistics()
-        return found

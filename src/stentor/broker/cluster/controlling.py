@@ -13,14 +13,11 @@ from stentor.core.membership import ControllerKey
 from stentor.errors import CoordinationUnavailable, StentorError
 
 if TYPE_CHECKING:
-    from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.reporting import Reporting
-    from stentor.broker.cluster.store_follower import StoreFollower
-    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.broker.environment import BrokerIdentity
     from stentor.core.cluster import ClusterMember
     from stentor.core.controller import Propose
-    from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
 
@@ -44,17 +41,12 @@ class Controlling:
     def __init__(
         self,
         identity: BrokerIdentity,
-        store: CoordinationStore,
-        catalogue: Catalogue,
-        rollback: StoreRollback,
-        follower: StoreFollower,
+        followed: FollowedStore,
         control: Machinery,
     ) -> None:
         self._identity = identity
-        self._store = store
-        self._catalogue = catalogue
-        self._rollback = rollback
-        self._follower = follower
+        self._store, self._catalogue = followed.store, followed.catalogue
+        self._rollback, self._follower = followed.rollback, followed.follower
         self._control = control
         self._loading = False
         self._load_again = False

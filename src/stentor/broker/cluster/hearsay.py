@@ -15,6 +15,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from stentor import limits
 from stentor.broker.catalogue import News, chains_prefix, topic_key
 from stentor.core.replica_events import Doubted, Trusted
 from stentor.errors import StentorError
@@ -23,16 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from stentor.broker.background import Background
-    from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.interfaces import LocalCopy
-    from stentor.broker.cluster.store_follower import StoreFollower
-    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.core.records import HeldRecord, Key
-    from stentor.ports import CoordinationStore
 
 logger = logging.getLogger(__name__)
-
-_ASK_AGAIN_S = 0.2
 
 
 class Hearsay:
@@ -42,17 +38,12 @@ class Hearsay:
         self,
         copies: Mapping[Key, LocalCopy],
         *,
-        store: CoordinationStore,
-        catalogue: Catalogue,
-        rollback: StoreRollback,
-        follower: StoreFollower,
+        followed: FollowedStore,
         background: Background,
     ) -> None:
         self._copies = copies
-        self._store = store
-        self._catalogue = catalogue
-        self._rollback = rollback
-        self._follower = follower
+        self._store, self._catalogue = followed.store, followed.catalogue
+        self._rollback, self._follower = followed.rollback, followed.follower
         self._background = background
         self._asking: set[int] = set()  # topics that are being looked up
         self._waiting: dict[Key, list[tuple[LocalCopy, Callable[[], None]]]] = {}  # for when the store has said so
@@ -94,7 +85,7 @@ class Hearsay:
             while True:
                 if await self._read(topic_id):
                     return
-                await asyncio.sleep(_ASK_AGAIN_S)
+                await asyncio.sleep(limits.RUMOUR_ASK_S)
         finally:
             self._asking.discard(topic_id)
 

@@ -18,14 +18,11 @@ from stentor.wire import messages
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.control import Control
-    from stentor.broker.cluster.store_follower import StoreFollower
-    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.broker.environment import BrokerIdentity
     from stentor.core.records import Key
     from stentor.core.replica import Replica
-    from stentor.ports import CoordinationStore
     from stentor.storage.log import PartitionLog
 
 logger = logging.getLogger(__name__)
@@ -51,19 +48,14 @@ class Operators:
         self,
         identity: BrokerIdentity,
         *,
-        store: CoordinationStore,
-        catalogue: Catalogue,
-        rollback: StoreRollback,
-        follower: StoreFollower,
+        followed: FollowedStore,
         control: Control,
         copies: Mapping[Key, RecoverableCopy],
         cut_cursors: Callable[[str, int, int], Awaitable[dict[str, bytes]]],
     ) -> None:
         self._identity = identity
-        self._store = store
-        self._catalogue = catalogue
-        self._rollback = rollback
-        self._follower = follower
+        self._store, self._catalogue = followed.store, followed.catalogue
+        self._rollback, self._follower = followed.rollback, followed.follower
         self._control = control
         self._copies = copies
         self._cut_cursors = cut_cursors  # by topic and partition, back to this end
@@ -147,6 +139,12 @@ class Operators:
             )
         if partition.replica.active:
             raise InvalidArgument(f"{topic}/{index} is at work.", hint="There is nothing to recover.", object=topic)
+        if partition.replica.failed and not partition.replica.halted:
+            raise InvalidArgument(
+                f"The copy of {topic}/{index} on this broker has failed: {partition.replica.failed}",
+                hint="Mend the disk and start the broker with --unclean. Then recover, if it is still necessary.",
+                object=topic,
+            )
         record = msgspec.structs.replace(
             held.record,
             epoch=max(held.record.epoch, partition.replica.epoch) + limits.RECOVERY_EPOCHS,

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PROVEN_S = 0.5
-"""A connection that ends sooner is not dialled again at once: the other side takes none, or not what it is sent."""
-
 _FRAME_BYTES_MAX = 1024 * 1024
 """What is said is packed into frames of about this size; a single message may be larger."""
 
@@ -139,7 +136,7 @@ class PeerLink:
             else:
                 dialled = self._loop.time()
                 await self._lost.wait()
-                if self._loop.time() - dialled > _PROVEN_S:
+                if self._loop.time() - dialled > limits.PEER_PROVEN_S:
                     continue  # dial again at once: the answer tells whether it is dead
             await asyncio.sleep(jittered_s(0.5 * limits.PEER_HEARTBEAT_S, limits.PEER_HEARTBEAT_S))
 

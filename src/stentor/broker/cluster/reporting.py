@@ -8,8 +8,9 @@ partition changes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from stentor import limits
 from stentor.wire import frames, peer
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from stentor.core.chain_messages import ReplicaReport
     from stentor.core.cluster import ClusterMember
     from stentor.core.records import Key
-
-_GATHER_S: Final = 0.01
 
 
 class ControllerWay(Protocol):
@@ -67,7 +66,7 @@ class Reporting:
             self._changed.add(key)
         if not self._due:
             self._due = True
-            self._loop.call_later(_GATHER_S, self._now)
+            self._loop.call_later(limits.GATHER_S, self._now)
 
     def everything(self) -> None:
         """The controller has missed something."""

@@ -24,12 +24,12 @@ def refusal(topic: str, known: int, schema_id: int) -> SchemaRefused:
     if not schema_id:
         return SchemaRefused(
             f"Topic {topic} has a schema; this batch names none.",
-            hint=f"Send rows with client.table({topic!r}).producer().",
+            hint=f"Send rows with client.tabular({topic!r}).producer().",
             object=topic,
         )
     error = SchemaRefused(
         f"Topic {topic} has {known} versions of a schema; this batch names version {schema_id}.",
-        hint="Register a schema before rows of it are sent: client.table(name, schema).",
+        hint="Register a schema before rows of it are sent: client.tabular(name, schema).",
         object=topic,
     )
     error.retriable = True  # it may have been registered a moment ago, at another broker

@@ -22,9 +22,7 @@ from stentor.wire import peer
 
 if TYPE_CHECKING:
     from stentor.broker.background import Background
-    from stentor.broker.catalogue import Catalogue
-    from stentor.broker.cluster.store_follower import StoreFollower
-    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.core.chain_messages import PartitionMessage
     from stentor.core.records import Key
     from stentor.ports import Clock
@@ -53,18 +51,14 @@ class Senders:
         self,
         clock: Clock,
         *,
-        catalogue: Catalogue,
+        followed: FollowedStore,
         trust: Proofs,
-        rollback: StoreRollback,
-        follower: StoreFollower,
         background: Background,
         control: TakingPart,
     ) -> None:
         self._clock = clock
-        self._catalogue = catalogue
+        self._catalogue, self._rollback, self._follower = followed.catalogue, followed.rollback, followed.follower
         self._trust = trust
-        self._rollback = rollback
-        self._follower = follower
         self._background = background
         self._control = control
         self._looked_at = -limits.PEER_LOOK_S

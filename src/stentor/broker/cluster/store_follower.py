@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stentor.broker.catalogue import News
 from stentor.ports import Changed
 
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.store_rollback import StoreRollback
     from stentor.core.records import HeldRecord, Key
     from stentor.ports import CoordinationStore, Entry, Range
+
+
+class FollowedStore(msgspec.Struct, frozen=True):
+    """The coordination store as this broker follows it: who changes something there needs most of these."""
+
+    store: CoordinationStore  # where changes are swapped in
+    catalogue: Catalogue  # what it said last
+    rollback: StoreRollback  # whether it went back, and must not be followed
+    follower: StoreFollower  # reads it again, and tells everybody
 
 
 class StoreFollower:

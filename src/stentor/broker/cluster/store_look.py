@@ -6,15 +6,15 @@ what changed; only if it has not by then, the store is read, once for all change
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from stentor import limits
 
 if TYPE_CHECKING:
     from stentor.broker.background import Background
     from stentor.broker.cluster.store_follower import StoreFollower
     from stentor.broker.cluster.store_rollback import StoreRollback
     from stentor.broker.environment import Environment
-
-_WATCH_S: Final = 0.2
 
 
 class StoreLook:
@@ -35,7 +35,7 @@ class StoreLook:
         self._revision = max(self._revision, revision or self._rollback.revision + 1)
         if not self._due:
             self._due = True
-            self._loop.call_later(_WATCH_S, self._look_if_behind)
+            self._loop.call_later(limits.STORE_WATCH_S, self._look_if_behind)
 
     def _look_if_behind(self) -> None:
         self._due = False

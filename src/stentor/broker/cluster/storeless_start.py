@@ -36,9 +36,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_ASK_AGAIN_S = 1.0
-_TELL_AGAIN_S = 60.0
-
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True):
     """What the store was last known to hold, as far as readers need it."""
@@ -163,7 +160,7 @@ class StorelessStart:
                 if self._identity.alone:
                     raise
                 self._tell(str(error))
-                await asyncio.sleep(_ASK_AGAIN_S)
+                await asyncio.sleep(limits.STORE_AGAIN_S)
 
     async def _wait(self) -> None:
         while not await self._store_answers():
@@ -174,7 +171,7 @@ class StorelessStart:
             await self._store.range("identity/")
         except CoordinationUnavailable as error:
             self._tell(str(error))
-            await asyncio.sleep(_ASK_AGAIN_S)
+            await asyncio.sleep(limits.STORE_AGAIN_S)
             return False
         return True
 
@@ -182,7 +179,7 @@ class StorelessStart:
         """The same thing is not said every second."""
         told, at = self._told
         now = self._loop.time()
-        if why != told or now - at > _TELL_AGAIN_S:
+        if why != told or now - at > limits.STORE_TOLD_S:
             self._told = (why, now)
             logger.warning("waiting for the coordination store: %s", why)
 

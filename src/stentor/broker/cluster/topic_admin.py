@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -43,18 +43,15 @@ from stentor.wire.messages import merge_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.control import Control
     from stentor.broker.cluster.peer_links import Peers
-    from stentor.broker.cluster.store_follower import StoreFollower
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.ports import CoordinationStore
     from stentor.wire.messages import TopicChanges, TopicSettings
     from stentor.wire.schemas import SchemaColumn
 
 logger = logging.getLogger(__name__)
-
-_TRIES_MAX: Final = 5  # each time somebody else has changed the topic meanwhile
 
 
 class Logs(Protocol):
@@ -74,9 +71,7 @@ class TopicAdmin:
         environment: Environment,
         identity: BrokerIdentity,
         *,
-        store: CoordinationStore,
-        catalogue: Catalogue,
-        follower: StoreFollower,
+        followed: FollowedStore,
         control: Control,
         peers: Peers,
         logs: Logs,
@@ -84,9 +79,7 @@ class TopicAdmin:
     ) -> None:
         self._environment = environment
         self._identity = identity
-        self._store = store
-        self._catalogue = catalogue
-        self._follower = follower
+        self._store, self._catalogue, self._follower = followed.store, followed.catalogue, followed.follower
         self._control = control
         self._peers = peers
         self._logs = logs
@@ -222,7 +215,7 @@ class TopicAdmin:
         `change` gets the record as it is now; what it returns unchanged is not written.
         """
         key = topic_key(name)
-        for _ in range(_TRIES_MAX):
+        for _ in range(limits.TOPIC_CHANGE_TRIES_MAX):
             topic = self._catalogue.get(name)
             record = change(topic.record)
             if record is topic.record:
@@ -271,7 +264,7 @@ class TopicAdmin:
     async def _delete_name(self, name: str) -> HeldTopic:
         """Another broker may have changed the topic a moment ago: then look once more, and delete what it is now."""
         key = topic_key(name)
-        for _ in range(_TRIES_MAX):
+        for _ in range(limits.TOPIC_CHANGE_TRIES_MAX):
             topic = self._catalogue.get(name)
             mark = {deleted_key(topic.record.id): b""}
             if (await self._store.swap(expect={key: topic.revision}, put=mark, delete=(key,))).succeeded:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stentor.broker.background import Background
-    from stentor.broker.catalogue import Catalogue, News
-    from stentor.broker.cluster.store_rollback import StoreRollback
+    from stentor.broker.catalogue import News
+    from stentor.broker.cluster.store_follower import FollowedStore
     from stentor.broker.environment import BrokerIdentity
     from stentor.ports import CoordinationStore
 
@@ -57,17 +57,13 @@ class Trust:
         self,
         identity: BrokerIdentity,
         *,
-        store: CoordinationStore,
-        catalogue: Catalogue,
-        rollback: StoreRollback,
+        followed: FollowedStore,
         background: Background,
     ) -> None:
         self.level = 0
         self.on_change: list[Callable[[], None]] = []  # whoever came in by what no longer counts comes in again
         self._identity = identity
-        self._store = store
-        self._catalogue = catalogue
-        self._rollback = rollback
+        self._store, self._catalogue, self._rollback = followed.store, followed.catalogue, followed.rollback
         self._background = background
         self._file: Path | None = None
         self._secret: ClusterSecret | None = None

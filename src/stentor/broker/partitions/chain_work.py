@@ -13,14 +13,12 @@ if TYPE_CHECKING:
     from stentor.core.replica import Replica
     from stentor.core.replica_events import ReplicaEvent, Truncate
     from stentor.storage.log import PartitionLog
-    from stentor.wire.messages import TopicSettings
 
 
 class ChainMember(Protocol):
     """A partition, as those see it who work for it."""
 
     log: PartitionLog
-    settings: TopicSettings
     noted: object  # the floors that the journal knows of it
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from stentor import limits
 from stentor.core.replica_events import EpochStored, Fail
 from stentor.errors import DiskFull, OutOfDescriptors, StentorError
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from stentor.storage.journal import ReplicaJournal
 
 logger = logging.getLogger(__name__)
-
-_ASK_AGAIN_S: Final = 1.0  # when the disk was full
 
 
 class EpochStore:
@@ -70,4 +69,4 @@ class EpochStore:
                 partition.step(Fail(f"the journal could not be written: {error.message}"))
         if self._waiting:
             self._storing = True
-            self._loop.call_later(_ASK_AGAIN_S if error is not None else 0, self._store)
+            self._loop.call_later(limits.DISK_AGAIN_S if error is not None else 0, self._store)

@@ -8,11 +8,12 @@ not taken. That is exact to a delivery, and to the second by which a client tell
 from __future__ import annotations
 
 from heapq import nlargest
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from stentor import limits
+from stentor.wire.statistics import LaggingSubscriber
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,14 +50,22 @@ def lag_of(streams: Iterable[Lagging]) -> ReaderLag:
     return ReaderLag(sum(lag.messages for lag in found), max((lag.seconds for lag in found), default=0.0))
 
 
-def lag_statistics(streams: Iterable[Lagging]) -> dict[str, Any]:
+class PartitionLag(msgspec.Struct, frozen=True):
+    """How far the subscribers of one partition are behind."""
+
+    messages_max: int
+    messages_sum: int
+    seconds_max: float
+
+
+def partition_lag(streams: Iterable[Lagging]) -> PartitionLag:
     """Of one partition: its subscribers together."""
     found = [stream.lag() for stream in streams]
-    return {
-        "lag_max": max((lag.messages for lag in found), default=0),
-        "lag_sum": sum(lag.messages for lag in found),
-        "lag_max_s": max((lag.seconds for lag in found), default=0.0),
-    }
+    return PartitionLag(
+        messages_max=max((lag.messages for lag in found), default=0),
+        messages_sum=sum(lag.messages for lag in found),
+        seconds_max=max((lag.seconds for lag in found), default=0.0),
+    )
 
 
 class MostBehind:
@@ -72,16 +81,16 @@ class MostBehind:
         if behind:
             self._found = nlargest(limits.LAGGING_TOLD_MAX, self._found + behind, key=lambda each: each[:2])
 
-    def statistics(self) -> list[dict[str, Any]]:
+    def statistics(self) -> list[LaggingSubscriber]:
         return [
-            {
-                "client": stream.client[0],
-                "address": stream.client[1],
-                "topic": topic,
-                "partition": partition,
-                "taken": stream.cursor.taken,
-                "lag": messages,
-                "lag_s": round(seconds, 3),
-            }
+            LaggingSubscriber(
+                client=stream.client[0],
+                address=stream.client[1],
+                topic=topic,
+                partition=partition,
+                taken=stream.cursor.taken,
+                lag=messages,
+                lag_s=round(seconds, 3),
+            )
             for messages, seconds, topic, partition, stream in self._found
         ]

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DESCRIPTOR_S = 1.0  # then a sync that found no descriptor is tried again
-
 
 class Synced(Protocol):
     """The partition whose log it is."""
@@ -124,7 +122,7 @@ class LogSync:
         if isinstance(error, OutOfDescriptors):  # nothing was synced, so it may be tried again (unlike K3)
             logger.warning("partition %s waits for a free file descriptor: %s", partition.name, error.message)
             loop, again = self._threads.loop, partial(self._threads.submit, partition.log.sync, self._synced)
-            loop.call_later(_DESCRIPTOR_S, again)
+            loop.call_later(limits.DISK_AGAIN_S, again)
             return
         self.under_way, self.began_us = False, None
         if self._cut is not None and error is None:

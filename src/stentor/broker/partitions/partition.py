@@ -10,31 +10,30 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from stentor.broker.partitions.chain_feed import ChainFeed
 from stentor.broker.partitions.followers import Followers
-from stentor.broker.partitions.lag import lag_statistics
+from stentor.broker.partitions.lag import partition_lag
 from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.read_end import Ends
 from stentor.broker.partitions.replication import check_run, split_bodies
 from stentor.broker.partitions.resends import Resends
 from stentor.broker.partitions.retention_wait import RetentionWait
+from stentor.broker.partitions.successor import Successor
 from stentor.broker.partitions.tail_cache import TailCache
 from stentor.core import refusals
 from stentor.core import replica_events as r
-from stentor.core.chain_messages import Down, Linked
 from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, StentorError
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
+from stentor.wire.statistics import ChainStatistics, DedupeStatistics, PartitionStatistics
 
 if TYPE_CHECKING:
     from stentor.broker.disk_threads import DiskThreads
     from stentor.broker.partitions.chain_work import ChainWork
     from stentor.broker.partitions.interfaces import Publisher, Sender
-    from stentor.core.chain_messages import PartitionMessage
     from stentor.core.records import Key
     from stentor.core.replica import Replica
     from stentor.core.replica_events import ReplicaEffect, ReplicaEvent
@@ -71,9 +70,6 @@ class Traffic:
         self.messages_out += messages
         self.bytes_out += size
 
-    def statistics(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 class OpenRequests:
     """Who waits for an answer, by ticket."""
@@ -82,9 +78,6 @@ class OpenRequests:
         self.sender: Sender | None = None  # whose batches are being taken right now
         self._waiting: dict[int, Request] = {}
         self._tickets = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def add(self, request: Request) -> int:
         self._tickets += 1
@@ -127,7 +120,7 @@ class Partition:
         self.loop = syncs.loop
         self.sync = LogSync(self, syncs, clock)
         self.followers = Followers()
-        self.feed: ChainFeed | None = None
+        self.successor = Successor(self)
         self.ends = Ends(self)  # readers that want to know where the messages end
         self.traffic = Traffic()
         self.noted: object = None  # the floors that the journal knows
@@ -153,7 +146,7 @@ class Partition:
     @property
     def is_fed(self) -> bool:
         """Whether a successor gets the same batches."""
-        return self.feed is not None
+        return self.successor.is_fed
 
     # --- publishing -----------------------------------------------------------------------------
 
@@ -191,8 +184,7 @@ class Partition:
         self._requests.sender = sender
         self._perform(effects)
         self._requests.sender = None
-        if self.feed is not None:
-            self.feed.wake()
+        self.successor.wake()
         self.sync.wait_if_far_ahead(sender, size)
 
     def _no_room(self, error: StentorError) -> None:
@@ -254,13 +246,6 @@ class Partition:
         bodies = split_bodies(chunk, headers) if self.replica.states.wants_bodies else ()
         self._took(sender, self.replica.step(r.Taken(headers, bodies), now_us), len(chunk))
 
-    def _start_feed(self, effect: r.StartFeed) -> None:
-        self.stop_feed()
-        link = self._chain.data_link(effect.to) if self._chain is not None else None
-        if link is not None:
-            self.feed = ChainFeed(self, link, effect)
-            self.feed.wake()
-
     def let_lead(self) -> None:
         """An operator says that this copy leads, as it is: what it lacks or refused counts no more (C13)."""
         self.step(r.LetLead())
@@ -268,7 +253,7 @@ class Partition:
     def feed_failed(self, error: StentorError) -> None:
         """The successor needs what this disk cannot give."""
         logger.error("partition %s cannot feed its successor: %s", self.name, error)
-        self.stop_feed()
+        self.successor.stop()
         self.read_failed(error)
 
     def read_failed(self, error: StentorError) -> StentorError:
@@ -340,15 +325,14 @@ class Partition:
             raise InternalError(f"Unexpected effect {effect!r}.")
         match effect:
             case r.Send(to, message):
-                self._tell(chain, to, message)
+                self.successor.tell(chain, to, message)
             case r.Report(message):
                 chain.report(self.key, message)
             case r.StoreEpoch(epoch):
+                self.successor.epoch_ends()
                 chain.store_epoch(self, epoch)
-            case r.StartFeed():
-                self._start_feed(effect)
-            case r.StopFeed():
-                self.stop_feed()
+            case r.StartFeed() | r.StopFeed() | r.GiveState():
+                self.successor.perform(chain, effect)
             case r.Truncate():
                 self._truncate(effect)
             case r.Retire(start):
@@ -359,14 +343,6 @@ class Partition:
                 logger.critical("partition %s stops: %s", self.name, reason)
             case _:
                 raise InternalError(f"Unexpected effect {effect!r}.")
-
-    def _tell(self, chain: ChainWork, to: str, message: PartitionMessage) -> None:
-        if isinstance(message, Down) and self.feed is not None and self.feed.link.name == to:
-            self.feed.tell(message)
-            return
-        if isinstance(message, Linked) and message.reset:
-            message = msgspec.structs.replace(message, snapshot=self.log.start_snapshot())
-        chain.tell(to, self.key, message)
 
     def tick(self, tick: r.Tick) -> None:
         """Time passes; the disk may be at work for this log."""
@@ -389,12 +365,6 @@ class Partition:
 
     # --- life -----------------------------------------------------------------------------------
 
-    def stop_feed(self) -> None:
-        """Nothing more is sent to the successor."""
-        if self.feed is not None:
-            self.feed.close()
-            self.feed = None
-
     @property
     def deleted(self) -> bool:
         """Whether it goes away."""
@@ -415,24 +385,24 @@ class Partition:
             kept_unrecorded=self.waiting.kept,
         )
 
-    def statistics(self) -> dict[str, Any]:
-        return {
-            "topic": self.topic,
-            "partition": self.index,
-            **self.traffic.statistics(),
-            "streams": len(self.followers.streams),
-            **lag_statistics(self.followers.streams),
-            "tail_cache_bytes": self.tail.bytes,
-            "chain": self._chain_statistics(),
-            "replica": self.replica.statistics(),
-            "dedupe": self.replica.dedupe.statistics() | {"searches": self._resends.searches},
-            "log": msgspec.to_builtins(self.log.statistics()),
-        }
-
-    def _chain_statistics(self) -> dict[str, Any]:
-        """How many members the chain has and should have."""
-        record = self.replica.record
-        return {
-            "replicas": len(self.replica.position.brokers),
-            "replicas_wanted": 0 if record is None else record.factor,
-        }
+    def statistics(self) -> PartitionStatistics:
+        replica, traffic, lag = self.replica, self.traffic, partition_lag(self.followers.streams)
+        wanted = 0 if replica.record is None else replica.record.factor
+        return PartitionStatistics(
+            topic=self.topic,
+            partition=self.index,
+            batches_in=traffic.batches_in,
+            bytes_in=traffic.bytes_in,
+            bytes_out=traffic.bytes_out,
+            messages_in=traffic.messages_in,
+            messages_out=traffic.messages_out,
+            streams=len(self.followers.streams),
+            lag_max=lag.messages_max,
+            lag_sum=lag.messages_sum,
+            lag_max_s=lag.seconds_max,
+            tail_cache_bytes=self.tail.bytes,
+            chain=ChainStatistics(replicas=len(replica.position.brokers), replicas_wanted=wanted),
+            replica=replica.statistics(),
+            dedupe=DedupeStatistics(producers=replica.dedupe.producer_count, searches=self._resends.searches),
+            log=self.log.statistics(),
+        )

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from stentor.core.replica_events import ReplicaEvent
     from stentor.ports import CoordinationStore
 
-_STALE_S = 0.25  # what a reader that allows staleness waits for certainty
-_POLL_S = 0.005
+_POLL_S = 0.005  # a reader waits for the answer, so it is found soon
 
 
 class Ended(Protocol):
@@ -77,7 +76,7 @@ async def find_end(partition: Ended, *, alone: bool, stale: bool, store: Coordin
         return _uncertain(partition, stale=stale, why="this broker waits for its coordination store")
     if alone and partition.replica.failed:
         return partition.committed, True  # there is no other copy that could know more
-    end, certainty = await partition.ends.ask(_STALE_S if stale else limits.CONFIRM_S)
+    end, certainty = await partition.ends.ask(limits.STALE_READ_S if stale else limits.CONFIRM_S)
     if certainty == "sure" or (certainty == "if_newest" and await _is_newest(store, partition)):
         await _until_known(partition, end)
         return end, True

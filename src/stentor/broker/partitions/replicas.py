@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ACTIVATION_S = 10.0  # how long a start or a new topic waits for its chains
-_POLL_S = 0.002
-_RECOVERY_THREADS = 4
+_POLL_S = 0.002  # whoever makes a topic waits for it
 _SETTLED_PARTITIONS = 500  # so many new ones are worth setting apart from what is collected
 
 
@@ -74,18 +72,21 @@ class Replicas:
     # --- opening --------------------------------------------------------------------------------
 
     async def open_all(self, topics: Iterable[HeldTopic], named: dict[Key, Member]) -> None:
-        """Recover every log on this disk, several at a time: what a restart waits for."""
+        """Recover every log on this disk, several at a time: what a restart waits for.
+
+        Those that the journal does not know are opened only if they are `named`.
+        """
         wanted = []
         for topic in topics:
             for key in topic.keys:
                 known = self._journal.get(*key)
                 log_id = known.log_id if known is not None else None
-                if log_id is None and self._identity.alone and key in named:
+                if log_id is None and key in named:
                     log_id = named[key].log_id
                 if log_id is not None:
                     wanted.append((topic, key, log_id))
         loop = self._environment.loop
-        with ThreadPoolExecutor(_RECOVERY_THREADS, "stentor-recovery") as pool:
+        with ThreadPoolExecutor(limits.RECOVERY_THREADS, "stentor-recovery") as pool:
             opening = [loop.run_in_executor(pool, self._copies.reopen, *one, self._desk) for one in wanted]
             for partition in await asyncio.gather(*opening):
                 if partition is not None:
@@ -101,7 +102,7 @@ class Replicas:
         """Begin the logs of a new topic, a few at a time."""
         await asyncio.to_thread(self._copies.note, log_ids)
         loop = self._environment.loop
-        with ThreadPoolExecutor(_RECOVERY_THREADS, "stentor-create") as pool:
+        with ThreadPoolExecutor(limits.RECOVERY_THREADS, "stentor-create") as pool:
             making = [
                 loop.run_in_executor(pool, self._copies.begin, topic, key, log_id, self._desk)
                 for key, log_id in log_ids.items()
@@ -218,7 +219,7 @@ class Replicas:
     async def settle(self, partition: Partition) -> None:
         """Bring what it has to disk."""
         settled = asyncio.Event()
-        partition.stop_feed()
+        partition.successor.stop()
         partition.sync.stop(settled.set)
         await settled.wait()
 
@@ -237,7 +238,7 @@ class Replicas:
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         loop = self._environment.loop
-        deadline = loop.time() + _ACTIVATION_S
+        deadline = loop.time() + limits.ACTIVATION_S
         while not holds():
             if loop.time() > deadline:
                 return

@@ -12,9 +12,9 @@ from stentor import limits
 from stentor.broker.cluster import schemas
 from stentor.broker.partitions.lag import lag_of
 from stentor.broker.partitions.partition import Request
-from stentor.broker.sessions.inline_sync import InlineSync, ReadSyncs
+from stentor.broker.sessions.batch_session import BatchSession
+from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.reader_stream import ReaderStream
-from stentor.broker.sessions.session import Session
 from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
 from stentor.errors import Closed, InternalError, LimitExceeded, ProducerNotProven, ProtocolError, StentorError
@@ -26,7 +26,6 @@ from stentor.wire.header import check_header
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stentor.broker.partitions.interfaces import DeferredSync
     from stentor.broker.partitions.serving import Serving
     from stentor.broker.sessions.session import Caller, Reception
     from stentor.ports import Clock
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _PUBLISH: Final = int(Kind.PUBLISH)
 _PUBLISHED: Final = int(Kind.PUBLISHED)
-_TOPICS_REMEMBERED_MAX: Final = 100
+_TOPICS_REMEMBERED_MAX: Final = 100  # shown to people, who look for a few
 
 
 class Desk(Protocol):
@@ -55,7 +54,7 @@ class ClientServices(msgspec.Struct, frozen=True):
     has_few_sessions: Callable[[], bool]  # then a reader of history may have more at once
 
 
-class ClientSession(Session):
+class ClientSession(BatchSession):
     """The owner of one client's connection."""
 
     def __init__(
@@ -66,7 +65,7 @@ class ClientSession(Session):
         clock: Clock,
         services: ClientServices,
     ) -> None:
-        super().__init__(connection, caller, reception, clock)
+        super().__init__(connection, caller, reception, clock, services.inline_sync)
         self.clock = clock
         self.streams: dict[int, ReaderStream] = {}
         self.blocked: dict[ReaderStream, None] = {}  # streams that wait for room, in turn
@@ -77,7 +76,6 @@ class ClientSession(Session):
         self._permissions = services.permissions
         self._has_few_sessions = services.has_few_sessions
         self._publishing: dict[str, None] = {}  # topics that this client has published to
-        self._syncs = ReadSyncs(services.inline_sync)
         self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
         self._responding = asyncio.Lock()  # one answer to a request is encoded at a time
@@ -101,11 +99,6 @@ class ClientSession(Session):
                 f"A control message has {len(body)} bytes; the limit is {limits.CONTROL_BODY_BYTES_MAX}."
             )
         handler(self, correlation, body)
-
-    def read_finished(self) -> None:
-        self._reading = False
-        self._syncs.finish()
-        self._flush_answers()
 
     def writable_changed(self, writable: bool) -> None:
         super().writable_changed(writable)
@@ -141,10 +134,6 @@ class ClientSession(Session):
             self._publishing[partition.topic] = None
         self._syncs.note(len(body))
         partition.publish(body, header, Request(self, correlation), flags & 3)
-
-    def defer_sync(self, sync: DeferredSync) -> bool:
-        """Whether a sync may wait for the end of this read, to be done in the loop."""
-        return self._reading and self._syncs.defer(sync)
 
     def published(self, correlation: int, base_offset: int, epoch: int, appended_at_us: int) -> None:
         """Answer a publish; the caller flushes once it has no more answers."""
@@ -205,8 +194,11 @@ class ClientSession(Session):
 
     @property
     def reads_alone(self) -> bool:
-        """Whether a reader waits for nothing else here, and few others are served."""
-        return len(self.streams) <= 1 and self._has_few_sessions()
+        """Whether nobody here waits for news beside what a reader catches up on, and few others are served."""
+        streams = self.streams
+        if len(streams) > limits.HISTORY_STREAMS_MAX or not self._has_few_sessions():
+            return False
+        return len(streams) <= 1 or all(stream.cursor.end is not None for stream in streams.values())
 
     def pump_blocked(self) -> None:
         """Streams that waited go on, as many as there is room for."""

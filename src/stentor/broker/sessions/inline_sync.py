@@ -22,7 +22,7 @@ RUN_MIN: Final = 16
 SMALL_BYTES: Final = 16 * 1024
 """A larger batch takes the disk too long."""
 
-SYNC_US_MAX: Final = 10_000
+SYNC_US_MAX: Final = 10_000  # others wait for the loop meanwhile
 PENALTY: Final = 200
 """A sync slower than this in the loop sends the publisher back to the threads for so many publishes."""
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 
-from stentor.broker.sessions.inline_sync import InlineSync, ReadSyncs
-from stentor.broker.sessions.session import Session
+from stentor.broker.sessions.batch_session import BatchSession
+from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.errors import InternalError, PeerRefused, ProtocolError, StentorError
 from stentor.wire.frames import Kind
 from stentor.wire.peer import DATA
@@ -17,7 +17,7 @@ from stentor.wire.peer import DATA
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stentor.broker.partitions.interfaces import DeferredSync, Sender
+    from stentor.broker.partitions.interfaces import Sender
     from stentor.broker.sessions.session import Caller, Reception
     from stentor.ports import Clock
     from stentor.transport.connection import Connection
@@ -34,7 +34,7 @@ class PeerServices(msgspec.Struct, frozen=True):
     inline_sync: InlineSync
 
 
-class PeerSession(Session):
+class PeerSession(BatchSession):
     """The owner of one connection that another broker dialled, for control or for data."""
 
     is_peer: ClassVar[bool] = True
@@ -50,12 +50,11 @@ class PeerSession(Session):
         purpose: str,
         proven_by: bytes,
     ) -> None:
-        super().__init__(connection, caller, reception, clock)
+        super().__init__(connection, caller, reception, clock, services.inline_sync)
         self.peer = caller.principal.name  # the other broker's id
         self.proven_by = proven_by  # the secret; empty if an older version was taken at its word
         self._purpose = purpose
         self._services = services
-        self._syncs = ReadSyncs(services.inline_sync)
 
     def frame_received(self, kind: int, flags: int, correlation: int, body: memoryview) -> None:  # noqa: ARG002
         if self._discarding:
@@ -65,15 +64,6 @@ class PeerSession(Session):
         if handler is None:
             raise ProtocolError(f"A broker may not send {Kind(kind).name} here.")
         handler(self, correlation, body)
-
-    def read_finished(self) -> None:
-        self._reading = False
-        self._syncs.finish()
-        self._flush_answers()
-
-    def defer_sync(self, sync: DeferredSync) -> bool:
-        """Whether a sync may wait for the end of this read, to be done in the loop."""
-        return self._reading and self._syncs.defer(sync)
 
     def _heard(self, _: int, body: memoryview) -> None:
         self._check_registered()

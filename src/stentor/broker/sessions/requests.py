@@ -23,6 +23,7 @@ from stentor.errors import (
 from stentor.security.permissions import Action, Permissions
 from stentor.wire import batch, messages
 from stentor.wire.header import extents, unpack
+from stentor.wire.statistics import as_map
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -39,14 +40,13 @@ if TYPE_CHECKING:
     from stentor.broker.sessions.client_session import ClientSession
     from stentor.core.records import Key
     from stentor.core.standing import Standing
-
-_DAMAGE_READS_MAX = 64  # one delivery is a read or two; a liar gets no more than this
+    from stentor.wire.statistics import BrokerStatistics
 
 
 class Sights(Protocol):
     """What a broker shows of itself."""
 
-    async def gather(self) -> dict[str, Any]: ...
+    async def gather(self) -> BrokerStatistics: ...
     def connected(self) -> list[messages.ClientInfo]: ...
 
 
@@ -260,7 +260,7 @@ class Requests:
         partition = self._serving.partition(request.topic_id, request.partition)
         end = min(request.end, partition.committed)
         offset, reads = request.offset, 0
-        while offset < end and reads < _DAMAGE_READS_MAX:
+        while offset < end and reads < limits.DAMAGE_READS_MAX:
             read = partial(partition.log.read, offset, partition.committed, limits.DELIVERY_BYTES)
             found = await _read(partition, read)
             offset, reads = found.next_offset, reads + 1
@@ -300,7 +300,7 @@ class Requests:
         return messages.ClientList(clients=self._sights.connected())
 
     async def _statistics(self, _: ClientSession, __: messages.GetStatistics) -> messages.Statistics:
-        return messages.Statistics(statistics=await self._sights.gather())
+        return messages.Statistics(statistics=as_map(await self._sights.gather()))
 
     async def _list_brokers(self, _: ClientSession, __: messages.ListBrokers) -> messages.BrokerList:
         return messages.BrokerList(brokers=self._operators.brokers(self._routes.brokers()))

@@ -58,7 +58,6 @@ class Session:
         self._watchdog = Watchdog(connection, clock.monotonic())
         self._answers: list[bytes] = []
         self._answers_scheduled = False
-        self._reading = False  # frames of one read are being handled
         self._holds = 0
         self._discarding = False
 
@@ -71,7 +70,6 @@ class Session:
         raise NotImplementedError
 
     def read_finished(self) -> None:
-        self._reading = False
         self._flush_answers()
 
     def writable_changed(self, writable: bool) -> None:

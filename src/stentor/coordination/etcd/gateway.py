@@ -41,7 +41,7 @@ _NOT_ENABLED: Final = "authentication is not enabled"
 # Said before anything was done, by a member that cannot do it: another one can, or this one later.
 _NOT_TAKEN: Final = ("too many requests", "not supported for learner")
 _TOKEN_REFUSALS: Final = ("invalid auth token", "revision in header is old", "user name is empty")
-_REASON_CHARACTERS_MAX: Final = 200
+_REASON_CHARACTERS_MAX: Final = 200  # of what etcd, or whoever answers in its place, says
 _LATE: Final = "no answer in time"
 
 logger = logging.getLogger(__name__)

@@ -100,7 +100,6 @@ class EtcdProblem(msgspec.Struct, frozen=True):
     code: int = 0
     message: str = ""
     error: str = ""
-    grpc_code: int = 0
 
 
 class WatchLine(msgspec.Struct, frozen=True):

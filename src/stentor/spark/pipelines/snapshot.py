@@ -71,11 +71,6 @@ def _is_of_snapshot(path: Path) -> bool:
     return path.name.endswith((".parquet", ".crc", "_SUCCESS"))
 
 
-def from_lake(spark: SparkSession, path: str | Path) -> DataFrame:
-    """A snapshot that was written."""
-    return spark.read.parquet(str(path))
-
-
 def to_topic(frame: DataFrame, topic: str, *, url: str | None = None, name: str | None = None) -> None:
     """Publish a snapshot; with a name it may be repeated and is there once."""
     activate(frame.sparkSession)

@@ -56,7 +56,7 @@ TABLE = pa.Table.from_pylist(ROWS, schema=SCHEMA)
 
 
 def sent(client, name, data, schema=SCHEMA, **options):
-    topic = client.table(name, schema)
+    topic = client.tabular(name, schema)
     with topic.producer() as producer:
         producer.send_batch(data, **options)
     return topic
@@ -67,7 +67,7 @@ def test_a_table_comes_back_equal_in_arrow_pandas_and_polars(client):
     assert topic.read().to_arrow().equals(TABLE)
     assert_frame_equal(topic.read().to_pandas(), TABLE.to_pandas())
     assert_polars_equal(topic.read().to_polars(), pl.from_arrow(TABLE))
-    assert client.table("table.all").schema.equals(SCHEMA), "whoever comes later learns it from the topic"
+    assert client.tabular("table.all").schema.equals(SCHEMA), "whoever comes later learns it from the topic"
 
 
 def test_a_pandas_frame_comes_back_equal(client):
@@ -118,7 +118,7 @@ def test_many_rows_over_partitions_and_compressed(client):
     client.create_topic("table.many", partitions=3)
     schema = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.string())])
     table = pa.table({"n": range(20_000), "s": [f"row {number}" for number in range(20_000)]}, schema=schema)
-    topic = client.table("table.many", schema)
+    topic = client.tabular("table.many", schema)
     with topic.producer(compression="zstd") as producer:
         producer.send_batch(table, key="n")
     found = topic.read().to_arrow()
@@ -128,12 +128,12 @@ def test_many_rows_over_partitions_and_compressed(client):
 
 
 def test_an_empty_read_has_the_columns(client):
-    assert client.table("table.empty", SCHEMA).read().to_arrow().schema.equals(SCHEMA)
+    assert client.tabular("table.empty", SCHEMA).read().to_arrow().schema.equals(SCHEMA)
 
 
 def test_a_subscription_hands_out_rows(client):
     schema = pa.schema([pa.field("n", pa.int64())])
-    topic = client.table("table.live", schema)
+    topic = client.tabular("table.live", schema)
     with topic.subscribe(start="earliest") as subscription, topic.producer() as producer:
         producer.send_batch(pa.table({"n": [1, 2]}))
         assert next(subscription.batches()).to_pydict() == {"n": [1, 2]}
@@ -157,7 +157,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("schema", "data", "column", "words"), WRONG.values(), ids=WRONG.keys())
 def test_a_table_that_does_not_fit_is_refused_whole_with_topic_and_column(client, schema, data, column, words):
-    topic = client.table(f"table.wrong.{len(schema)}", schema)
+    topic = client.tabular(f"table.wrong.{len(schema)}", schema)
     with topic.producer() as producer, pytest.raises(stentor.SchemaRefused, match=words) as caught:
         producer.send_batch(pa.table(data))
     assert caught.value.detail["column"] == column
@@ -167,14 +167,14 @@ def test_a_table_that_does_not_fit_is_refused_whole_with_topic_and_column(client
 
 @pytest.mark.parametrize("data", [[{"n": 1}], b"rows", 5, None])
 def test_what_is_no_table_is_refused_in_words(client, data):
-    with client.table("table.wrong.3", SMALL).producer() as producer, pytest.raises(stentor.SchemaRefused):
+    with client.tabular("table.wrong.3", SMALL).producer() as producer, pytest.raises(stentor.SchemaRefused):
         producer.send_batch(data)
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.null(), pa.duration("s"), pa.map_(pa.string(), pa.int64())], ids=str)
 def test_a_type_that_rows_cannot_hold_is_refused_with_its_column(client, kind):
     with pytest.raises(stentor.SchemaRefused, match=r"Column odd for topic table\.odd is"):
-        client.table("table.odd", pa.schema([pa.field("odd", kind)]))
+        client.tabular("table.odd", pa.schema([pa.field("odd", kind)]))
 
 
 def test_versions_add_nullable_columns_and_nothing_else(client):
@@ -183,10 +183,10 @@ def test_versions_add_nullable_columns_and_nothing_else(client):
     first = sent(client, "table.versions", pa.table({"n": [1]}), one)
     second = sent(client, "table.versions", pa.table({"n": [2], "s": ["b"]}), two)
     assert (first.version, second.version) == (1, 2)
-    assert client.table("table.versions", one).version == 1, "the same schema again is the version that it was"
+    assert client.tabular("table.versions", one).version == 1, "the same schema again is the version that it was"
     with first.producer() as producer:
         producer.send_batch(pa.table({"n": [3]}))  # a producer that has not heard of it goes on
-    assert client.table("table.versions").read().to_arrow().to_pylist() == [
+    assert client.tabular("table.versions").read().to_arrow().to_pylist() == [
         {"n": 1, "s": None},
         {"n": 2, "s": "b"},
         {"n": 3, "s": None},
@@ -198,8 +198,8 @@ def test_versions_add_nullable_columns_and_nothing_else(client):
         (pa.schema([*two, pa.field("t", pa.int64(), nullable=False)]), "column t is new and not nullable"),
     ):
         with pytest.raises(stentor.SchemaRefused, match=difference):
-            client.table("table.versions", schema)
-    assert client.table("table.versions").version == 2
+            client.tabular("table.versions", schema)
+    assert client.tabular("table.versions").version == 2
 
 
 def test_the_schema_outlives_changes_and_restarts():
@@ -210,7 +210,7 @@ def test_the_schema_outlives_changes_and_restarts():
         client.alter_topic("table.kept", retention_bytes=2**40)
         local.stop()
         local.start()
-        assert client.table("table.kept").schema.equals(SCHEMA)
+        assert client.tabular("table.kept").schema.equals(SCHEMA)
         assert topic.read().to_arrow().equals(TABLE)
         with pytest.raises(stentor.SchemaRefused):
             client.publish("table.kept", "no row")
@@ -219,7 +219,7 @@ def test_the_schema_outlives_changes_and_restarts():
 def test_a_topic_without_schema_says_so(client):
     client.publish("table.none", "text")
     with pytest.raises(stentor.SchemaRefused, match=r"table\.none has no schema"):
-        client.table("table.none")
+        client.tabular("table.none")
 
 
 NO_ROWS = [b"text", None, b"[1]", b'{"n": "one"}', b'{"n": 1}{"n": 2}', b"{}", b""]
@@ -234,14 +234,14 @@ def test_a_stored_value_that_is_no_row_is_named_by_its_place(client, number):
         producer.send(value)
         producer.send_many([b'{"n": 0}'] * 300)
     with pytest.raises(stentor.DecodeFailed, match=f"{name}/0@700 ") as caught:
-        client.table(name, schema).read().to_arrow()
+        client.tabular(name, schema).read().to_arrow()
     assert caught.value.detail == {"topic": name, "partition": 0, "offset": 700}
 
 
 def test_async_tables_do_the_same(shared):
     async def work():
         async with stentor.connect_async(shared.url) as client:
-            topic = await client.table("table.async", SCHEMA)
+            topic = await client.tabular("table.async", SCHEMA)
             async with await topic.producer() as producer:
                 await producer.send_batch(TABLE)
                 with pytest.raises(stentor.SchemaRefused):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stentor.client import table_values
+from stentor.client import tabular_values
 from stentor.errors import DecodeFailed, SchemaRefused
 
 INNER = pa.struct([pa.field("text", pa.string()), pa.field("at", pa.timestamp("us", tz="UTC"))])
@@ -59,8 +59,8 @@ rows = st.lists(
 
 
 def there_and_back(table):
-    encoded = table_values.encode_rows(table_values.conform(table, SCHEMA, "t"), "t")
-    return pa.Table.from_batches([table_values.decode_rows(encoded, SCHEMA, "t", 0, 0)])
+    encoded = tabular_values.encode_rows(tabular_values.conform(table, SCHEMA, "t"), "t")
+    return pa.Table.from_batches([tabular_values.decode_rows(encoded, SCHEMA, "t", 0, 0)])
 
 
 @settings(deadline=None, max_examples=150)
@@ -88,19 +88,19 @@ def test_types_that_hold_the_same_values_are_one_type():
             "c": pa.array([0, None, 86_400_000], pa.date64()),
         }
     )
-    assert table_values.columns_of(table.schema, "t") == table_values.columns_of(schema, "t")
-    found = table_values.conform(table, schema, "t")
+    assert tabular_values.columns_of(table.schema, "t") == tabular_values.columns_of(schema, "t")
+    found = tabular_values.conform(table, schema, "t")
     assert found.to_pylist() == table.to_pylist()
     large = table.set_column(0, "a", pa.array(["x", "y", "x"], pa.large_string()))
-    assert table_values.conform(large, schema, "t").equals(found)
+    assert tabular_values.conform(large, schema, "t").equals(found)
 
 
 def test_a_schema_comes_back_from_its_columns():
-    assert table_values.arrow_schema(table_values.columns_of(SCHEMA, "t")).equals(SCHEMA)
+    assert tabular_values.arrow_schema(tabular_values.columns_of(SCHEMA, "t")).equals(SCHEMA)
 
 
 def test_an_empty_table_makes_no_rows():
-    assert len(table_values.encode_rows(SCHEMA.empty_table(), "t")) == 0
+    assert len(tabular_values.encode_rows(SCHEMA.empty_table(), "t")) == 0
 
 
 NEEDED = pa.schema(
@@ -118,17 +118,17 @@ NEEDED = pa.schema(
 def test_a_null_inside_a_column_is_found_on_both_ways(row, where):
     given = pa.Table.from_pylist([{"s": None, "l": None}, {"s": {"x": 1, "y": None}, "l": []}, row])
     with pytest.raises(SchemaRefused, match=f"null at {where}"):
-        table_values.conform(given.select([name for name in NEEDED.names if name in row]), NEEDED, "t")
+        tabular_values.conform(given.select([name for name in NEEDED.names if name in row]), NEEDED, "t")
     stored = pa.array([b"{}", b'{"s": {"x": 1}, "l": [1]}', *map(_json, [row])], pa.binary())
     with pytest.raises(DecodeFailed, match=f"t/0@12 .*null at {where}"):
-        table_values.decode_rows(stored, NEEDED, "t", 0, 10)
+        tabular_values.decode_rows(stored, NEEDED, "t", 0, 10)
 
 
 def test_what_is_needed_inside_a_column_is_not_missed_where_the_column_is_null():
     sent = [{"s": None, "l": None}, {"s": {"x": 1, "y": None}, "l": [5]}, {"s": None, "l": []}]
-    table = table_values.conform(pa.Table.from_pylist(sent), NEEDED, "t")
+    table = tabular_values.conform(pa.Table.from_pylist(sent), NEEDED, "t")
     assert table.schema.equals(NEEDED)
-    assert table_values.decode_rows(table_values.encode_rows(table, "t"), NEEDED, "t", 0, 0).to_pylist() == sent
+    assert tabular_values.decode_rows(tabular_values.encode_rows(table, "t"), NEEDED, "t", 0, 0).to_pylist() == sent
 
 
 def _json(row):
@@ -140,7 +140,7 @@ def _json(row):
 def test_a_nan_is_null_and_refused_where_none_may_be():
     schema = pa.schema([pa.field("f", pa.float64(), nullable=False)])
     with pytest.raises(SchemaRefused, match="NaN"):
-        table_values.encode_rows(pa.table({"f": [1.0, float("nan")]}, schema=schema), "t")
+        tabular_values.encode_rows(pa.table({"f": [1.0, float("nan")]}, schema=schema), "t")
     free = pa.schema([pa.field("f", pa.float64())])
-    encoded = table_values.encode_rows(pa.table({"f": [1.0, float("nan")]}, schema=free), "t")
-    assert table_values.decode_rows(encoded, free, "t", 0, 0).to_pydict() == {"f": [1.0, None]}
+    encoded = tabular_values.encode_rows(pa.table({"f": [1.0, float("nan")]}, schema=free), "t")
+    assert tabular_values.decode_rows(encoded, free, "t", 0, 0).to_pydict() == {"f": [1.0, None]}

@@ -126,7 +126,7 @@ def conform(table: Any, schema: Any, topic: str) -> Any:
     if unknown:
         raise SchemaRefused(
             f"The schema of topic {topic} has no column {unknown[0]}.",
-            hint="Drop it, or register a version that has it: client.table(name, schema).",
+            hint="Drop it, or register a version that has it: client.tabular(name, schema).",
             object=topic,
             column=unknown[0],
         )

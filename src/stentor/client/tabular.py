@@ -1,7 +1,7 @@
-"""Tabular topics: `client.table("orders", schema)` sends tables and reads them back, row by row a message.
+"""Tabular topics: `client.tabular("orders", schema)` sends tables and reads them back, row by row a message.
 
 The schema belongs to the topic (`wire.schemas`) and travels as an id in each batch; the head refuses a batch whose id
-is none of the topic's. Rows travel as JSON (`client.table_values`).
+is none of the topic's. Rows travel as JSON (`client.tabular_values`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from stentor.client import table_values
+from stentor.client import tabular_values
 from stentor.client.history import AsyncHistory, History
 from stentor.client.producer import AsyncProducer, Producer
 from stentor.client.subscription import AsyncSubscription, Subscription
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.core import ClientCore
-    from stentor.client.options import ProducerOptions, ReadOptions, SubscribeOptions
+    from stentor.client.options import (
+        ProducerOptions,
+        ProducerStatistics,
+        ReadOptions,
+        SubscribeOptions,
+        SubscriptionStatistics,
+    )
     from stentor.client.producer_core import OnDelivery
     from stentor.client.sync_client import Client
 
@@ -51,24 +57,26 @@ async def find_schema(core: ClientCore, name: str, schema: Any, timeout: float |
         known = described.topic.schemas
         if not known:
             raise SchemaRefused(
-                f"Topic {name} has no schema.", hint="Say one to register it: client.table(name, schema).", object=name
+                f"Topic {name} has no schema.",
+                hint="Say one to register it: client.tabular(name, schema).",
+                object=name,
             )
-        return RowSchema(name, len(known), table_values.arrow_schema(known[-1]))
-    columns = table_values.columns_of(schema, name)
+        return RowSchema(name, len(known), tabular_values.arrow_schema(known[-1]))
+    columns = tabular_values.columns_of(schema, name)
     await core.topic(name, deadline)
     described = await core.call(messages.RegisterSchema(name=name, columns=columns), deadline)
-    return RowSchema(name, described.topic.schemas.index(columns) + 1, table_values.arrow_schema(columns))
+    return RowSchema(name, described.topic.schemas.index(columns) + 1, tabular_values.arrow_schema(columns))
 
 
 def to_messages(data: Any, schema: RowSchema, key: str | None) -> Any:
     """A user's table as the columns of messages; all of it is checked before any of it is sent."""
-    table = table_values.conform(table_values.as_table(data), schema.arrow, schema.topic)
+    table = tabular_values.conform(tabular_values.as_table(data), schema.arrow, schema.topic)
     now_us = time.time_ns() // 1000
     columns = {
         "timestamp": pa.repeat(pa.scalar(now_us, pa.timestamp("us", tz="UTC")), table.num_rows),
         "value": pa.chunked_array(
             [
-                table_values.encode_rows(table.slice(start, _ROWS_AT_ONCE), schema.topic)
+                tabular_values.encode_rows(table.slice(start, _ROWS_AT_ONCE), schema.topic)
                 for start in range(0, table.num_rows, _ROWS_AT_ONCE)
             ],
             pa.binary(),
@@ -91,9 +99,9 @@ def _keys(table: Any, key: str, topic: str) -> Any:
 def to_rows(batch: Any, schema: RowSchema) -> Any:
     """A record batch of messages, all of one partition, as rows."""
     if not batch.num_rows:
-        return table_values.decode_rows(batch.column("value"), schema.arrow, schema.topic, 0, 0)
+        return tabular_values.decode_rows(batch.column("value"), schema.arrow, schema.topic, 0, 0)
     partition, first = batch.column(1)[0].as_py(), batch.column(2)[0].as_py()
-    return table_values.decode_rows(batch.column("value"), schema.arrow, schema.topic, partition, first)
+    return tabular_values.decode_rows(batch.column("value"), schema.arrow, schema.topic, partition, first)
 
 
 class _Schemed:
@@ -148,7 +156,7 @@ class TableProducer(_Schemed, Entered[Producer]):
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         self._inner.flush(timeout)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._inner.statistics()
 
@@ -190,12 +198,12 @@ class TableSubscription(_Schemed, Entered[Subscription]):
         for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._inner.statistics()
 
 
-class TableTopic(_Schemed):
+class TabularTopic(_Schemed):
     """A topic whose messages are rows of a schema."""
 
     def __init__(self, client: Client, schema: RowSchema) -> None:
@@ -245,7 +253,7 @@ class AsyncTableProducer(_Schemed, AsyncEntered[AsyncProducer]):
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
         await self._inner.flush(timeout)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._inner.statistics()
 
@@ -287,12 +295,12 @@ class AsyncTableSubscription(_Schemed, AsyncEntered[AsyncSubscription]):
         async for batch in self._inner.batches():
             yield to_rows(batch, self._schema)
 
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> SubscriptionStatistics:
         """Lag and position of each partition."""
         return self._inner.statistics()
 
 
-class AsyncTableTopic(_Schemed):
+class AsyncTabularTopic(_Schemed):
     """A topic whose messages are rows of a schema, for `async` code."""
 
     def __init__(self, client: AsyncClient, schema: RowSchema) -> None:

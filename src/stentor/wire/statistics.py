@@ -1,0 +1,161 @@
+"""What a broker tells of itself: metrics, the page, `/statistics`, the topic `_metrics` and the command line read it.
+
+The fields and their order are the keys that users see. Every field has a default: whoever reads statistics may ask a
+broker of another version, which leaves out what it does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from stentor.core.statistics import ControllerStatistics, MembershipStatistics, ReplicaStatistics
+from stentor.errors import ProtocolError
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong with a broker."""
+
+    severity: Literal["error", "warning"]  # error: something is refused until somebody acts
+    object: str  # disk, logs, chains, retention or coordination store
+    message: str
+    hint: str
+
+
+class Health(msgspec.Struct, frozen=True):
+    """How a broker is. Health checks, metrics, statistics and the command line all read this."""
+
+    disk_writable: bool = True  # a small synced write succeeds, and there is more room than the reserve
+    store_reachable: bool = True  # the coordination store answers
+    log_failed: int = 0  # logs here that take no more writes
+    chain_short: int = 0  # chains with a member here that have fewer members than they should
+    chain_refusing: int = 0  # those of them that have too few to take messages
+    retention_overrun: int = 0  # partitions led here that lost messages which a cursor had not passed
+    unready: str = ""  # why clients should go elsewhere; empty while they need not
+    problems: list[Problem] = []  # in words, the worst first
+
+
+class ReceivingStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory that all connections together use to receive."""
+
+    bytes: int = 0  # lent now
+    bytes_max: int = 0
+    loans: int = 0
+    waiting: int = 0  # connections that are not read from until room comes back
+    closed_frames: int = 0  # frames that arrived too slowly while others waited
+
+
+class BrokerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The broker as a whole."""
+
+    id: str = ""
+    version: str = ""
+    uptime_s: float = 0.0
+    connections: int = 0
+    refusals: int = 0  # connections that were refused
+    receiving: ReceivingStatistics = ReceivingStatistics()
+    syncs_in_loop: int = 0
+    streams: int = 0
+    topics: int = 0
+    partitions: int = 0  # copies that this broker holds
+    bytes_in: int = 0  # of the connections that are open now
+    bytes_out: int = 0
+
+
+class ClusterStatistics(MembershipStatistics, frozen=True, kw_only=True):
+    """The cluster as this broker sees it."""
+
+    takeovers: int = 0  # how often this broker became the controller
+    resignations: int = 0
+    store_restored: bool = False  # the store was restored from an older state, and is not followed
+    chains: ControllerStatistics | UnsetType = UNSET  # only the controller has them
+    confirmed: bool = True  # it hears the controller, or a majority
+    feature_level: int = 0
+
+
+class LaggingSubscriber(msgspec.Struct, frozen=True, kw_only=True):
+    """A subscriber that is far behind."""
+
+    client: str = ""
+    address: str = ""
+    topic: str = ""
+    partition: int = 0
+    taken: int = 0  # the offset up to which its application took messages
+    lag: int = 0
+    lag_s: float = 0.0
+
+
+class ChainStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How many members a chain has and should have."""
+
+    replicas: int = 0
+    replicas_wanted: int = 0
+
+
+class DedupeStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of producers, so that a resend is not stored twice."""
+
+    producers: int = 0
+    searches: int = 0  # resends that had to be looked up in the log
+
+
+class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A log in numbers."""
+
+    start: int = 0
+    end: int = 0
+    synced_end: int = 0
+    bytes: int = 0
+    segments: int = 0
+    appends: int = 0
+    syncs: int = 0
+    sync_us_total: int = 0
+    sync_us_max: int = 0
+    failed: bool = False
+    damaged: tuple[tuple[int, int], ...] = ()
+
+
+class PartitionStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition, as far as it is on this broker."""
+
+    topic: str = ""
+    partition: int = 0
+    batches_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    streams: int = 0  # subscribers
+    lag_max: int = 0  # messages that the slowest of them is behind
+    lag_sum: int = 0  # messages that all of them together are behind
+    lag_max_s: float = 0.0  # the age of the oldest message that one of them has not read
+    tail_cache_bytes: int = 0
+    chain: ChainStatistics = ChainStatistics()
+    replica: ReplicaStatistics = ReplicaStatistics()
+    dedupe: DedupeStatistics = DedupeStatistics()
+    log: LogStatistics = LogStatistics()
+
+
+class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a broker counts."""
+
+    broker: BrokerCounts = BrokerCounts()
+    health: Health = Health()
+    cluster: ClusterStatistics | None = None  # None until it has joined
+    lagging: list[LaggingSubscriber] = []  # those that are furthest behind
+    partitions: list[PartitionStatistics] = []
+
+
+def as_map(statistics: BrokerStatistics) -> dict[str, Any]:
+    """By name, for JSON and the wire: a broker that has not joined shows an empty cluster."""
+    return {**msgspec.structs.asdict(statistics), "cluster": statistics.cluster or {}}
+
+
+def from_map(found: dict[str, Any]) -> BrokerStatistics:
+    """What a broker answered, of whatever version it is."""
+    try:
+        return msgspec.convert(found, BrokerStatistics)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"The broker's statistics cannot be read: {error}.") from error

@@ -1,0 +1,61 @@
+"""Directed runs of partitions that wait for an operator (C13), and go on with what the documentation says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.virtual.operators import Operators
+from tests.virtual.scene import Scene, require, scene
+from tests.virtual.workload import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def torn_alone() -> None:
+    """C13: the power goes at the only copy of a topic that shall have two by now. It waits, and loses nothing."""
+    torn = sum(_torn_alone(seed) for seed in range(80, 84))
+    require(torn >= 2, "nothing was torn")
+
+
+def _torn_alone(seed: int) -> bool:
+    with scene(seed, replicas=1) as s:
+        (head,) = s.chain
+        s.hang(head)
+        s.go(0.3)
+        s.kill(head, power=True)
+        s.ask(lambda client: client.alter_topic(TOPIC, replicas=2), 5)
+        s.start(head)
+        s.go(5)
+        if not s.partition(head).log.recovery.truncated:
+            return False  # by chance, all that was written was on disk
+        _help(s, replicas=2)
+        return True
+
+
+def all_failed() -> None:
+    """C13: a sync fails at every member. They wait, also when their brokers are started again, and lose nothing."""
+    for seed in (84, 85):
+        with scene(seed) as s:
+            for disk in s.disks.values():
+                disk.fails = True
+            s.go(2)
+            for name in s.disks:
+                s.kill(name, power=False)
+                s.start(name)
+            s.go(5)
+            _help(s, replicas=3)
+
+
+def _help(s: Scene, replicas: int) -> None:
+    operators = Operators(s.cluster)
+    require(operators.awaited(s.key), "nobody waits for an operator", s.record)
+    operators.help(s.key)
+    require(s.go(10, lambda: len(s.chain) == replicas), "the chain is not whole", operators.done, s.record)
+    require(not operators.awaited(s.key), "an operator is awaited who has helped", s.record)
+    before = s.checker.acknowledgements
+    s.go(2)
+    require(s.checker.acknowledgements > before, "nothing goes on", operators.done, s.record)
+
+
+RUNS: dict[str, Callable[[], None]] = {run.__name__: run for run in (torn_alone, all_failed)}
