@@ -10,7 +10,15 @@ import msgspec
 
 from stentor import limits
 from stentor.core.names import check_cursor_name
-from stentor.errors import ConnectionFailed, InvalidArgument, NotHead, NotReady, PartitionNotFound, StentorError
+from stentor.errors import (
+    ConnectionFailed,
+    CoordinationUnavailable,
+    InvalidArgument,
+    NotHead,
+    NotReady,
+    PartitionNotFound,
+    StentorError,
+)
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -105,7 +113,7 @@ async def _tell_heads(
                 left |= some
             else:
                 await link.request(request(some))
-        except (ConnectionFailed, NotHead, NotReady) as error:
+        except (ConnectionFailed, CoordinationUnavailable, NotHead, NotReady) as error:
             left |= some
             refusal = error
     return left, refusal

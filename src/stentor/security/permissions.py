@@ -1,8 +1,9 @@
 """Who somebody is, and whether they may do something: the one question before everything that is asked of a broker.
 
 A connection gets its principal in one place, when it is admitted (`broker.sessions.newcomer`). `Permissions.check` is
-asked before every request, publish, stream and page of HTTP. There are no users yet, so it says yes to everybody; what
-only brokers may say is kept from clients by the kind of their session.
+asked before every request, publish, stream and page of HTTP. There are no users yet, so it says yes to everybody, but
+that the brokers' own topics are theirs to change; what only brokers may say is kept from clients by the kind of their
+session.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Permissions:
 
     def check(self, principal: Principal, action: Action, topic: str = "") -> None:
         """Raise the refusal; return if it may."""
-        if action in _CHANGES and is_reserved(topic) and principal.kind == "client":
+        if is_reserved(topic) and action in _CHANGES and principal.kind == "client":
             raise TopicReserved(
                 f"Topic {topic} is the brokers' own.",
                 hint="Clients may read it. Names that begin with `_stentor.` are reserved.",

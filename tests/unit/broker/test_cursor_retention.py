@@ -117,14 +117,15 @@ def test_beyond_a_limit_it_waits_no_longer_and_says_so(local, client, wait_until
     assert local.inner.health().retention_overrun == 0
     fill(client, count=30)
     wait_until(lambda: state(client).start > 10, "what waits is limited")
-    assert state(client).bytes <= limit + 2 * SEGMENT
+    wait_until(lambda: state(client).bytes <= limit + 2 * SEGMENT, "no more than that")
     wait_until(lambda: local.inner.health().retention_overrun == 1, "an alarm")
     (problem,) = [problem for problem in local.inner.health().problems if problem.object == "retention"]
     assert "t/0" in problem.message
-    assert "had not passed" in caplog.text
+    wait_until(lambda: "had not passed" in caplog.text, "a line in the log")
     client.move_cursor("t", "billing", {0: 39})
     wait_until(lambda: local.inner.health().retention_overrun == 0, "all is well again")
-    assert "no cursor that retention waits for is behind what was deleted any more" in caplog.text
+    over = "no cursor that retention waits for is behind what was deleted any more"
+    wait_until(lambda: over in caplog.text, "another line in the log")
 
 
 def test_a_cursor_that_begins_late_is_no_alarm(local, client, wait_until):

@@ -201,6 +201,22 @@ def test_all_partitions_of_the_internal_topic_are_asked(filled, local):
     assert [cursor.name for cursor in filled.cursors("t")] == sorted(names)
 
 
+def test_the_internal_topic_grows_with_the_cluster(etcd, tmp_path, monkeypatch, wait_until):
+    monkeypatch.setattr(limits, "CURSOR_CHECK_S", 0.05)
+    settings = {"coordination": f"{etcd.url}/growing"}
+    with broker(tmp_path / "b0", broker_id="b0", **settings) as first, first.client() as client:
+        client.create_topic("t")
+        client.move_cursor("t", "a", {0: 0})
+        assert client.describe_topic(CURSORS_TOPIC).settings.replicas == 1
+        with broker(tmp_path / "b1", broker_id="b1", **settings):
+            wait_until(
+                lambda: all(len(partition.chain) == 2 for partition in client.describe_topic(CURSORS_TOPIC).partitions),
+                "every partition has a second copy",
+            )
+            assert client.describe_topic(CURSORS_TOPIC).settings.replicas == 2
+            assert positions(client) == {"a": {0: 0}}
+
+
 def test_a_broker_that_begins_anew_has_no_cursors(tmp_path):
     with broker(tmp_path / "one") as started, started.client() as client:
         client.create_topic("t")

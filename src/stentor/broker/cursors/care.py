@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LOOKS: Final = 60  # after so many it is looked for cursors of deleted topics, whatever has changed
 _STORE: Final = "coordination store"
 """Who moved the cursors that were taken over."""
 
@@ -68,6 +69,8 @@ class CursorCare:
         self._background = background
         self._learning = False
         self._caring = False
+        self._looked = 0  # how often
+        self._looked_at: object = None  # what was there when no cursor of a deleted topic was found
 
     def look_soon(self) -> None:
         """Called by a timer."""
@@ -110,14 +113,22 @@ class CursorCare:
             self._caring = False
 
     def _forgettable(self) -> list[tuple[int, int]]:
-        """Topics that were deleted, with the partitions that still have cursors of them."""
-        gone = self._catalogue.deleted
-        return [
+        """Topics that were deleted, with the partitions that still have cursors of them. There may be many cursors: all
+        are looked at only when topics or heads have changed, and now and then.
+        """
+        led, gone = list(self._heads.led()), self._catalogue.deleted
+        self._looked += 1
+        now = self._catalogue.changes, [(partition.index, partition.replica.epoch) for partition in led]
+        if now == self._looked_at and self._looked % _LOOKS:
+            return []
+        found = [
             (partition.index, topic_id)
-            for partition in self._heads.led()
+            for partition in led
             for topic_id in sorted(cursors_of(partition).topics())
             if topic_id not in self._catalogue.by_id and (self._identity.alone or topic_id in gone)
         ]
+        self._looked_at = None if found else now
+        return found
 
     def _is_controller(self) -> bool:
         return self._cluster.control.machine.controller is not None
