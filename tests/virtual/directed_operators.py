@@ -47,10 +47,43 @@ def all_failed() -> None:
             _help(s, replicas=3)
 
 
+def failed_beside_torn() -> None:
+    """C13: the disk of one member is gone for good, and the other one was torn. It leads when the first is off."""
+    torn = sum(_failed_beside_torn(seed) for seed in range(86, 90))
+    require(torn >= 2, "nothing was torn")
+
+
+def _failed_beside_torn(seed: int) -> bool:
+    with scene(seed, replicas=2, min_replicas=2) as s:
+        first, second = s.chain
+        s.hang(second)
+        s.go(0.2)
+        s.disks[first].fails = True
+        s.kill(second, power=True)
+        s.go(0.1)
+        s.start(second)
+        s.go(3)
+        if not s.partition(second).log.recovery.truncated:
+            return False  # by chance, all that was written was on disk
+        require(s.partition(first).replica.failed != "", "the first one has not failed", s.record)
+        operators = Operators(s.cluster)
+        require(operators.awaited(s.key), "nobody waits for an operator", s.record)
+        s.kill(first, power=False)
+        s.go(2)
+        operators.recover(s.key, second)
+        s.start(first)
+        _goes_on(s, operators, replicas=2)
+        return True
+
+
 def _help(s: Scene, replicas: int) -> None:
     operators = Operators(s.cluster)
     require(operators.awaited(s.key), "nobody waits for an operator", s.record)
     operators.help(s.key)
+    _goes_on(s, operators, replicas)
+
+
+def _goes_on(s: Scene, operators: Operators, replicas: int) -> None:
     require(s.go(10, lambda: len(s.chain) == replicas), "the chain is not whole", operators.done, s.record)
     require(not operators.awaited(s.key), "an operator is awaited who has helped", s.record)
     before = s.checker.acknowledgements
@@ -58,4 +91,4 @@ def _help(s: Scene, replicas: int) -> None:
     require(s.checker.acknowledgements > before, "nothing goes on", operators.done, s.record)
 
 
-RUNS: dict[str, Callable[[], None]] = {run.__name__: run for run in (torn_alone, all_failed)}
+RUNS: dict[str, Callable[[], None]] = {run.__name__: run for run in (torn_alone, all_failed, failed_beside_torn)}

@@ -64,12 +64,12 @@ class Operators:
                 self._cluster.start(broker, unclean=True)
         self._cluster.go(WAIT_S, lambda: self._cluster.ready() and not self.awaited(key))
         if self.awaited(key):
-            self._recover(key)
+            self.recover(key)
 
-    def _recover(self, key: Key) -> None:
+    def recover(self, key: Key, broker: str | None = None) -> None:
         """`stentor topic recover`, of one partition."""
         self._checker.recovering.add(key)
-        asking = self._cluster.process("operator").run(self._insist(self._checker.topics[key[0]], key[1]))
+        asking = self._cluster.process("operator").run(self._insist(self._checker.topics[key[0]], key[1], broker))
         self._cluster.go(WAIT_S, asking.done)
         self._checker.recovering.discard(key)
         self._checker.require(asking.done(), "an operator cannot let a copy lead", key, self._checker.record(key))
@@ -78,9 +78,9 @@ class Operators:
             self.done.append(f"recover {key[1]} at {end}")
             self._checker.require(end >= committed, "an operator gives up what is committed", key, end, committed)
 
-    async def _insist(self, topic: str, index: int) -> Any:
+    async def _insist(self, topic: str, index: int, broker: str | None) -> Any:
         async with await self._cluster.client("operator") as client:
             while True:
                 with suppress(StentorError):
-                    return await client.recover_partition(topic, index, timeout=5.0)
+                    return await client.recover_partition(topic, index, broker, timeout=5.0)
                 await asyncio.sleep(0.5)

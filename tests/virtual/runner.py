@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 TABLE_EVERY = 5  # seeds
 
 
+PIECE_BYTES = 100  # so that what is derived from a log goes to a new copy in several pieces
+
+
 class FailedError(AssertionError):
     """A run in which something did not hold."""
 
@@ -94,6 +97,7 @@ class Run:
         with (
             self.cluster.living(),
             patch.object(limits, "JOIN_LAG_MESSAGES", lag),
+            patch.object(limits, "STATE_PIECE_BYTES", PIECE_BYTES),
             patch.object(inline_sync, "RUN_MIN", run_min),
             patch.object(desk, "SETTINGS", SMALL),
         ):

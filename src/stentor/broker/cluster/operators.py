@@ -135,7 +135,7 @@ class Operators:
         ):
             raise InvalidArgument(
                 f"A member of the chain of {topic}/{index} is running.",
-                hint="Nothing needs to be given up: wait until it is at work.",
+                hint="Wait until it is at work. If its copy failed and cannot be mended, stop that broker first.",
             )
         if partition.replica.active:
             raise InvalidArgument(f"{topic}/{index} is at work.", hint="There is nothing to recover.", object=topic)
