@@ -54,6 +54,7 @@ DIRECTED = {
     "resign": "storeless_controller",
     "confirm": "paused_head",
     "short-end": "one_of_three_returns",
+    "cursor-cut": "moved_in_vain",
     "state": "state_in_pieces",
 }
 SEEDS: dict[str, list[int]] = {
@@ -78,8 +79,7 @@ SEEDS: dict[str, list[int]] = {
     "applied": [1, 2],
     "outcome": [1, 2],
     "undo": [2, 4],
-    "cursor-cut": [19, 41],
-    "cursor-commit": [1, 2],
+    "cursor-commit": [2, 3],
     "cursor-back": [1, 2],
     "renewed": [2, 3],
     "own-retention": [2, 3],
@@ -93,7 +93,6 @@ SEEDS: dict[str, list[int]] = {
 """Those that noticed a mutation when it was last searched."""
 _PARTING = {"favour": ("head", "head_bounces", "pair", "split", "pause", "slow_disk"), "ack": "head", "factor": 3}
 FAVOURED: dict[str, dict[str, Any]] = {
-    "cursor-cut": {"favour": _PARTING["favour"], "cursors": True},
     "cursor-commit": {"cursors": True},
     "cursor-back": {"cursors": True},
     "reconcile": _PARTING,
