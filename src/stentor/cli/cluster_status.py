@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _CONNECT_S: Final = 3.0
 _ASK_S: Final = 1.0
 
+# Made before there are threads: msgspec crashes when several of them are the first to use a type.
+_decode: Final = msgspec.json.Decoder(BrokerStatistics).decode
+
 BROKER_HEADINGS: Final = ("broker", "pid", "state", "controller", "zone", "address", "http")
 PARTITION_HEADINGS: Final = ("partition", "chain", "epoch", "committed", "lag")
 
@@ -54,7 +57,7 @@ def _ask(broker: dict[str, Any]) -> BrokerStatistics | None:
         answer = connection.getresponse()
         if answer.status != http.HTTPStatus.OK:
             return None
-        return msgspec.json.decode(answer.read(), type=BrokerStatistics)
+        return _decode(answer.read())
     except (OSError, http.client.HTTPException, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     finally:
