@@ -187,6 +187,8 @@ class Run:
         self.require(cluster.go(60, self._read), f"readers do not get everything: {self.load.positions}")
         if self.layout.table:
             self.require(cluster.go(60, self._copied), f"copies of a table lag: {self.tables.copies}")
+        if self.layout.cursors:
+            self.require(cluster.go(60, self._moved), "moves of cursors do not come to an end")
 
     def _ask_operators(self) -> None:
         """Only for partitions that rightly wait for somebody (C13); all others must have come together by now."""
@@ -236,6 +238,12 @@ class Run:
             return False
         (found,) = self._ends(TABLE).values()
         return len(found) == 1 and self.tables.caught_up(max(found))
+
+    def _moved(self) -> bool:
+        """The same, of the topic that cursors are derived from: its last move may still be on its way."""
+        if self.world.steps % 50 or not self.cluster.ready():
+            return False
+        return all(len(found) == 1 for found in self._ends(CURSORS_TOPIC).values())
 
     def _let_go(self) -> bool:
         """Members let go of what the one before them let go, also when nobody publishes (C23); each whole segments."""
