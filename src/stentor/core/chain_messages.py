@@ -159,6 +159,7 @@ class ReplicaReport(_Message, frozen=True):
     damaged: bool = False  # may not lead before it was reconciled (C13)
     failed: str = ""
     halted: bool = False  # it refused to lose what is committed (C9): nothing changes without an operator
+    incomplete: bool = False  # offsets of its log are damaged (K2): it may lead, but is not filled up
 
 
 PartitionMessage = (

@@ -502,8 +502,9 @@ class Controller:
         return known and not broker.draining and broker.id not in self.unable
 
     def _usable_log(self, key: Key, broker: str) -> int | None:
+        """Its log, if it need only be filled up; K2: one with damaged offsets is begun anew, since others have them."""
         report = self._reports.of(key, broker)
-        if report is None or report.failed or report.member.incarnation != self.alive.get(broker):
+        if report is None or report.failed or report.incomplete or report.member.incarnation != self.alive.get(broker):
             return None
         return report.member.log_id
 

@@ -21,7 +21,8 @@ class Copies(Mapping):
 
     def __getitem__(self, key):
         self._place.ends[key]
-        return SimpleNamespace(replica=SimpleNamespace(report=lambda: self._place.report(key)))
+        replica = SimpleNamespace(report=lambda: self._place.report(key))
+        return SimpleNamespace(replica=replica, log=SimpleNamespace(damaged=self._place.damaged.get(key, [])))
 
     def __iter__(self):
         return iter(self._place.ends)
@@ -35,6 +36,7 @@ class Place:
 
     def __init__(self):
         self.ends = {A: 1, B: 1}
+        self.damaged = {}
         self.looked_at = []
         self.sent = []
         self.due = []
@@ -85,6 +87,12 @@ def test_only_what_changed_is_told_again(place):
     assert said.partial
     assert [(t, p, r.end) for t, p, r in said.reports] == [(*B, 9)]
     assert [said.number for _, said in place.sent] == [1, 2, 3]
+
+
+def test_a_log_with_damaged_offsets_is_told_to_be_incomplete(place):
+    place.damaged[B] = [(20, 35)]
+    assert [(t, p, r.incomplete) for t, p, r in place.said().reports] == [(*B, True)]
+    assert [r.incomplete for *_, r in place.reporting._everything(pass_on=False).reports] == [False, True]
 
 
 def test_a_new_partition_costs_a_look_at_itself_alone(place):

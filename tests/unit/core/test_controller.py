@@ -553,3 +553,21 @@ def test_few_transactions_are_under_way_at_one_time_and_others_follow():
             changed += [change.key for change in propose.changes]
             controller.proposed(propose, 11)
     assert sorted(changed) == keys
+
+
+def test_a_copy_that_lacks_offsets_in_the_middle_is_not_filled_up_but_begun_anew():
+    """K2: of a topic with one replica it may serve what is left; elsewhere others have all of it."""
+    for incomplete in (False, True):
+        cluster = Cluster("ab", chain="a", factor=2)
+        cluster.report("b", incomplete=incomplete)
+        joining = cluster.settle(steps=1).joining
+        assert joining.broker == "b"
+        assert joining.same_log(member("b")) is not incomplete
+
+
+def test_a_lone_copy_that_lacks_offsets_in_the_middle_still_leads():
+    cluster = Cluster("a", chain="a", factor=1)
+    cluster.alive("a", a=2)
+    cluster.report("a", incarnation=2, incomplete=True)
+    cluster.settle()
+    assert cluster.record.chain == (member("a", 2),)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from stentor.core.records import Key
     from stentor.core.replica import Replica
     from stentor.core.replica_events import ReplicaEvent
+    from stentor.storage.log import PartitionLog
 
 
 class LocalCopy(Protocol):
@@ -17,5 +18,7 @@ class LocalCopy(Protocol):
     def key(self) -> Key: ...
     @property
     def replica(self) -> Replica: ...
+    @property
+    def log(self) -> PartitionLog: ...
 
     def step(self, event: ReplicaEvent) -> None: ...

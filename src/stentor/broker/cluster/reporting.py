@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from stentor import limits
 from stentor.wire import frames, peer
 
@@ -94,7 +96,7 @@ class Reporting:
             self._peers.send(to, report)
 
     def _everything(self, *, pass_on: bool) -> peer.Reports:
-        self._told = {key: copy.replica.report() for key, copy in self._copies.items()}
+        self._told = {key: _report(copy) for key, copy in self._copies.items()}
         rows = [(*key, report) for key, report in self._told.items()]
         return peer.Reports(self._identity.broker_id, self._identity.incarnation, rows, pass_on, number=self._number)
 
@@ -103,7 +105,7 @@ class Reporting:
         rows: list[tuple[int, int, ReplicaReport]] = []
         for key in copies if keys is None else keys:
             copy = copies.get(key)
-            if copy is not None and told.get(key) != (report := copy.replica.report()):
+            if copy is not None and told.get(key) != (report := _report(copy)):
                 told[key] = report
                 rows.append((*key, report))
         gone = [key for key in (told if keys is None else keys) if key in told and key not in copies]
@@ -117,3 +119,8 @@ class Reporting:
             partial=True,
             gone=gone,
         )
+
+
+def _report(copy: LocalCopy) -> ReplicaReport:
+    report = copy.replica.report()
+    return msgspec.structs.replace(report, incomplete=True) if copy.log.damaged else report
