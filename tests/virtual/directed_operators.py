@@ -1,4 +1,4 @@
-"""Directed runs of partitions that wait for an operator (C13), and go on with what the documentation says."""
+"""Directed runs of what operators ask for: a copy that shall lead although it may not (C13), drained brokers (K2)."""
 
 from __future__ import annotations
 
@@ -76,6 +76,27 @@ def _failed_beside_torn(seed: int) -> bool:
         return True
 
 
+def copy_with_a_hole() -> None:
+    """K2: a copy that left its chain loses a bit, and is wanted again: it is begun anew, since another one has all."""
+    with scene(90, replicas=1) as s:
+        s.go(2)
+        (first,) = s.chain
+        s.ask(lambda client: client.drain_broker(first), 5)
+        require(s.go(10, lambda: len(s.chain) == 1 and s.chain != [first]), "nothing was moved", s.record)
+        s.kill(first, power=False)
+        s.flip(first)
+        s.start(first)
+        require(s.go(5, lambda: s.cluster.partitions(first).get(s.key) is not None), "the copy is not opened")
+        require(bool(s.partition(first).log.damaged), "nothing is damaged")
+        s.ask(lambda client: client.drain_broker(first, draining=False), 5)
+        for name in s.disks:
+            if name != first:
+                s.ask(lambda client, name=name: client.drain_broker(name), 5)
+        require(s.go(10, lambda: s.chain == [first]), "nothing was moved back", s.record)
+        damaged = s.partition(first).log.damaged
+        require(not damaged, "messages are lost that another broker had", damaged)
+
+
 def _help(s: Scene, replicas: int) -> None:
     operators = Operators(s.cluster)
     require(operators.awaited(s.key), "nobody waits for an operator", s.record)
@@ -91,4 +112,6 @@ def _goes_on(s: Scene, operators: Operators, replicas: int) -> None:
     require(s.checker.acknowledgements > before, "nothing goes on", operators.done, s.record)
 
 
-RUNS: dict[str, Callable[[], None]] = {run.__name__: run for run in (torn_alone, all_failed, failed_beside_torn)}
+RUNS: dict[str, Callable[[], None]] = {
+    run.__name__: run for run in (torn_alone, all_failed, failed_beside_torn, copy_with_a_hole)
+}

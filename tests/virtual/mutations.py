@@ -14,6 +14,7 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, chain_key, encode
+from stentor.broker.cluster import reporting
 from stentor.broker.cluster.controlling import Controlling
 from stentor.broker.cluster.hearsay import Hearsay
 from stentor.broker.cluster.peer_links import Peers
@@ -256,6 +257,10 @@ def _first_that_was_cut(key, record, reports, alive):
     return None
 
 
+def _report_as_whole(copy):
+    return copy.replica.report()
+
+
 SHRUNK, JOINED = Controller._shrunk, Controller._joined
 
 # --- C9: links ---------------------------------------------------------------------------------------
@@ -479,6 +484,7 @@ mutation(
     "C13: copies that were cut lead only when all are there",
     (revival, "_led_by_the_longest", _first_that_was_cut),
 )
+mutation("holes", "K2: a copy with damaged offsets is begun anew", (reporting, "_report", _report_as_whole))
 mutation("cut-alone", "C13: one copy that was cut waits for an operator", (revival, "_CUT_COPIES_MIN", 1))
 mutation(
     "grey", "C14: a member whose disk makes no progress leaves (masked by `own-disk`: both off)", SUCCESSOR, OWN_DISK

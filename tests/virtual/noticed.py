@@ -33,6 +33,7 @@ DIRECTED = {
     "ready": "slow_joiner",
     "cut-together": "shortened_alone",
     "cut-alone": "torn_alone",
+    "holes": "copy_with_a_hole",
     "controller-key": "replaced_controller",
     "confirmed": "isolated_head",
     "mutual": "mute_head",

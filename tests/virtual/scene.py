@@ -155,6 +155,18 @@ class Scene:
         process.run(insist())
         return process
 
+    def flip(self, name: str) -> None:
+        """A bit flips in the copy of a broker that is down, in the middle of it."""
+        copy = next(copy for (_, broker, _), copy in self.checker.newest.items() if broker == name)
+        segment = copy.partition.log._state.segments[0]
+        with segment.path().open("r+b") as file:
+            file.seek(segment.size // 2)
+            (byte,) = file.read(1)
+            file.seek(segment.size // 2)
+            file.write(bytes([byte ^ 1]))
+        self.disks[name].forget()
+        self.checker.excuse(name)
+
     def shorten(self, name: str) -> None:
         """The disk of a broker that is down broke its word: what was synced since the last checkpoint is gone."""
         copy = next(copy for (_, broker, _), copy in self.checker.newest.items() if broker == name)
