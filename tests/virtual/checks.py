@@ -63,6 +63,7 @@ class Checker:
         self.topics: dict[int, str] = {}  # their names
         self.torn: set[tuple[Key, str, int]] = set()  # copies that a loss of power cut, until they are at work again
         self.failed_syncs: set[tuple[Key, str, int]] = set()  # copies whose sync failed
+        self.failed_in_recovery: set[tuple[Key, str, int]] = set()  # those of them that were being opened
         self.recovering: set[Key] = set()  # where an operator lets a copy lead, at this moment
         self.values: dict[Key, dict[int, Batch]] = defaultdict(dict)  # by offset: what was committed somewhere
         self.producers: dict[Key, dict[tuple[int, int, int], int]] = defaultdict(dict)  # where each batch is
@@ -171,7 +172,10 @@ class Checker:
         """A sync failed: of a log, or of the journal, with which all logs of a broker fail."""
         copy = self._by_directory.get(path.rpartition("/")[0])
         if copy is not None:
-            self.failed_syncs.add((copy.key, copy.me.broker, copy.me.log_id))
+            place = copy.key, copy.me.broker, copy.me.log_id
+            self.failed_syncs.add(place)
+            if copy.process is not self.world.current:  # of an earlier life: in this one it is being opened
+                self.failed_in_recovery.add(place)
         else:
             self.failed_syncs |= {place for place in self.newest if place[1] == broker}
 

@@ -41,6 +41,19 @@ class Operators:
         together = COPIES_MIN <= len(members) == len(sound)
         return not (together and max(copy.log.end for copy in sound) >= record.committed)
 
+    def must_give_up(self, key: Key) -> bool:
+        """Whether all copies are cut below what is committed: a sync failed while they were opened, and the journal
+        knows an older end. What is behind it was on disk, but nobody can tell that any more.
+        """
+        record = self._checker.record(key)
+        for member in (*record.chain, *record.eligible):
+            copy, place = self._copy(key, member), (key, member.broker, member.log_id)
+            if place not in self._checker.failed_in_recovery:
+                return False
+            if copy is not None and copy.log.end >= self._checker.committed[key]:
+                return False
+        return True
+
     def _copy(self, key: Key, member: Member) -> Partition | None:
         found: Partition | None = self._cluster.partitions(member.broker).get(key)
         return found if found is not None and found.replica.me.same_log(member) else None

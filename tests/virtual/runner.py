@@ -45,6 +45,10 @@ class FailedError(AssertionError):
     """A run in which something did not hold."""
 
 
+class GivenUpError(Exception):
+    """Only an operator who gives up what is committed could help: the run ends, and nothing more is expected of it."""
+
+
 class Layout(NamedTuple):
     """What kind of topic, and how it is used."""
 
@@ -106,6 +110,8 @@ class Run:
                 self._disturb(seconds)
                 self._converge()
                 self._compare()
+            except GivenUpError:
+                self.faults.note("committed messages would have to be given up")
             except BrokenError as error:
                 told = [f"seed {self.seed}: {error}", *self.faults.done[-30:], *self.operators.done, self.state()]
                 raise FailedError("\n".join(told)) from error
@@ -195,6 +201,8 @@ class Run:
         self.require(self.cluster.ready(), "the brokers do not come back")
         waiting = [key for key in self._catalogue().chains if not self._is_whole(key)]
         self.require(bool(waiting) and all(map(self.operators.awaited, waiting)), "the chains do not come together")
+        if any(map(self.operators.must_give_up, waiting)):
+            raise GivenUpError
         for key in waiting:
             self.operators.help(key)
         self.require(self.cluster.go(60, self._whole), "the chains do not come together, with an operator's help")
