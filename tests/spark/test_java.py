@@ -33,7 +33,7 @@ spark.stop()
 """Without `register`: installing the package is enough."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_runs_on_the_java_that_pip_brought_and_finds_the_data_source_by_itself(broker, client, tmp_path):
     """On a machine without Java: what Spark's scripts need of the PATH is there, and nothing else."""
     for number in range(5):

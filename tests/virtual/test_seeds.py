@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOME = 24
-FEW = 8
+SOME = 16
+FEW = 5
 
 
 def virtual(*arguments):
