@@ -18,6 +18,14 @@ class Batch(NamedTuple):
     appended_at_us: int
     refused: bool = False
 
+    @property
+    def passed_over(self) -> bool:
+        return self.refused
+
+    @property
+    def control(self) -> bool:
+        return False
+
 
 def appended(publish: Publish, append: Append, body: bytes = b"") -> Appended:
     """The log has taken what was published."""

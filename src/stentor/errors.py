@@ -18,8 +18,13 @@
     │   ├── SequenceError        the broker expects another batch of this producer
     │   └── ProducerNotProven    the connection may not use this producer identity
     ├── TopicNotFound / TopicExists / PartitionNotFound
+    ├── KeyNotFound              the table has no such key, or has it no more
     ├── TopicReplaced            a stored position belongs to a deleted topic of the same name
     ├── OffsetOutOfRange         the log does not hold that offset (.start .end)
+    ├── Compacted                a copy cannot go on from where it was: deletions behind that were compacted away
+    ├── GroupNotFound / GroupInUse
+    ├── StaleGeneration          a partition does not belong to this member of its group any more
+    ├── MemberReplaced           another process joined a group under the same instance name
     ├── SlowSubscriber           a subscription is further behind than its max_lag
     ├── DecodeFailed             a value does not fit the type of the topic
     ├── LimitExceeded            a named limit was exceeded
@@ -281,6 +286,25 @@ class PartitionNotFound(StentorError, LookupError):
     code = "partition_not_found"
 
 
+class KeyNotFound(StentorError, LookupError):
+    """The table does not have this key. It may have expired, or somebody has deleted it.
+
+    Put it again if it should be there.
+    """
+
+    code = "key_not_found"
+
+
+class Compacted(StentorError):
+    """A copy of a compacted topic wants to go on from an offset behind which deletions were compacted away: it would
+    keep keys that were deleted.
+
+    Fill the copy anew, from `"earliest"`. Copies of tables do so by themselves.
+    """
+
+    code = "compacted"
+
+
 class OffsetOutOfRange(StentorError):
     """The log does not hold that offset: retention has deleted it, or the log ends before it. `start` and `end` say
     what it holds.
@@ -299,6 +323,42 @@ class OffsetOutOfRange(StentorError):
     def end(self) -> int | None:
         """The offset after the last message that the log holds."""
         return self.detail.get("end")
+
+
+class GroupNotFound(StentorError, LookupError):
+    """No consumer group has that name.
+
+    Look for it with `stentor group list`. A group begins when its first member joins.
+    """
+
+    code = "group_not_found"
+
+
+class GroupInUse(StentorError):
+    """The group has members, and this call needs one without.
+
+    Stop its members first, or wait until they count as gone.
+    """
+
+    code = "group_in_use"
+
+
+class StaleGeneration(StentorError):
+    """A member of a group speaks for a partition that does not belong to it any more. Nothing was committed.
+
+    Another member goes on behind the last position that was committed in time. Leave the messages to it.
+    """
+
+    code = "stale_generation"
+
+
+class MemberReplaced(StentorError):
+    """Another process joined the group under the same `instance` name, and takes this one's place.
+
+    Give every process of a group an instance name of its own.
+    """
+
+    code = "member_replaced"
 
 
 class SlowSubscriber(StentorError):

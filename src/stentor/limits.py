@@ -166,6 +166,9 @@ UNSYNCED_BYTES_MAX: Final = 64 * MIB
 
 # --- delivery -----------------------------------------------------------------------------------
 
+TABLE_WATCH_CHANGES: Final = 10_000
+"""Changes that wait for who watches a table, unless it says another number; beyond it, those of one key become one."""
+
 SUBSCRIPTION_CREDIT_BYTES: Final = 8 * MIB
 """What a broker may push to one stream before it is told that the application took some."""
 

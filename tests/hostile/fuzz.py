@@ -54,7 +54,7 @@ from stentor.errors import CorruptData, NotReady, StentorError
 from stentor.security.permissions import Permissions
 from stentor.storage.model import LogSlice
 from stentor.transport.budget import ReceiveBudget
-from stentor.wire import arrow_body, arrow_message, batch, frames, messages, peer, plain_body, runs
+from stentor.wire import arrow_body, arrow_message, batch, deltas, frames, messages, peer, plain_body, runs, sparse
 from stentor.wire.frames import Kind
 from stentor.wire.header import ENCODING_ARROW, HEADER_BYTES, check_header, seal, stamp, unpack
 from stentor.wire.statistics import LogStatistics
@@ -144,6 +144,17 @@ def valid_batches() -> list[bytes]:
     return found
 
 
+def sparse_batches() -> list[bytes]:
+    """The same as a compaction or a filter leaves them."""
+    chance = random.Random(1)
+    found = []
+    for data in valid_batches():
+        header = unpack(data)
+        wanted = {index for index in range(header.count) if chance.random() < 0.5}
+        found.append(sparse.keep(header, data[HEADER_BYTES:], wanted))
+    return found
+
+
 def address(encoded: Any) -> bytes:
     header = batch.address(encoded, topic_id=TOPIC_ID, partition=0, producer_id=0, generation=0, sequence=0)
     return bytes(header) + bytes(encoded.body)
@@ -181,7 +192,7 @@ class BatchTarget:
     name = "batches"
 
     def __init__(self) -> None:
-        self.valid = valid_batches()
+        self.valid = [*valid_batches(), *sparse_batches()]
         self.foreign = foreign_bodies()
 
     def make(self, chance: random.Random) -> bytes:
@@ -265,7 +276,7 @@ def read_everything(chunk: bytes, count: int | None) -> None:
 def read_plainly(chunk: bytes, count: int | None) -> None:
     """An Arrow body as clients without pyarrow read it: what the head accepted is the same to both."""
     header = check_header(chunk)
-    body = memoryview(chunk)[HEADER_BYTES : header.length]
+    body = deltas.rows(header, memoryview(chunk)[HEADER_BYTES : header.length])
     if header.encoding != ENCODING_ARROW or (contents := arrow_message.read(body, header.count)).compression:
         return
     times, *others = plain_body.columns(body, contents)
@@ -525,12 +536,14 @@ class StubBroker:
         identity.broker_id, identity.cluster_id, identity.alone = "b", "c", True
         nothing: Any = None
         serving = Serving(
+            clock,
             identity,
             Standing(),
             catalogue=catalogue,
             store=nothing,
             partitions={(TOPIC_ID, 0): self.one},
             views=nothing,
+            knows_expiry=lambda: True,
         )
         inline_sync = InlineSync(clock, WriteCoalescing(self.loop))  # type: ignore[arg-type]
         self.welcome = GreetingServices(

@@ -48,6 +48,11 @@ def timestamps_array(timestamps: Sequence[int]) -> Any:
     return pa.Array.from_buffers(SCHEMA.field(0).type, len(packed), [None, pa.py_buffer(packed)])
 
 
+def offset_array(offsets: Sequence[int]) -> Any:
+    """Offsets as an Arrow column, the same way."""
+    return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(array.array("q", offsets))])
+
+
 def headers_array(headers: Sequence[Headers | None] | None, count: int) -> Any:
     """Headers as an Arrow column."""
     return _no_headers(count) if headers is None else pa.array(headers, HEADER_TYPE)

@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument, LimitExceeded
-from stentor.wire import bodies, rows
+from stentor.wire import bodies, deltas, rows
 from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.header import (
     COMPRESSION_SHIFT,
@@ -199,8 +199,7 @@ def _validate_arrow(body: memoryview, header: BatchHeader) -> None:
 def record_batch(buffer: Buffer, position: int, header: BatchHeader) -> Any:
     """The messages at `position` as an Arrow record batch, whatever their encoding."""
     arrow_body = bodies.arrow("Arrow")
-    check_body(buffer, position, header)
-    body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
+    body = _rows(buffer, position, header)
     if header.encoding == ENCODING_ROWS:
         return arrow_body.record_batch(*rows.decode(body, header.count))
     return arrow_body.decode(body, header.count)
@@ -209,21 +208,31 @@ def record_batch(buffer: Buffer, position: int, header: BatchHeader) -> Any:
 def columns(buffer: Buffer, position: int, header: BatchHeader) -> Columns:
     """The messages at `position` as lists of Python values, whatever their encoding."""
     check_body(buffer, position, header)
-    body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
-    if header.encoding == ENCODING_ROWS:
-        return rows.decode(body, header.count)
-    return bodies.columns(body, header.count)
+    return body_columns(header, memoryview(buffer)[position + HEADER_BYTES : position + header.length])
 
 
 def timestamps(buffer: Buffer, position: int, header: BatchHeader) -> Sequence[int]:
     """The times of the messages at `position`, and nothing else of them."""
-    check_body(buffer, position, header)
-    body = memoryview(buffer)[position + HEADER_BYTES : position + header.length]
+    body = _rows(buffer, position, header)
     if header.encoding == ENCODING_ROWS:
         return rows.decode(body, header.count)[0]
     arrow_body = bodies.arrow()
     times: Sequence[int] = arrow_body.times(arrow_body.decode(body, header.count))
     return times
+
+
+def _rows(buffer: Buffer, position: int, header: BatchHeader) -> memoryview:
+    """The checked body of the batch at `position`, without what says the offsets of its rows."""
+    check_body(buffer, position, header)
+    return deltas.rows(header, memoryview(buffer)[position + HEADER_BYTES : position + header.length])
+
+
+def body_columns(header: BatchHeader, body: bytes | memoryview) -> Columns:
+    """The messages of a body that was checked before, as lists of Python values."""
+    plain = deltas.rows(header, memoryview(body))
+    if header.encoding == ENCODING_ROWS:
+        return rows.decode(plain, header.count)
+    return bodies.columns(plain, header.count)
 
 
 def check_message(key: bytes | None, value: bytes | None) -> None:

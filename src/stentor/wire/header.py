@@ -15,14 +15,17 @@ it covers the length, the body's checksum, the partition and the offset: a misdi
 caught (K1), and a header that checks out can be trusted alone.
 The producer leaves base offset, epoch and appended-at zero; the head of the chain fills them in and
 seals the header. `span` is the number of offsets the batch covers: equal to `count` until a
-compaction removes messages and keeps the covered range (C23).
+compaction removes messages and keeps the covered range (C23, `wire.deltas`).
 
 Attributes: bits 0..3 body encoding (0 packed rows, 1 Arrow), bits 4..7 compression of the Arrow
 buffers (0 none, 1 lz4, 2 zstd), bit 8 some message has headers, bits 16..31 schema id (0: the values are no
 rows of a schema); all others are zero. Reserved, and refused until something needs them: encoding 2, for batches that
 another protocol encoded and its clients decode; bit 9, for sequences that count messages and wrap at 2^31, as that
-protocol's producers number them. Batches of tables have two more: bit 10, some row comes with a condition; bit 11, the
-head found that the conditions do not hold, and readers pass the batch over.
+protocol's producers number them. Batches of tables have three more: bit 10, some row comes with a condition; bit 11,
+the head found that the conditions do not hold, and readers pass the batch over; bit 14, some row sets a key that goes
+by itself after some time. Two are for brokers to say: bit 12, the batch is sparse: it has fewer messages than it covers
+offsets; bit 13, it is a control batch: it covers one offset, has no messages, and its body is for brokers. Readers pass
+it over, too.
 """
 
 from __future__ import annotations
@@ -72,9 +75,12 @@ COMPRESSION_MASK: Final = 0xF0
 HAS_HEADERS: Final = 0x100
 CONDITIONAL: Final = 0x400
 REFUSED: Final = 0x800
+SPARSE: Final = 0x1000
+CONTROL: Final = 0x2000
+TIMED: Final = 0x4000
 SCHEMA_SHIFT: Final = 16
 SCHEMA_MASK: Final = 0xFFFF0000
-KNOWN_ATTRIBUTES: Final = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS | CONDITIONAL | SCHEMA_MASK
+KNOWN_ATTRIBUTES: Final = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS | CONDITIONAL | TIMED | SCHEMA_MASK
 """What clients may say; the rest is reserved, or for the head to say."""
 
 
@@ -117,9 +123,25 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
         return bool(self.attributes & CONDITIONAL)
 
     @property
+    def timed(self) -> bool:
+        """Whether some row sets a key that goes by itself after some time."""
+        return bool(self.attributes & TIMED)
+
+    @property
     def refused(self) -> bool:
         """Whether it is an outcome without effect: its conditions did not hold."""
         return bool(self.attributes & REFUSED)
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether it has nothing for readers: refused, for brokers alone, or emptied by a compaction."""
+        passed = self.attributes & (REFUSED | CONTROL)
+        return bool(passed) or (not self.count and bool(self.attributes & SPARSE))
+
+    @property
+    def control(self) -> bool:
+        """Whether its body is for brokers."""
+        return bool(self.attributes & CONTROL)
 
     @property
     def schema_id(self) -> int:

@@ -17,13 +17,32 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from stentor import limits
+from stentor.core.table import SESSION_BYTES
 from stentor.errors import ProtocolError, StentorError, from_wire
+from stentor.wire import group_messages
+from stentor.wire.group_messages import GroupRequest, GroupResponse
 from stentor.wire.schemas import Columns
 from stentor.wire.topic_settings import U32, U63, Digest, Label, Name, no_setting, wrong_setting
 from stentor.wire.topic_settings import TopicChanges as TopicChanges  # noqa: PLC0414 - used as messages.TopicChanges
 from stentor.wire.topic_settings import TopicSettings as TopicSettings  # noqa: PLC0414 - used as messages.TopicSettings
 from stentor.wire.topic_settings import merge_settings as merge_settings  # noqa: PLC0414 - used as messages.merge_settings
 from stentor.wire.topic_settings import topic_changes as topic_changes  # noqa: PLC0414 - used as messages.topic_changes
+
+# Used as messages.GroupHeartbeat and so on.
+AssignedPartition = group_messages.AssignedPartition
+CommitGroup = group_messages.CommitGroup
+DeleteGroup = group_messages.DeleteGroup
+DescribeGroup = group_messages.DescribeGroup
+GroupAssigned = group_messages.GroupAssigned
+GroupDescribed = group_messages.GroupDescribed
+GroupHeartbeat = group_messages.GroupHeartbeat
+GroupList = group_messages.GroupList
+GroupPosition = group_messages.GroupPosition
+GroupShare = group_messages.GroupShare
+GroupState = group_messages.GroupState
+LeaveGroup = group_messages.LeaveGroup
+ListGroups = group_messages.ListGroups
+MemberState = group_messages.MemberState
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +135,9 @@ class PartitionInfo(Struct, frozen=True):
     failed: str = ""
     recorded: int = 0
     kept_unrecorded: int = 0
+    compacted_to: int = 0
+    messages_removed: int = 0
+    bytes_saved: int = 0
 
 
 class TopicInfo(Struct, frozen=True):
@@ -216,6 +238,8 @@ class OpenStream(Struct, frozen=True):
     credit: Annotated[int, msgspec.Meta(ge=1, le=limits.STREAM_CREDIT_BYTES_MAX)]
     end: U63 | None = None
     seen: U63 = 0  # the highest committed offset this client has seen (C24)
+    subtree: Annotated[str, msgspec.Meta(max_length=limits.MESSAGE_KEY_BYTES_MAX)] = ""  # of a table; empty: all rows
+    copies: bool = False  # the client keeps the latest of each key, and must see every deletion (C23)
 
 
 class StreamEnded(Struct, frozen=True):
@@ -429,6 +453,25 @@ class DeleteCursor(Tagged, frozen=True):
     name: Name
 
 
+class Touch(Tagged, frozen=True):
+    """Keys of a table, and all that belong to a session, stay for their whole ttl from now on; asked of the partition's
+    head. Answer: Touched.
+    """
+
+    topic_id: U63
+    partition: U32
+    keys: Annotated[
+        list[Annotated[bytes, msgspec.Meta(max_length=limits.MESSAGE_KEY_BYTES_MAX)]], msgspec.Meta(max_length=1_000)
+    ] = []
+    session: Annotated[bytes, msgspec.Meta(max_length=SESSION_BYTES)] = b""
+
+
+class Touched(Tagged, frozen=True):
+    """Which keys that were is in the log before this offset, which is committed."""
+
+    end: int
+
+
 class UseProducer(Tagged, frozen=True):
     """This connection sends under the lasting producer id that belongs to a secret token. Answer: Done."""
 
@@ -460,8 +503,10 @@ Request = (
     | ListCursors
     | DeleteCursor
     | UseProducer
+    | Touch
+    | GroupRequest
 )
-QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics, ListCursors)
+QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics, ListCursors, DescribeGroup)
 """Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
 
 Response = (
@@ -475,6 +520,8 @@ Response = (
     | BrokerList
     | PartitionRecovered
     | CursorList
+    | Touched
+    | GroupResponse
 )
 
 # What an error has by itself; a peer's details may not pass for it.

@@ -9,7 +9,9 @@ Compressed bodies are left to pyarrow.
 
 from __future__ import annotations
 
+import struct
 from array import array
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Final, cast
 
@@ -126,6 +128,27 @@ def columns(body: memoryview, contents: Contents) -> Columns:
     return reader.times(), reader.binary(_KEYS, *reader.keys), reader.binary(_VALUES, *reader.values), reader.headers()
 
 
+def plain_columns(body: memoryview, contents: Contents) -> tuple[list[bytes], list[bytes]] | None:
+    """Keys and values of a body in which every message has both and no headers; None for any other body."""
+    reader = _Reader(body, contents)
+    if reader.keys[1] or reader.values[1] or reader.has_headers or contents.compression:
+        return None
+    reader.times()  # checked, as ever
+    found = reader.binary(_KEYS, *reader.keys), reader.binary(_VALUES, *reader.values)
+    return cast("tuple[list[bytes], list[bytes]]", found)
+
+
+@lru_cache(maxsize=64)
+def _element(size: int) -> struct.Struct:
+    return struct.Struct(f"{size}s")
+
+
+@lru_cache(maxsize=64)
+def _even_ends(count: int, size: int) -> bytes:
+    """The offsets of so many elements of one size. A body has both, so together they are no larger than it is."""
+    return array("i", range(0, count * size + 1, size)).tobytes()
+
+
 class _Reader:
     """Takes columns out of a body whose metadata is possible. What matters of the buffers is checked here."""
 
@@ -136,6 +159,10 @@ class _Reader:
         self._lists, self._pairs, self._names, self._contents = nodes[5], nodes[6:8], nodes[8:10], nodes[10:]
         self._places = contents.buffers
         self._data = body[contents.begin :]
+
+    @property
+    def has_headers(self) -> bool:
+        return self._lists != self._count
 
     def _buffer(self, index: int, least: int, what: str) -> memoryview:
         offset, size = self._places[2 * index], self._places[2 * index + 1]
@@ -154,13 +181,22 @@ class _Reader:
         """A column of bytes."""
         if nulls == count:
             return [None] * count
+        found: list[bytes | None]
+        size, rest = divmod(self._places[2 * (first + 2) + 1], count)
+        if size and not (rest or nulls) and self._is_even(first + 1, count, size):
+            return list(chain.from_iterable(_element(size).iter_unpack(self._buffer(first + 2, 0, "values"))))
         ends = self._ends(first + 1, count)
         data = bytes(self._buffer(first + 2, ends[-1], "values"))
-        found: list[bytes | None] = [data[begin:end] for begin, end in pairwise(ends)]
+        found = [data[begin:end] for begin, end in pairwise(ends)]
         if nulls:
             present = self._present(first, count, nulls)
             found = [value if there == "1" else None for value, there in zip(found, present, strict=True)]
         return found
+
+    def _is_even(self, index: int, count: int, size: int) -> bool:
+        """Whether all elements have this size: then they are taken out four times as fast."""
+        ends = self._buffer(index, 4 * count + 4, "offsets")[: 4 * count + 4]
+        return bytes(ends) == _even_ends(count, size)
 
     def _ends(self, index: int, count: int) -> list[int]:
         """Where each element begins, and the last one ends."""

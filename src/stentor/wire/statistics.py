@@ -117,6 +117,20 @@ class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     damaged: tuple[tuple[int, int], ...] = ()
 
 
+class CompactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What compactions of this copy have done since the broker was started."""
+
+    horizon: int = 0  # below this offset, the last message of each key is enough
+    compacted_to: int = 0  # the horizon of the last compaction
+    deletions_until: int = 0  # below this offset, deletions may be gone
+    runs: int = 0
+    running: bool = False
+    bytes_before: int = 0  # of segments that were written anew
+    bytes_after: int = 0
+    messages_removed: int = 0
+    last_at_us: int = 0  # when the last one ended
+
+
 class PartitionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A partition, as far as it is on this broker."""
 
@@ -136,6 +150,7 @@ class PartitionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     replica: ReplicaStatistics = ReplicaStatistics()
     dedupe: DedupeStatistics = DedupeStatistics()
     log: LogStatistics = LogStatistics()
+    compaction: CompactionStatistics = CompactionStatistics()
 
 
 class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,28 +1,51 @@
-"""Rows of tables: a key, a value or none (the key is deleted), and perhaps a condition, in a header of the message.
+"""Rows of tables: a key, a value or none (the key is deleted), and perhaps terms, in headers of the message.
 
-    header `stentor-if` ├ version i64 ┤   the offset of the row that last set the key; -1: the key must be absent
+    header `stentor-if`      ├ version i64 ┤   the offset of the row that last set the key; -1: the key must be absent
+    header `stentor-ttl`     ├ time u64    ┤   microseconds after which the key goes, unless it is touched or put again
+    header `stentor-session` ├ 16 bytes    ┤   with a ttl: the client's session that keeps the key alive
+    header `stentor-why`     "expired"         the head deleted the key because its time was over
 
-A batch with such headers has the attribute CONDITIONAL, so that heads look for them only there.
+A batch with conditions has the attribute CONDITIONAL, and one with ttls TIMED, so that heads look for them only there.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from stentor.core.table import ABSENT, KeyChange
+import msgspec
+
+from stentor.core.table import ABSENT, SESSION_BYTES, TTL_S_MAX, KeyChange
 from stentor.errors import InvalidArgument
-from stentor.wire import bodies, rows
-from stentor.wire.header import ENCODING_ROWS, BatchHeader
+from stentor.wire import batch, deltas
+from stentor.wire.header import CONDITIONAL, BatchHeader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from stentor.core.records import Batch
-    from stentor.wire.rows import Columns, Headers
+    from stentor.wire.rows import Headers
 
 CONDITION: Final = "stentor-if"
+TTL: Final = "stentor-ttl"
+SESSION: Final = "stentor-session"
+WHY: Final = "stentor-why"
+EXPIRED: Final = b"expired"
 _VERSION: Final = struct.Struct("<q")
+_TIME: Final = struct.Struct("<Q")
+_TTL_US_MAX: Final = TTL_S_MAX * 1_000_000
+
+
+class Terms(NamedTuple):
+    """What a row says beside its key and value."""
+
+    condition: int | None = None
+    ttl_us: int = 0
+    session: bytes = b""
+    why: bytes = b""
+
+
+NO_TERMS: Final = Terms()
 
 
 def condition(version: int) -> tuple[str, bytes]:
@@ -30,15 +53,44 @@ def condition(version: int) -> tuple[str, bytes]:
     return CONDITION, _VERSION.pack(version)
 
 
+def lease(ttl_us: int, session: bytes = b"") -> Headers:
+    """The headers of a row whose key goes after some time; of a session's, when that is not heard for so long."""
+    ttl = TTL, _TIME.pack(ttl_us)
+    return [ttl, (SESSION, session)] if session else [ttl]
+
+
+def expired(due: Sequence[tuple[bytes, int]], now_us: int, *, topic_id: int, partition: int) -> bytearray:
+    """A whole batch, by the head itself, that deletes keys which are at these versions."""
+    keys, gone = [key for key, _ in due], [None] * len(due)
+    why = WHY, EXPIRED
+    encoded = batch.encode([now_us] * len(due), keys, gone, [[condition(version), why] for _, version in due])
+    encoded = msgspec.structs.replace(encoded, attributes=encoded.attributes | CONDITIONAL)
+    header = batch.address(encoded, topic_id=topic_id, partition=partition, producer_id=0, generation=0, sequence=0)
+    return header + encoded.body
+
+
 def changes(header: Batch, body: bytes | memoryview) -> Iterator[KeyChange]:
     """What the rows of a batch do, whose form was checked."""
     assert isinstance(header, BatchHeader)
-    _, keys, values, headers = _columns(header, body)
-    conditions: Iterable[int | None] = map(_condition, headers) if header.conditional and headers else ()
+    _, keys, values, headers = batch.body_columns(header, body)
     deletes = [value is None for value in values]
-    if not conditions:
+    if not headers or not (header.conditional or header.timed):
         return map(KeyChange, _named(keys), deletes)
-    return map(KeyChange, _named(keys), deletes, conditions)
+    told = [terms(named) for named in headers]
+    return map(
+        KeyChange,
+        _named(keys),
+        deletes,
+        [each.condition for each in told],
+        [each.ttl_us for each in told],
+        [each.session for each in told],
+    )
+
+
+def offsets(header: Batch, body: bytes | memoryview) -> Iterable[int]:
+    """Where the rows of a batch are."""
+    assert isinstance(header, BatchHeader)
+    return deltas.offsets(header, body)
 
 
 def _named(keys: list[bytes | None]) -> list[bytes]:
@@ -47,7 +99,7 @@ def _named(keys: list[bytes | None]) -> list[bytes]:
 
 def check(header: BatchHeader, body: memoryview, topic: str) -> None:
     """Refuse what is no change of a table, before it gets an offset: heads and copies meet nothing of that kind."""
-    _, keys, _, headers = _columns(header, body)
+    _, keys, values, headers = batch.body_columns(header, body)
     for key in keys:
         if not key:
             raise InvalidArgument(
@@ -61,12 +113,39 @@ def check(header: BatchHeader, body: memoryview, topic: str) -> None:
                 hint="Encode the key, for example as hexadecimal digits.",
                 object=topic,
             )
-    conditional = any([_condition(named) is not None for named in headers or ()])  # noqa: C419 - looks at all of them
-    if conditional != header.conditional:
-        has, says = ("has", "does not say so") if conditional else ("has no", "says that it has")
+    if headers is None and not header.conditional and not header.timed:
+        return
+    told = [terms(named) for named in headers or ()]
+    _check_said(topic, "conditions", header.conditional, any(each.condition is not None for each in told))
+    _check_said(topic, "keys that expire", header.timed, any(each.ttl_us for each in told))
+    for each, value in zip(told, values, strict=False):
+        if each.why or (each.ttl_us and value is None) or (each.session and not each.ttl_us):
+            raise InvalidArgument(
+                f"A row for table {topic} deletes a key and gives it a ttl, has a session and no ttl, or says why.",
+                hint=f"The headers {TTL}, {SESSION} and {WHY} are for tables themselves: use put() with ttl.",
+                object=topic,
+            )
+
+
+def _check_said(topic: str, what: str, said: bool, found: bool) -> None:
+    """Whether the batch's attributes are true."""
+    if said == found:
+        return
+    has, says = ("has", "does not say so") if found else ("has no", "says that it has")
+    raise InvalidArgument(
+        f"A batch for table {topic} {has} {what}, and {says}.",
+        hint=f"The headers {CONDITION} and {TTL} are for tables themselves: use put() with if_version, if_absent or"
+        " ttl.",
+        object=topic,
+    )
+
+
+def check_keys(header: BatchHeader, body: memoryview, topic: str) -> None:
+    """Refuse messages without a key, of which a compaction could not say which is the latest."""
+    if not all(batch.body_columns(header, body)[1]):
         raise InvalidArgument(
-            f"A batch for table {topic} {has} conditions, and {says}.",
-            hint=f"The header {CONDITION} is for tables themselves: use put() with if_version or if_absent.",
+            f"Topic {topic} is compacted: it holds the latest message of each key, and a message has no key.",
+            hint="Give each message a key, or use a topic with cleanup=delete.",
             object=topic,
         )
 
@@ -79,21 +158,28 @@ def _is_text(key: bytes) -> bool:
     return True
 
 
-def _columns(header: BatchHeader, body: bytes | memoryview) -> Columns:
-    if header.encoding == ENCODING_ROWS:
-        return rows.decode(memoryview(body), header.count)
-    return bodies.columns(memoryview(body), header.count)
+def terms(headers: Headers | None) -> Terms:
+    """What the headers of a row say."""
+    if not headers:
+        return NO_TERMS
+    found: dict[str, bytes] = {}
+    for name, value in headers:
+        if name in _SIZES:
+            if value is None or len(value) != (_SIZES[name] or len(value)):
+                raise InvalidArgument(f"The header {name} of a row is malformed.")
+            if name in found:
+                raise InvalidArgument(f"A row has the header {name} twice.")
+            found[name] = value
+    if not found:
+        return NO_TERMS
+    version = _VERSION.unpack(found[CONDITION])[0] if CONDITION in found else None
+    if version is not None and version < ABSENT:
+        raise InvalidArgument(f"A row waits for the impossible version {version}.")
+    ttl_us = _TIME.unpack(found[TTL])[0] if TTL in found else 0
+    if TTL in found and not 0 < ttl_us <= _TTL_US_MAX:
+        raise InvalidArgument(f"A row has the impossible ttl of {ttl_us} microseconds.")
+    return Terms(version, ttl_us, found.get(SESSION, b""), found.get(WHY, b""))
 
 
-def _condition(headers: Headers | None) -> int | None:
-    found: int | None = None
-    for name, value in headers or ():
-        if name == CONDITION:
-            if value is None or len(value) != _VERSION.size:
-                raise InvalidArgument("A condition of a row is malformed.")
-            if found is not None:
-                raise InvalidArgument("A row has two conditions.")
-            found = _VERSION.unpack(value)[0]
-            if found < ABSENT:
-                raise InvalidArgument(f"A row waits for the impossible version {found}.")
-    return found
+_SIZES: Final = {CONDITION: _VERSION.size, TTL: _TIME.size, SESSION: SESSION_BYTES, WHY: 0}
+"""Of the headers' values; 0: any."""

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from stentor import limits
 from stentor.core.cursors import RECORDER
+from stentor.core.horizon import DELETIONS_KEPT_S, DELETIONS_KEPT_S_MAX
 from stentor.errors import InvalidArgument
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -28,14 +29,18 @@ RetentionAge = Annotated[int, msgspec.Meta(ge=1)] | None
 RetentionBytes = Annotated[int, msgspec.Meta(ge=0)] | None
 CursorName = Annotated[str, msgspec.Meta(max_length=limits.TOPIC_NAME_CHARACTERS_MAX)]
 TopicKind = Literal["stream", "table"]
+Cleanup = Literal["delete", "compact", "compact,delete"]
+DeletionsKept = Annotated[int, msgspec.Meta(ge=0, le=DELETIONS_KEPT_S_MAX)]
 SegmentBytes = Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)]
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a topic was made with; everything but its kind and the number of partitions may be changed later."""
+    """What a topic was made with; all but its kind, its cleanup and the number of partitions may be changed later."""
 
     partitions: Partitions = 1
     kind: TopicKind = "stream"
+    cleanup: Cleanup = "delete"  # what becomes of old messages; a table is compacted in any case
+    deletions_kept_s: DeletionsKept = DELETIONS_KEPT_S  # how long a compacted log keeps deletions
     flush: Flush = "always"
     flush_interval_ms: FlushInterval = limits.FLUSH_INTERVAL_MS
     replicas: Replicas = 0  # 0: three, or as many as there are brokers
@@ -47,6 +52,11 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     retention_waits_for: CursorName = ""  # retention waits until this cursor has passed what it would delete
     retention_wait_bytes: RetentionBytes = None  # of what waits: beyond this much it is deleted all the same
     segment_bytes: SegmentBytes = limits.SEGMENT_BYTES
+
+    @property
+    def compacted(self) -> bool:
+        """Whether the latest message of each key is enough."""
+        return self.kind == "table" or self.cleanup != "delete"
 
     @property
     def waits_for(self) -> tuple[str, ...]:
@@ -72,6 +82,8 @@ class TopicChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     partitions: Partitions | UnsetType = UNSET
     kind: TopicKind | UnsetType = UNSET
+    cleanup: Cleanup | UnsetType = UNSET
+    deletions_kept_s: DeletionsKept | UnsetType = UNSET
     flush: Flush | UnsetType = UNSET
     flush_interval_ms: FlushInterval | UnsetType = UNSET
     replicas: Replicas | UnsetType = UNSET

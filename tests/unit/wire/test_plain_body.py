@@ -44,6 +44,17 @@ def test_both_read_what_the_other_wrote(messages):
         assert by_arrow(body, len(messages)) == wanted
 
 
+@pytest.mark.parametrize("size", [0, 1, 20])
+@pytest.mark.parametrize("odd", [None, 0, 30, 59])
+def test_elements_of_one_size_are_read_like_any_others(size, odd):
+    """All but perhaps one have this size, and that one makes up for it elsewhere."""
+    keys = [random.Random(number).randbytes(size) for number in range(60)]
+    if odd is not None:
+        keys[odd], keys[5] = keys[odd] + b"x", keys[5][:-1]
+    body, _ = plain_body.encode([7] * 60, keys, keys, None)
+    assert by_plain(body, 60) == by_arrow(body, 60) == ([7] * 60, keys, keys, None)
+
+
 @pytest.mark.parametrize("headers", [False, True])
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 3000, 1000, 2000, 17])
 def test_both_write_the_same_bytes(makes, count, headers):

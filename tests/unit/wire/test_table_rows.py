@@ -5,10 +5,10 @@ import struct
 import msgspec
 import pytest
 
-from stentor.core.table import ABSENT, KeyChange
+from stentor.core.table import ABSENT, TTL_S_MAX, KeyChange
 from stentor.errors import InvalidArgument
 from stentor.wire import batch, table_rows
-from stentor.wire.header import CONDITIONAL, HEADER_BYTES, check_header
+from stentor.wire.header import CONDITIONAL, HEADER_BYTES, TIMED, check_header
 
 NOW = 1_700_000_000_000_000
 SETS, DELETES = False, True
@@ -99,7 +99,7 @@ def test_an_impossible_version_is_refused(version):
 
 
 def test_a_row_has_one_condition_at_most():
-    assert "two conditions" in refusal([b"a"], [b"1"], [[table_rows.condition(1), table_rows.condition(2)]])
+    assert "twice" in refusal([b"a"], [b"1"], [[table_rows.condition(1), table_rows.condition(2)]])
 
 
 @pytest.mark.parametrize("headers", [None, [[("other", b"x")]]])
@@ -111,3 +111,75 @@ def test_a_condition_that_would_not_be_looked_at_is_refused():
     """Somebody meant it: it must not be a change that is made anyhow."""
     said = refusal([b"a"], [b"1"], [[table_rows.condition(3)]], conditional=False)
     assert "has conditions, and does not say so" in said
+
+
+# --- keys that expire -----------------------------------------------------------------------------
+
+SESSION = bytes(range(16))
+
+
+def timed(keys, values, headers, *, says=True):
+    header, body = rows(keys, values, headers, conditional=False)
+    attributes = header.attributes | (TIMED if says else 0)
+    return msgspec.structs.replace(header, attributes=attributes), body
+
+
+def timed_refusal(*given, **more):
+    header, body = timed(*given, **more)
+    with pytest.raises(InvalidArgument) as caught:
+        table_rows.check(header, body, "t")
+    return str(caught.value)
+
+
+def test_some_keys_expire_and_some_belong_to_a_session():
+    headers = [table_rows.lease(5), None, table_rows.lease(7, SESSION)]
+    header, body = timed([b"a", b"b", b"c"], [b"1", b"2", b"3"], headers)
+    table_rows.check(header, body, "t")
+    assert list(table_rows.changes(header, body)) == [
+        KeyChange(b"a", SETS, None, 5),
+        KeyChange(b"b", SETS),
+        KeyChange(b"c", SETS, None, 7, SESSION),
+    ]
+
+
+@pytest.mark.parametrize("ttl_us", [0, TTL_S_MAX * 1_000_000 + 1, 2**64 - 1])
+def test_an_impossible_ttl_is_refused(ttl_us):
+    assert "impossible ttl" in timed_refusal([b"a"], [b"1"], [[(table_rows.TTL, struct.pack("<Q", ttl_us))]])
+
+
+@pytest.mark.parametrize("value", [None, b"", b"\0" * 7], ids=["none", "empty", "short"])
+@pytest.mark.parametrize("name", [table_rows.TTL, table_rows.SESSION])
+def test_malformed_terms_are_refused(name, value):
+    assert "malformed" in timed_refusal([b"a"], [b"1"], [[(name, value)]])
+
+
+def test_a_ttl_that_would_not_be_looked_at_is_refused():
+    said = timed_refusal([b"a"], [b"1"], [table_rows.lease(5)], says=False)
+    assert "has keys that expire, and does not say so" in said
+    assert "says that it has" in timed_refusal([b"a"], [b"1"], None)
+
+
+def test_a_deleted_key_has_no_ttl():
+    assert "gives it a ttl" in timed_refusal([b"a"], [None], [table_rows.lease(5)])
+
+
+def test_a_session_without_a_ttl_is_refused():
+    headers = [table_rows.lease(5), [(table_rows.SESSION, SESSION)]]
+    assert "has a session and no ttl" in timed_refusal([b"a", b"b"], [b"1", b"2"], headers)
+
+
+def test_only_the_head_says_that_a_key_expired():
+    assert "says why" in refusal([b"a"], [None], [[(table_rows.WHY, table_rows.EXPIRED)]], conditional=False)
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_the_head_deletes_keys_that_are_at_their_versions(count):
+    due = [(b"%d" % number, number) for number in range(count)]
+    whole = bytes(table_rows.expired(due, NOW, topic_id=1, partition=0))
+    header = check_header(whole)
+    batch.validate(whole, header)
+    body = memoryview(whole)[HEADER_BYTES:]
+    assert header.conditional
+    assert list(table_rows.changes(header, body)) == [KeyChange(key, DELETES, version) for key, version in due]
+    told = batch.columns(whole, 0, header)[3]
+    assert {table_rows.terms(named).why for named in told} == {table_rows.EXPIRED}

@@ -1,0 +1,169 @@
+"""Batches with some of their rows: what a filter sends of a batch, and what a compaction leaves of several.
+
+    keep    one batch, fewer rows; whose batch it is and which offsets it covers stay as they were
+    merge   the rows that are left of batches next to each other, as one batch that covers all their offsets
+
+What comes out has an offset for every row (`wire.deltas`) and checksums of its own. It is stamped: nothing is left for
+the head to fill in.
+"""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from stentor import limits
+from stentor.errors import LimitExceeded
+from stentor.wire import batch, deltas
+from stentor.wire.arrow_message import COMPRESSIONS
+from stentor.wire.header import (
+    COMPRESSION_MASK,
+    CONDITIONAL,
+    CONTROL,
+    ENCODING_MASK,
+    HAS_HEADERS,
+    HEADER_BYTES,
+    REFUSED,
+    SCHEMA_MASK,
+    SPARSE,
+    TIMED,
+    BatchHeader,
+    pack,
+    pack_sealed,
+)
+from stentor.wire.table_rows import TTL
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from stentor.wire.rows import Headers
+
+_CODED = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS
+_KEPT_BY_MERGE = COMPRESSION_MASK | SCHEMA_MASK
+
+
+class Rows(NamedTuple):
+    """Rows of a batch, or of several."""
+
+    offsets: list[int]
+    timestamps: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[Headers | None]
+
+    def extend(self, other: Rows) -> None:
+        """Put the rows of a later batch behind these."""
+        self.offsets.extend(other.offsets)
+        self.timestamps.extend(other.timestamps)
+        self.keys.extend(other.keys)
+        self.values.extend(other.values)
+        self.headers.extend(other.headers)
+
+    def chosen(self, wanted: Sequence[bool]) -> Rows:
+        """Those rows alone."""
+        return Rows(
+            list(compress(self.offsets, wanted)),
+            list(compress(self.timestamps, wanted)),
+            list(compress(self.keys, wanted)),
+            list(compress(self.values, wanted)),
+            list(compress(self.headers, wanted)),
+        )
+
+
+def nothing() -> Rows:
+    """No rows yet."""
+    return Rows([], [], [], [], [])
+
+
+def rows_of(header: BatchHeader, body: bytes | memoryview) -> Rows:
+    """The rows of a batch whose checksums hold. One that readers pass over has none for them."""
+    if header.passed_over:
+        return nothing()
+    offsets = list(deltas.offsets(header, body))
+    timestamps, keys, values, headers = batch.body_columns(header, body)
+    return Rows(offsets, list(timestamps), keys, values, headers if headers is not None else [None] * len(offsets))
+
+
+def keep(header: BatchHeader, body: bytes | memoryview, wanted: Container[int]) -> bytes:
+    """A batch with those of its rows alone whose indexes are wanted. LimitExceeded if the smaller batch is too large:
+    a compressed one whose rows are nearly all wanted may be.
+    """
+    chosen = [index in wanted for index in range(header.count)]
+    if all(chosen) or header.attributes & CONTROL:
+        return bytes(pack(header)) + bytes(body)
+    rows = rows_of(msgspec.structs.replace(header, attributes=header.attributes & ~REFUSED), body).chosen(chosen)
+    return _encoded(header, rows)
+
+
+def merge(like: BatchHeader, base: int, end: int, rows: Rows, appended_at_us: int) -> bytes:
+    """One batch instead of all from `base` to `end`, of one epoch, and those with rows of one compression and schema:
+    those of `like`. Nobody's resend is recognised by it, so what is known of producers must have been written down.
+    """
+    like = msgspec.structs.replace(
+        like,
+        base_offset=base,
+        span=end - base,
+        attributes=like.attributes & _KEPT_BY_MERGE,
+        first_timestamp_us=0,
+        last_timestamp_us=0,
+        appended_at_us=appended_at_us,
+        producer_id=0,
+        generation=0,
+        sequence=0,
+    )
+    return _encoded(like, rows)
+
+
+def control(kind: int, body: bytes, *, topic_id: int, partition: int, value: int = 0) -> bytearray:
+    """A batch for brokers, of a kind, with a number and a body; its head stamps it."""
+    return pack_sealed(
+        HEADER_BYTES + len(body), crc32c(body), topic_id, partition, 0, 0, 0, CONTROL, 0, 0, 0, 0, kind, 1, value
+    ) + bytearray(body)
+
+
+def behind(header: BatchHeader, body: bytes | memoryview, offset: int) -> bytes:
+    """What a batch holds from an offset inside of it on, as a batch that begins there."""
+    rows = rows_of(header, body)
+    wanted = rows.chosen([each >= offset for each in rows.offsets])
+    return merge(header, offset, header.end_offset, wanted, header.appended_at_us)
+
+
+def are_alike(one: BatchHeader, other: BatchHeader) -> bool:
+    """Whether rows of both may be in one batch."""
+    return one.epoch == other.epoch and not (one.attributes ^ other.attributes) & _KEPT_BY_MERGE
+
+
+def _encoded(like: BatchHeader, rows: Rows) -> bytes:
+    """A batch that covers what `like` covers, with these rows."""
+    count = len(rows.offsets)
+    attributes = like.attributes & ~(_CODED | SPARSE | TIMED)
+    body, first_us, last_us = b"", like.first_timestamp_us, like.last_timestamp_us
+    if count:
+        headers = rows.headers if any(named is not None for named in rows.headers) else None
+        encoded = batch.encode(
+            rows.timestamps, rows.keys, rows.values, headers, compression=COMPRESSIONS[like.compression]
+        )
+        body, attributes = bytes(encoded.body), attributes | encoded.attributes
+        if any(name == TTL for named in headers or () for name, _ in named or ()):
+            attributes |= TIMED  # what is left of several batches may have it from any of them
+        first_us, last_us = encoded.first_timestamp_us, encoded.last_timestamp_us
+    else:
+        attributes &= ~CONDITIONAL
+    if count != like.span:
+        attributes |= SPARSE
+        body = deltas.pack([offset - like.base_offset for offset in rows.offsets]) + body
+    if HEADER_BYTES + len(body) > limits.BATCH_BYTES_MAX:
+        raise LimitExceeded(f"A batch of {count} rows takes {HEADER_BYTES + len(body)} bytes.")
+    header = msgspec.structs.replace(
+        like,
+        length=HEADER_BYTES + len(body),
+        body_checksum=crc32c(body),
+        count=count,
+        attributes=attributes,
+        first_timestamp_us=first_us,
+        last_timestamp_us=last_us,
+    )
+    return bytes(pack(header)) + body

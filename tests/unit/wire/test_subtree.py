@@ -1,0 +1,126 @@
+"""What is left of batches for a subtree: its rows, where they were, and nothing else."""
+
+import random
+
+import pytest
+from crc32c import crc32c
+
+from stentor.client.decode import decode_messages
+from stentor.errors import CorruptData
+from stentor.wire import batch
+from stentor.wire.header import HEADER_BYTES, REFUSED, BatchHeader, check_header, pack
+from stentor.wire.subtree import kept
+
+
+def stored(base, keys, *, values=None, compression="", epoch=1, attributes=0, headers=None):
+    """A batch as it lies in a log."""
+    values = [b"v%d" % (base + index) for index in range(len(keys))] if values is None else values
+    encoded = batch.encode([1_000 + base] * len(keys), keys, values, headers, compression=compression)
+    body = bytes(encoded.body)
+    fields = dict.fromkeys(BatchHeader.__struct_fields__, 0) | {
+        "length": HEADER_BYTES + len(body),
+        "body_checksum": crc32c(body),
+        "count": encoded.count,
+        "span": encoded.count,
+        "base_offset": base,
+        "epoch": epoch,
+        "attributes": encoded.attributes | attributes,
+        "topic_id": 7,
+        "first_timestamp_us": encoded.first_timestamp_us,
+        "last_timestamp_us": encoded.last_timestamp_us,
+    }
+    return bytes(pack(BatchHeader(**fields))) + body
+
+
+def read(chunks):
+    return [
+        (message.offset, message.key, message.value, message.timestamp_us)
+        for run in decode_messages(b"".join(chunks), "t", 0, 0, None)
+        for message in run.messages
+    ]
+
+
+def wanted(chunks, subtree):
+    return [row for row in read(chunks) if row[1].startswith(subtree)]
+
+
+@pytest.mark.parametrize("compression", ["", "lz4", "zstd"])
+@pytest.mark.parametrize("size", [1, 3, 200])
+def test_the_rows_of_the_subtree_are_left_with_their_offsets(compression, size):
+    chance = random.Random(size)
+    chunks, base = [], 0
+    for _ in range(30):
+        keys = [chance.choice([b"app/a", b"app/b/c", b"apple", b"b/app/", b"z"]) for _ in range(size)]
+        chunks.append(stored(base, keys, compression=compression if size > 1 else ""))
+        base += size
+    found, rows = kept([b"".join(chunks[:10]), *chunks[10:]], b"app/")
+    assert read(found) == wanted(chunks, b"app/")
+    assert rows == len(read(found))
+    assert kept(chunks, b"no/") == ([], 0)
+
+
+def test_what_is_left_of_many_batches_is_one():
+    chunks = [stored(base, [b"app/a" if base == 500 else b"other", b"z"]) for base in range(0, 2_000, 2)]
+    found, rows = kept(chunks, b"app/")
+    assert (len(found), rows) == (1, 1)
+    assert len(found[0]) < 300
+    chunks = [stored(base, [b"app/a", b"z"]) for base in range(0, 2_000, 2)]
+    (found,), rows = kept(chunks, b"app/")
+    header = check_header(found)
+    assert (header.base_offset, header.end_offset, header.count, rows) == (0, 2_000, 1_000, 1_000)
+
+
+def test_a_batch_that_is_wanted_as_it_is_is_not_touched():
+    whole = stored(5, [b"app/a", b"app/b"])
+    assert kept([whole], b"app/") == ([whole], 2)
+
+
+def test_batches_of_different_epochs_are_not_joined():
+    found, _ = kept([stored(0, [b"app/a", b"z"], epoch=1), stored(2, [b"app/b", b"z"], epoch=2)], b"app/")
+    assert [check_header(part).epoch for part in found] == [1, 2]
+
+
+def test_deletions_and_headers_are_kept():
+    chunk = stored(3, [b"app/a", b"z", b"app/b"], values=[None, b"1", b"2"], headers=[[("h", b"x")], None, None])
+    ((found,), rows) = kept([chunk], b"app/")
+    (run,) = decode_messages(found, "t", 0, 0, None)
+    one, two = run.messages
+    assert (one.offset, one.value, one.headers, two.offset, two.value, two.headers) == (
+        3,
+        None,
+        [("h", b"x")],
+        5,
+        b"2",
+        [],
+    )
+    assert rows == 2
+
+
+def test_changes_that_were_refused_are_left_out():
+    assert kept([stored(0, [b"app/a"], attributes=REFUSED)], b"app/") == ([], 0)
+
+
+def test_large_rows_are_not_joined_beyond_what_a_batch_may_hold():
+    large = b"x" * (7 * 1024 * 1024)
+    chunks = [stored(base, [b"app/a", b"z"], values=[large, b""]) for base in range(0, 8, 2)]
+    found, rows = kept(chunks, b"app/")
+    assert rows == 4
+    assert read(found) == wanted(chunks, b"app/")
+
+
+@pytest.mark.parametrize("place", [HEADER_BYTES + 3, 20], ids=["body", "header"])
+@pytest.mark.parametrize("key", [b"app/a", b"other"])
+def test_damage_is_not_passed_over(place, key):
+    chunk = bytearray(stored(0, [key, b"z"]))
+    chunk[place] ^= 1
+    with pytest.raises(CorruptData):
+        kept([bytes(chunk)], b"app/")
+
+
+def test_what_a_filter_made_is_filtered_again():
+    chunks = [stored(base, [b"app/a", b"app/b", b"z"]) for base in range(0, 30, 3)]
+    once, _ = kept(chunks, b"app/")
+    twice, rows = kept(once, b"app/b")
+    assert rows == 10
+    assert read(twice) == wanted(chunks, b"app/b")
+    assert check_header(twice[0]).topic_id == 7
