@@ -56,6 +56,7 @@ class Linked(_Message, frozen=True):
     reset: bool = False  # the successor's log has nothing in common: begin anew at `cut`
     snapshot: bytes | None = None  # the derived state as of `cut`, with reset, for older versions (C19)
     in_pieces: bool = False  # it can be asked for instead
+    compacted: bool = False  # with reset: deletions behind the successor's end are gone, so its log is of no use (C23)
 
 
 class AskState(_Message, frozen=True):

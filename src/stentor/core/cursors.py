@@ -20,15 +20,13 @@ from zlib import crc32
 
 import msgspec
 
+from stentor.core.names import RECORDER as RECORDER  # noqa: PLC0414 - used as cursors.RECORDER
 from stentor.errors import CorruptData, FormatTooNew
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from stentor.core.records import Batch
-
-RECORDER: Final = "recorder"
-"""The cursor that recorders move, and that topics with `keep_unrecorded` wait for."""
 
 _VERSION: Final = 1
 
@@ -91,6 +89,7 @@ class Cursors:
     wants_bodies: Final = True
     undoes: Final = True
     vital: Final = True  # retention would delete, and consumers begin anew, by what is missing
+    came_later: Final = False
 
     def __init__(self, read: Callable[[bytes | memoryview], Iterable[CursorRecord]]) -> None:
         """`read` gives the records of a batch, by its body; nothing for one that it does not understand."""
@@ -109,6 +108,10 @@ class Cursors:
     def of_topic(self, topic_id: int) -> dict[str, NamedCursor]:
         """All cursors of a topic, as they are committed."""
         return {name: cursor for (name, topic), cursor in self._committed.items() if topic == topic_id}
+
+    def named(self, name: str) -> dict[int, NamedCursor]:
+        """The cursors of one name, by topic, as they are committed."""
+        return {topic: cursor for (each, topic), cursor in self._committed.items() if each == name}
 
     def topics(self) -> set[int]:
         """Topics that have cursors here, or will have when everything is committed."""

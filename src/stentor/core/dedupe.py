@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stentor import limits
+from stentor.core.horizon import HORIZON
 from stentor.errors import CorruptData, SequenceError
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Dedupe:
     wants_bodies: Final = False
     undoes: Final = False  # the order in which producers are forgotten cannot be undone; headers are quickly read again
     vital: Final = False  # what is forgotten is looked for in the log (C32)
+    came_later: Final = False
 
     def __init__(self) -> None:
         self._producers: dict[int, _Producer] = {}
@@ -165,8 +167,8 @@ class Dedupe:
         if producer_id == ANONYMOUS:
             return
         producer = self._producers.pop(producer_id, None)
-        if producer is None or producer.generation != generation:
-            producer = _Producer(generation, [])
+        if producer is None or producer.generation != generation or producer.window[-1].sequence + 1 != sequence:
+            producer = _Producer(generation, [])  # after a gap, too: a compaction took what was between
         producer.window.append(_Written(sequence, checksum, base_offset, end_offset, appended_at_us, refused))
         if len(producer.window) > limits.PRODUCER_IN_FLIGHT_BATCHES_MAX:
             del producer.window[0]
@@ -174,8 +176,11 @@ class Dedupe:
         if len(self._producers) > limits.PRODUCERS_PER_PARTITION_MAX:
             del self._producers[next(iter(self._producers))]
 
-    def apply(self, batch: Batch, _: bytes | memoryview = b"") -> None:
-        """The same, from a batch's header."""
+    def apply(self, batch: Batch, body: bytes | memoryview = b"") -> None:
+        """The same, from a batch's header. A horizon brings everything: what is below it may have been compacted."""
+        if batch.control and batch.generation == HORIZON and body:
+            self.restore(bytes(body))
+            return
         self.record(
             batch.producer_id,
             batch.generation,

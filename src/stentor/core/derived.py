@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from stentor.core.dedupe import Dedupe
+from stentor.core.horizon import HorizonState
 from stentor.errors import CorruptData
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class DerivedState(Protocol):
     @property
     def vital(self) -> bool:
         """Whether nobody may go on without it: a copy whose snapshot is lost is damaged, not merely forgetful."""
+        ...
+
+    @property
+    def came_later(self) -> bool:
+        """Whether logs may have snapshots from before there was such a state: where one lacks it, it was empty."""
         ...
 
     def apply(self, batch: Batch, body: bytes | memoryview) -> None:
@@ -103,6 +109,13 @@ class States:
         self._missing: set[str] = set()  # states that must be derived from the log (again)
         self._since: dict[str, int] = {}  # while a log is read: from which offset on each of those needs batches
         self._oldest: dict[str, tuple[int, bytes]] = {}  # snapshots that seem too new, each state's oldest
+
+    @property
+    def deletions_until(self) -> int:
+        """Below this offset, a compaction may have removed deletions: a copy that ends there cannot be continued."""
+        return max(
+            (state.committed.deletions_until for state in self._all if isinstance(state, HorizonState)), default=0
+        )
 
     def __iter__(self) -> Iterator[DerivedState]:
         return iter(self._all)
@@ -159,12 +172,12 @@ class States:
             data = found.get(state.name)
             if snapshot is None and self._oldest.get(state.name, (-1, b""))[0] == offset:
                 data = self._oldest[state.name][1]
-            if state.name not in self._missing or (data is None and snapshot is not None):
+            if state.name not in self._missing or (data is None and snapshot is not None and not state.came_later):
                 continue
             if data is not None and state.undoes and snapshot is not None and offset > self._committed:
                 self._oldest[state.name] = offset, data
                 continue  # it could not undo what lies between
-            if data is None and offset and state.vital:
+            if data is None and offset and state.vital and snapshot is None:
                 raise CorruptData(f"The log begins at {offset}, and its snapshot of {state.name} is lost.")
             state.restore(data)
             self._since[state.name] = offset
@@ -172,11 +185,14 @@ class States:
         return not self._missing
 
     def replay(self, batch: Batch, body: bytes | memoryview) -> None:
-        """The next batch of a log that is being read."""
+        """The next batch of a log that is being read. What is committed is so at once: nothing piles up."""
+        committed = batch.end_offset <= self._committed
         for state in self._all:
             since = self._since.get(state.name)
             if since is not None and batch.base_offset >= since:
                 state.apply(batch, body)
+                if committed:
+                    state.commit(batch.end_offset)
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""

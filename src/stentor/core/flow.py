@@ -24,9 +24,10 @@ _PUSHES_APART_MAX = 64  # so many are remembered one by one, whatever their size
 class Cursor:
     """A stream's place in its partition."""
 
-    __slots__ = ("credit", "end", "position", "reading", "reads", "untaken")
+    __slots__ = ("copies", "credit", "end", "position", "reading", "reads", "untaken")
 
-    def __init__(self, position: int, end: int | None, credit: int) -> None:
+    def __init__(self, position: int, end: int | None, credit: int, *, copies: bool = False) -> None:
+        self.copies = copies  # its reader keeps the latest of each key, and must see every deletion
         self.position = position  # the next offset to push
         self.end = end  # the offset to stop before, or None to follow for ever
         self.credit = credit  # bytes the reader can still take

@@ -101,10 +101,12 @@ class Linking:
         return [r.Truncate(linked.cut, reset=True, snapshot=state)]
 
     def _loses_committed(self, linked: m.Linked) -> bool:
-        """Only a joiner whose offsets retention has let go meanwhile may begin anew above its end."""
+        """Only a joiner may begin anew: above its end if retention has let its offsets go meanwhile, or below if a
+        compaction has removed what it would need to go on.
+        """
         replica = self._replica
-        begins_above = linked.reset and replica.position.joins and linked.cut >= replica.end
-        return linked.cut < replica.committed and not begins_above
+        may = linked.reset and replica.position.joins and (linked.cut >= replica.end or linked.compacted)
+        return linked.cut < replica.committed and not may
 
     def cut(self, end: int, now_us: int) -> list[Effect]:
         """The log ends here now, on disk."""
@@ -114,6 +116,7 @@ class Linking:
         replica.end = replica.durable = end
         replica.syncing = False  # one that was under way was waited for, and says nothing any more
         if linked.reset:
+            replica.committed = min(replica.committed, end)
             replica.start = end
             replica.table.clear()
         else:
@@ -150,6 +153,10 @@ class Linking:
         replica = self._replica
         ours, theirs = (replica.table.entries(), replica.start, replica.end), (link.table, link.start, link.end)
         cut = common_part(*ours, *theirs)
+        if cut is not None and link.start < cut < replica.states.deletions_until:
+            # It holds keys that were deleted behind its end, and these deletions may be gone here (C23).
+            said = (replica.epoch, link.attempt, replica.start)
+            return m.Linked(*said, reset=True, in_pieces=link.in_pieces, compacted=True)
         if cut is None:  # nothing that is left is known to be the same: it begins where this log begins
             return m.Linked(replica.epoch, link.attempt, replica.start, reset=True, in_pieces=link.in_pieces)
         return m.Linked(replica.epoch, link.attempt, cut)

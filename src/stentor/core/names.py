@@ -19,6 +19,9 @@ from stentor.errors import InvalidArgument
 CURSORS_TOPIC: Final = "_stentor.cursors"
 """The internal topic that named cursors are derived from."""
 
+RECORDER: Final = "recorder"
+"""The cursor that recorders move, and that topics with `keep_unrecorded` wait for."""
+
 _RESERVED: Final = "_stentor."
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_-]+\Z")
@@ -66,6 +69,18 @@ def check_cursor_name(name: str) -> str:
             f"{name[:50]!r} is not the name of a cursor.",
             hint=f"Use up to {limits.TOPIC_NAME_CHARACTERS_MAX} letters, digits, '-', '_' and '.', such as recorder.",
             object=name[:50],
+        )
+    return name
+
+
+def check_group_name(name: str) -> str:
+    """Return the name, or say what is wrong with it. A group's positions are the cursors of its name."""
+    check_cursor_name(name)
+    if name == RECORDER:
+        raise InvalidArgument(
+            f"A group cannot be called {RECORDER}: recorders move the cursor of that name.",
+            hint="Choose another name, such as billing.",
+            object=name,
         )
     return name
 

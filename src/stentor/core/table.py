@@ -6,13 +6,16 @@ so that two conditional changes in flight are decided one after the other. All r
 batch whose conditions do not hold is written too, with a mark, as an outcome without effect. So its sequence leaves no
 gap, a resend gets the same answer after a failover, and whoever reads the log decides nothing (C20).
 
+A row may come with a *lease*: its key goes by itself after some time, unless it is touched or put again, and may belong
+to a client's session. What the log says of leases is here; time is `core.expiry`'s.
+
 Values are not kept here: they are in the log. A table has no snapshot; it is derived from the log's first batch on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stentor.errors import CorruptData
@@ -21,6 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from stentor.core.records import Batch
+
+TTL_S_MAX: Final = 3_660 * 86_400
+"""How long a key may stay without being touched: ten years; what should stay longer needs no ttl."""
+
+GRACE_S: Final = 10.0
+"""How long an ephemeral key outlives its owner, unless the owner says otherwise."""
+
+GRACE_S_MIN: Final = 1.0
+"""The shortest grace: a client that must find a new head needs about as long."""
+
+SESSION_BYTES: Final = 16
+"""A session is a random number that nobody else draws."""
 
 ABSENT: Final = -1
 """As a version: the key is not there."""
@@ -35,6 +50,16 @@ class KeyChange(NamedTuple):
     key: bytes
     deletes: bool
     condition: int | None = None  # the version at which the key must be
+    ttl_us: int = 0  # how long it stays without being touched; 0: for ever
+    session: bytes = b""  # the client's session that it belongs to, if it does
+
+
+class KeyLease(NamedTuple):
+    """How long a key stays without being touched. Most keys have none."""
+
+    version: int  # of the row that said so
+    ttl_us: int
+    session: bytes  # empty: it belongs to nobody
 
 
 class TableState:
@@ -44,13 +69,22 @@ class TableState:
     wants_bodies: Final = True
     undoes: Final = True
     vital: Final = True
+    came_later: Final = False
 
-    def __init__(self, changes: Callable[[Batch, bytes | memoryview], Iterable[KeyChange]]) -> None:
+    def __init__(
+        self,
+        changes: Callable[[Batch, bytes | memoryview], Iterable[KeyChange]],
+        offsets: Callable[[Batch, bytes | memoryview], Iterable[int]] = lambda batch, _: count(batch.base_offset),
+    ) -> None:
         self._changes = changes
+        self._offsets = offsets  # of the rows of a batch: one that was compacted has fewer than it covers
         self._committed: dict[bytes, int] = {}
         # What is not committed. A mark is the offset of a row that sets its key, or ~offset of one that deletes it.
         self._pending: deque[tuple[int, list[tuple[bytes, int]]]] = deque()  # end offset of a batch; keys and marks
         self._applied: dict[bytes, int] = {}  # the newest mark of each key among those
+        self.leases: dict[bytes, KeyLease] = {}  # of the committed view
+        self._coming: dict[int, KeyLease] = {}  # by version: of rows that are not committed
+        self.news: dict[bytes, None] | None = None  # keys whose lease changed, in order, if somebody counts their time
 
     # --- deciding -------------------------------------------------------------------------------
 
@@ -61,6 +95,11 @@ class TableState:
 
     def committed_version(self, key: bytes) -> int:
         return self._committed.get(key, ABSENT)
+
+    def lease(self, key: bytes) -> KeyLease | None:
+        """Of the applied view."""
+        mark = self._applied.get(key)
+        return self.leases.get(key) if mark is None else self._coming.get(mark)
 
     def allows(self, batch: Batch, body: bytes | memoryview) -> bool:
         """Whether all conditions of a batch hold; each row sees those before it."""
@@ -77,19 +116,21 @@ class TableState:
 
     def apply(self, batch: Batch, body: bytes | memoryview) -> None:
         """A batch is in the log now."""
-        if batch.refused:
+        if batch.passed_over:
             return
-        offset, made = batch.base_offset, []
-        for change in self._changes(batch, body):
+        made = []
+        for offset, change in zip(self._offsets(batch, body), self._changes(batch, body), strict=False):
             mark = ~offset if change.deletes else offset
             made.append((change.key, mark))
             self._applied[change.key] = mark
-            offset += 1
+            if change.ttl_us and not change.deletes:
+                self._coming[offset] = KeyLease(offset, change.ttl_us, change.session)
         self._pending.append((batch.end_offset, made))
 
     def commit(self, end: int) -> None:
         """Everything below this offset is committed."""
         pending, committed, applied = self._pending, self._committed, self._applied
+        leased = bool(self._coming or self.leases)
         while pending and pending[0][0] <= end:
             for key, mark in pending.popleft()[1]:
                 if mark < 0:
@@ -98,11 +139,22 @@ class TableState:
                     committed[key] = mark
                 if applied.get(key) == mark:
                     del applied[key]
+                if leased:
+                    self._commit_lease(key, mark)
+
+    def _commit_lease(self, key: bytes, mark: int) -> None:
+        lease = self._coming.pop(mark, None)
+        before = self.leases.pop(key, None)
+        if lease is not None:
+            self.leases[key] = lease
+        if self.news is not None and lease is not before:
+            self.news[key] = None
 
     def cut(self, end: int) -> None:
         """The log ends here now."""
         while self._pending and self._pending[-1][0] > end:
-            self._pending.pop()
+            for _, mark in self._pending.pop()[1]:
+                self._coming.pop(mark, None)
         self._applied = {key: mark for _, made in self._pending for key, mark in made}
 
     def snapshot(self) -> bytes | None:
@@ -113,7 +165,7 @@ class TableState:
         """The empty table."""
         if snapshot is not None:
             raise CorruptData("A snapshot of a table was found; this version keeps none.")
-        self._committed, self._applied = {}, {}
+        self._committed, self._applied, self.leases, self._coming = {}, {}, {}, {}
         self._pending.clear()
 
     def statistics(self) -> dict[str, int]:
@@ -124,3 +176,5 @@ class TableState:
         newest = {key: mark for _, made in self._pending for key, mark in made}
         assert self._applied == newest
         assert all(before < after for (before, _), (after, _) in pairwise(self._pending))
+        assert all(self._committed.get(key) == lease.version for key, lease in self.leases.items())
+        assert self._coming.keys() <= {mark for _, made in self._pending for _, mark in made}

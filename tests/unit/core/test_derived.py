@@ -19,8 +19,9 @@ class Sums:
     wants_bodies = True
     undoes = True
 
-    def __init__(self, *, vital=False, often=1):
+    def __init__(self, *, vital=False, came_later=False, often=1):
         self.vital = vital
+        self.came_later = came_later
         self.committed = 0
         self.pending: deque[tuple[int, int]] = deque()
         self.often, self.asked = often, 0
@@ -167,6 +168,15 @@ def test_a_lost_snapshot_of_a_vital_state_is_damage():
         opened(log, vital=True)
 
 
+def test_a_vital_state_that_came_later_was_empty_before():
+    log = Log(States())
+    log.append(3)
+    log.roll()
+    log.start, log.batches = 1, []
+    log.append(4)
+    assert sums(opened(log, vital=True, came_later=True)).applied == 4
+
+
 @pytest.mark.parametrize("snapshot", [b"\x81\xa4sums", b"\x81\xa4sums\x01", b"\xde\xff\xff"])
 def test_a_snapshot_that_cannot_be_read_is_refused(snapshot):
     states = States(Sums())
@@ -182,3 +192,17 @@ def test_an_unknown_state_in_a_snapshot_is_passed_over():
     snapshot = msgspec.msgpack.encode({"sums": b"9", "later": b"?", "producers": Dedupe().snapshot()})
     assert states.restore(snapshot, 5)
     assert sums(states).applied == 9
+
+
+def test_what_is_committed_does_not_pile_up_while_a_log_is_read():
+    log = Log(States(Sums()))
+    for number in range(100):
+        log.append(number)
+    log.commit(90)
+    states, most = States(Sums()), 0
+    states.begin(log.committed)
+    states.restore(None, 0)
+    for batch, body in log.batches:
+        states.replay(batch, body)
+        most = max(most, len(sums(states).pending) if batch.end_offset <= 90 else 0)
+    assert (most, len(sums(states).pending), sums(states).committed) == (0, 10, sum(range(90)))

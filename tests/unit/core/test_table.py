@@ -9,7 +9,7 @@ from tests.headers import Batch, appended
 from stentor.core.dedupe import Resend
 from stentor.core.derived import States
 from stentor.core.replica_events import Answer, Append, Durable, Publish
-from stentor.core.table import ABSENT, KeyChange, TableState
+from stentor.core.table import ABSENT, KeyChange, KeyLease, TableState
 from stentor.errors import CorruptData
 
 ALL = 3
@@ -147,6 +147,16 @@ class Model:
                         found[row.key] = offset
         return found
 
+    def leases(self, end):
+        rows = {
+            offset: row
+            for header, rows in self.log
+            if not header.refused
+            for offset, row in enumerate(rows, header.base_offset)
+        }
+        now = {key: (rows[version], version) for key, version in self.versions(end).items()}
+        return {key: KeyLease(at, row.ttl_us, row.session) for key, (row, at) in now.items() if row.ttl_us}
+
     def holds(self, rows):
         """Row by row, with a version that nobody can name for what the batch itself sets."""
         now = self.versions(self.end)
@@ -160,7 +170,8 @@ class Model:
         key = self.rng.choice([b"a", b"b", b"c"])
         known = self.versions(self.end).get(key, ABSENT)
         condition = self.rng.choice([None, None, known, known, ABSENT, self.rng.randrange(self.end + 2)])
-        return KeyChange(key, self.rng.random() < 0.3, condition)
+        lease = self.rng.choice([(0, b""), (0, b""), (5, b""), (9, b"s")])
+        return KeyChange(key, self.rng.random() < 0.3, condition, *lease)
 
     def append(self):
         rows = [self.row() for _ in range(self.rng.choice([1, 1, 1, 2, 3]))]
@@ -194,6 +205,8 @@ class Model:
         for key in (b"a", b"b", b"c"):
             assert self.state.version(key) == applied.get(key, ABSENT)
             assert self.state.committed_version(key) == committed.get(key, ABSENT)
+            assert self.state.lease(key) == self.leases(self.end).get(key)
+        assert self.state.leases == self.leases(self.committed)
         assert self.state.statistics() == {"keys": len(committed)}
 
 

@@ -1,0 +1,373 @@
+"""The coordinator of a group: which member owns which partition, decided by the head of the group's partition.
+
+`GroupCoordinator` is the part that is not in the log: who was heard when, who should own what, who waits for an answer.
+What it decides becomes a `GroupStep` (`core.groups`); a member hears of it once that is committed (C22). A new head
+begins a new coordinator from the log alone, and all leases begin in full (C21).
+
+    member ── MemberHeard ──► coordinator ── AppendStep ──► log ── StepCommitted ──► coordinator ── AnswerBeat ──►
+
+How a partition changes hands. The *target* says who should own it. While its owner is another one, the owner's answers
+do not list it any more: it is asked back. The owner finishes, commits, and says in its next heartbeat that it does not
+hold it. Only then, or when the owner is gone and that is written down, a step makes the target the owner.
+
+When "does not hold it" means "has let go": an answer may be on its way that lists the partition, and the member would
+begin with it. Answers are numbered; a member says the last one that it has *seen*. It has let go once it does not hold
+the partition, and has seen an answer of this coordinator that is as new as the last one that listed it. A member takes
+only the answer to the heartbeat that it sent last, so an older answer is never taken after a newer one.
+
+Leases. A member is gone after its own limit of silence. One whose connection was closed from its side is gone after
+GROUP_GRACE_S: a process that is killed closes its connections, one that is only busy or paused does not. A member ends
+its own lease by the same rules, from the moment it sent its heartbeat or lost its link, which is never later than what
+happens here. Static members are given the whole limit after a broken connection, unless another process came under
+their name.
+
+Invariants: no partition is given away while its owner is a member that may hold it. Nothing is answered that is not
+committed. One step of a group is under way at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from stentor.core import group_limits
+from stentor.core.assignment import assign
+from stentor.core.groups import EMPTY, GroupMember, GroupStep, HeldGroup
+from stentor.core.names import matches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stentor.core.groups import Generation, Groups
+    from stentor.core.records import Key
+
+NOTHING_SEEN: Final = (0, 0)
+
+# --- events -------------------------------------------------------------------------------------
+
+
+class MemberBeat(msgspec.Struct, frozen=True):
+    """What a member says with each heartbeat."""
+
+    member: str
+    about: GroupMember
+    number: int  # each has a higher one: what was overtaken on its way counts no more
+    seen: tuple[int, int] = NOTHING_SEEN  # the last answer that it took: epoch and number
+    holding: frozenset[Key] = frozenset()  # partitions that it reads
+
+
+class MemberHeard(msgspec.Struct, frozen=True):
+    """A heartbeat came."""
+
+    beat: MemberBeat
+    ticket: int  # the answer goes there
+    connection: int
+
+
+class ConnectionBroke(msgspec.Struct, frozen=True):
+    """A connection was closed from the other side."""
+
+    connection: int
+
+
+class MemberLeft(msgspec.Struct, frozen=True):
+    """A member says that it leaves; it holds nothing any more."""
+
+    member: str
+
+
+class TopicsAre(msgspec.Struct, frozen=True):
+    """The topics there are: id and number of partitions, by name."""
+
+    topics: dict[str, tuple[int, int]]
+
+
+class StepCommitted(msgspec.Struct, frozen=True):
+    """A step was committed, or given up."""
+
+
+class GroupTick(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+GroupEvent = MemberHeard | ConnectionBroke | MemberLeft | TopicsAre | StepCommitted | GroupTick
+
+# --- effects ------------------------------------------------------------------------------------
+
+
+class AppendStep(msgspec.Struct, frozen=True):
+    """Append this step; `Committed` when it is."""
+
+    step: GroupStep
+
+
+class AnswerBeat(msgspec.Struct, frozen=True):
+    """Answer a heartbeat."""
+
+    ticket: int
+    generation: Generation
+    number: tuple[int, int]  # of this answer
+    partitions: dict[Key, Generation] | None  # what the member owns, and since when; None: as in the answer it has seen
+
+
+class RefuseBeat(msgspec.Struct, frozen=True):
+    """Refuse a heartbeat."""
+
+    ticket: int
+    why: Literal["unknown", "replaced", "full", "overtaken"]
+
+
+GroupEffect = AppendStep | AnswerBeat | RefuseBeat
+
+# --- the machine --------------------------------------------------------------------------------
+
+
+class _Contact:
+    """What is known of a member that is not in the log."""
+
+    __slots__ = ("beat", "connection", "heard_at", "listed", "lost_at", "number", "ticket", "ticket_at", "told")
+
+    def __init__(self, now: float) -> None:
+        self.heard_at = now  # a new coordinator counts from its own beginning (C21)
+        self.lost_at: float | None = None  # its connection was closed from its side
+        self.connection = 0
+        self.beat: MemberBeat | None = None  # the last one; none since this coordinator began
+        self.ticket: int | None = None  # a heartbeat that waits for its answer
+        self.ticket_at = 0.0
+        self.number = 0  # of the last answer
+        self.told: dict[Key, Generation] | None = None  # what that answer listed
+        self.listed: dict[Key, int] = {}  # the last answer that listed each partition
+
+
+class GroupCoordinator:
+    """One group, at the head of its partition."""
+
+    def __init__(self, name: str, groups: Groups, epoch: int, now: float) -> None:
+        self.name = name
+        self._groups = groups
+        self._epoch = epoch
+        self.topics: dict[str, tuple[int, int]] = {}
+        self._ticked_at = now
+        self._contacts = {member: _Contact(now) for member in self.group.members}
+        self._arrivals: dict[str, GroupMember] = {}  # joined or changed, and not committed yet
+        self._leaving: set[str] = set()
+        self._replaced: dict[str, None] = {}  # members that gave way to another process of their name
+        self._target: dict[Key, str] = {}
+        self._target_for: object = None  # what the target was made for
+
+    @property
+    def group(self) -> HeldGroup:
+        """As it is committed."""
+        return self._groups.get(self.name) or EMPTY
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nobody to care for."""
+        return not self._contacts and not self._arrivals and not self.group.members
+
+    def step(self, event: GroupEvent, now: float) -> list[GroupEffect]:
+        """What to do after an event."""
+        effects: list[GroupEffect] = []
+        if isinstance(event, MemberHeard):
+            effects += self._heard(event, now)
+        elif isinstance(event, ConnectionBroke):
+            self._broke(event.connection, now)
+        elif isinstance(event, MemberLeft):
+            self._leaving.add(event.member)  # it may be about to become a member
+            self._arrivals.pop(event.member, None)
+        elif isinstance(event, TopicsAre):
+            self.topics = event.topics
+        elif isinstance(event, GroupTick):
+            self._excuse(now)
+        if self._groups.is_settled(self.name):
+            effects += self._decide(now)
+            effects += self._answer(now)
+        return effects
+
+    # --- hearing --------------------------------------------------------------------------------
+
+    def _heard(self, event: MemberHeard, now: float) -> list[GroupEffect]:
+        beat, group = event.beat, self.group
+        effects: list[GroupEffect] = []
+        contact = self._contacts.get(beat.member)
+        known = beat.member in group.members or beat.member in self._arrivals
+        if beat.member in self._replaced or beat.member in self._superseded(group):
+            self._replaced[beat.member] = None
+            if len(self._replaced) > group_limits.GROUP_MEMBERS_MAX:
+                del self._replaced[next(iter(self._replaced))]
+            if contact is not None:
+                contact.heard_at, contact.connection, contact.lost_at = now, event.connection, None
+            return [RefuseBeat(event.ticket, "replaced")]
+        if not known:
+            if beat.seen != NOTHING_SEEN or beat.holding or beat.member in self._leaving:
+                return [RefuseBeat(event.ticket, "unknown")]
+            if len(group.members) + len(self._arrivals) >= group_limits.GROUP_MEMBERS_MAX:
+                return [RefuseBeat(event.ticket, "full")]
+            contact = self._contacts[beat.member] = _Contact(now)
+        assert contact is not None
+        if contact.beat is not None and beat.number <= contact.beat.number:
+            return [RefuseBeat(event.ticket, "overtaken")]
+        if group.members.get(beat.member) != beat.about:
+            self._arrivals[beat.member] = beat.about
+        if contact.ticket is not None:
+            effects.append(RefuseBeat(contact.ticket, "overtaken"))
+        contact.heard_at, contact.lost_at, contact.connection = now, None, event.connection
+        contact.beat, contact.ticket, contact.ticket_at = beat, event.ticket, now
+        return effects
+
+    def _broke(self, connection: int, now: float) -> None:
+        for contact in self._contacts.values():
+            if contact.connection == connection and contact.lost_at is None:
+                contact.lost_at, contact.ticket = now, None
+
+    def _excuse(self, now: float) -> None:
+        """While this broker stood still, nobody could be heard (C15)."""
+        stood_still = now - self._ticked_at - group_limits.GROUP_TICK_S
+        self._ticked_at = now
+        if stood_still > group_limits.GROUP_TICK_S:
+            for contact in self._contacts.values():
+                contact.heard_at = min(now, contact.heard_at + stood_still)
+                if contact.lost_at is not None:
+                    contact.lost_at = min(now, contact.lost_at + stood_still)
+
+    def _superseded(self, group: HeldGroup) -> dict[str, str]:
+        """Static members whose name another process has joined under, and that process. The later one counts."""
+        last: dict[str, str] = {}
+        for member, about in (group.members | self._arrivals).items():
+            if about.instance:
+                last[about.instance] = member
+        return {
+            member: last[about.instance]
+            for member, about in group.members.items()
+            if about.instance and last[about.instance] != member
+        }
+
+    def ends_at(self, member: str, about: GroupMember, *, superseded: bool = False) -> float:
+        """When the lease of a member ends, unless it is heard before."""
+        contact = self._contacts[member]
+        end = contact.heard_at + about.silence_ms / 1000
+        if contact.lost_at is not None and (superseded or not about.instance):
+            end = min(end, contact.lost_at + group_limits.GROUP_GRACE_S)
+        return end
+
+    # --- deciding -------------------------------------------------------------------------------
+
+    def _decide(self, now: float) -> list[GroupEffect]:
+        """The next step, if there is one."""
+        group = self.group
+        self._arrivals = {
+            member: about
+            for member, about in self._arrivals.items()
+            if group.members.get(member) != about and self._contacts[member].lost_at is None
+        }
+        self._leaving &= group.members.keys()
+        superseded = self._superseded(group)
+        for member in group.members.keys() - self._contacts.keys():
+            self._contacts[member] = _Contact(now)
+        left = [
+            member
+            for member, about in group.members.items()
+            if member in self._leaving or now >= self.ends_at(member, about, superseded=member in superseded)
+        ]
+        joined = {member: about for member, about in self._arrivals.items() if member not in left}
+        members = {member: about for member, about in (group.members | joined).items() if member not in left}
+        self._aim(group, members, superseded)
+        owners = self._handed_over(group, left)
+        if not (joined or left or owners):
+            return []
+        step = GroupStep(
+            self.name,
+            (self._epoch, group.generation[1] + 1),
+            joined=joined,
+            left=left,
+            owners=owners,
+            born=dict(self._counts(members)) if group.generation == EMPTY.generation else {},
+        )
+        return [AppendStep(step)]
+
+    def _counts(self, members: Mapping[str, GroupMember]) -> dict[int, int]:
+        """The topics that anybody reads, with their partitions."""
+        patterns = {pattern for about in members.values() for pattern in about.topics}
+        return {
+            topic_id: partitions
+            for name, (topic_id, partitions) in self.topics.items()
+            if any(matches(pattern, name) for pattern in patterns)
+        }
+
+    def _aim(self, group: HeldGroup, members: dict[str, GroupMember], superseded: Mapping[str, str]) -> None:
+        """Who should own what. Made anew only when members, owners or topics have changed."""
+        made_for = (group.generation, self.topics, list(members.items()))
+        if made_for == self._target_for:
+            return
+        self._target_for = made_for
+        eligible = {member: about for member, about in members.items() if member not in superseded}
+        readers: dict[int, list[str]] = {}
+        for name, (topic_id, _) in self.topics.items():
+            found = [m for m, about in eligible.items() if any(matches(each, name) for each in about.topics)]
+            if found:
+                readers[topic_id] = found
+        now = {key: superseded.get(owner.member, owner.member) for key, owner in group.owners.items()}
+        for key, member in self._target.items():
+            if member in eligible and now.get(key) != member:
+                now[key] = member  # it is on its way there: let it go on
+        self._target = assign(self._counts(eligible), readers, now)
+
+    def _handed_over(self, group: HeldGroup, left: list[str]) -> list[tuple[int, int, str]]:
+        """Partitions that are free for their target, or for nobody."""
+        changed = []
+        for key in sorted(self._target.keys() | group.owners.keys()):
+            owner, wanted = group.owners.get(key), self._target.get(key, "")
+            if owner is None or owner.member in left:
+                if wanted:
+                    changed.append((*key, wanted))
+            elif owner.member != wanted and self._has_let_go(owner.member, key):
+                changed.append((*key, wanted))
+        return changed
+
+    def _has_let_go(self, member: str, key: Key) -> bool:
+        contact = self._contacts[member]
+        beat = contact.beat
+        if beat is None or beat.seen[0] != self._epoch or key in beat.holding:
+            return False
+        return beat.seen[1] >= max(1, contact.listed.get(key, 0))
+
+    # --- answering ------------------------------------------------------------------------------
+
+    def _answer(self, now: float) -> list[GroupEffect]:
+        """Heartbeats that wait: at once if there is news for the member, else after a while."""
+        effects: list[GroupEffect] = []
+        group = self.group
+        for member, contact in list(self._contacts.items()):
+            if member not in group.members:
+                if member not in self._arrivals:
+                    del self._contacts[member]
+                    if contact.ticket is not None:
+                        effects.append(RefuseBeat(contact.ticket, "unknown"))
+                continue
+            if contact.ticket is None or contact.beat is None:
+                continue
+            owned = {
+                key: owner.since
+                for key, owner in group.owners.items()
+                if owner.member == member and self._target.get(key) == member
+            }
+            number = (self._epoch, contact.number)
+            if owned == contact.told and contact.beat.seen == number:
+                if now - contact.ticket_at < group_limits.GROUP_POLL_S:
+                    continue
+                effects.append(AnswerBeat(contact.ticket, group.generation, number, None))
+            else:
+                contact.number += 1
+                contact.told = owned
+                contact.listed |= dict.fromkeys(owned, contact.number)
+                number = (self._epoch, contact.number)
+                effects.append(AnswerBeat(contact.ticket, group.generation, number, dict(owned)))
+            contact.ticket = None
+        return effects
+
+    def check_invariants(self) -> None:
+        """Called by tests and the simulator after every step."""
+        assert all(
+            number <= contact.number for contact in self._contacts.values() for number in contact.listed.values()
+        )

@@ -1,0 +1,49 @@
+"""The bounds of consumer groups, with their reasons."""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP_SILENCE_S: Final = 45.0
+"""A member of a group that says nothing for this long is gone, unless it chose another limit: longer than most handlers
+hold the interpreter.
+"""
+
+GROUP_SILENCE_S_MIN: Final = 3.0
+"""Several heartbeats must fit into that limit."""
+
+GROUP_SILENCE_S_MAX: Final = 3600.0
+"""And nobody should wait longer for a machine that is gone."""
+
+GROUP_GRACE_S: Final = 2.0
+"""A member whose connection is closed from its side has this long to be back: a broken link is made again in less."""
+
+GROUP_OWN_SHARE: Final = 0.9
+"""Of a lease, by a member's own clock: the clocks of a member and of its head do not run at the same speed."""
+
+GROUP_POLL_S: Final = 1.0
+"""A member's heartbeat is answered after this long when there is no news for it."""
+
+GROUP_BEAT_S: Final = 4.0
+"""A heartbeat that is not answered within this time is sent again, to whoever is the head then."""
+
+GROUP_TICK_S: Final = 0.25
+"""How often the head of a group looks whose lease has ended."""
+
+GROUP_COMMIT_S: Final = 1.0
+"""How often a member commits how far it has come, beside the moments when it must."""
+
+GROUP_COMMIT_PARTITIONS_MAX: Final = 1_000
+"""Partitions in one commit of a member: it must fit into a request."""
+
+GROUP_LET_GO_S: Final = 30.0
+"""A member that is asked for a partition finishes the message in work first, but for no longer than this."""
+
+GROUP_MEMBERS_MAX: Final = 500
+"""Members of one group. Each sends a heartbeat every second to the head of the group."""
+
+GROUP_TOPICS_MAX: Final = 64
+"""Names and patterns that one member may read."""
+
+GROUP_SIZE_MAX: Final = 50_000
+"""Groups, members and owned partitions in one partition of the internal topic: a few megabytes of each snapshot."""

@@ -1,0 +1,260 @@
+"""Consumer groups: who is in one, and who owns which partition, as the log says.
+
+A group's members share the partitions of its topics. The head of the partition of the internal topic that the group's
+name chooses decides (`core.group_coordinator`), and writes every decision down as a `GroupStep`. Groups are state that
+is derived from that log (`core.derived`), beside the cursors (`core.cursors`) that are the groups' positions.
+
+    generation   (epoch of the internal partition, counter): every step of a group has its own, higher than all before
+    since        the generation whose step made a member the owner of a partition
+
+A commit names member and `since` of each partition. The head compares them with the applied view when it appends the
+commit, so what an earlier owner says is refused from the very step on that gave its partition away (C22).
+
+Invariant: the applied view is the committed one with the records between them. Every owner is a member.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from stentor.errors import CorruptData, FormatTooNew
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from stentor.core.records import Batch, Key
+
+_VERSION: Final = 1
+
+Generation = tuple[int, int]
+"""Epoch of the internal partition, and counter: (3, 17)."""
+
+
+class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A member of a group."""
+
+    topics: list[str]  # names and patterns that it reads
+    name: str = ""  # of its client, for people
+    instance: str = ""  # of a static member: who comes back under it gets the same partitions
+    zone: str = ""  # where it runs
+    silence_ms: int = 0  # after this much silence it counts as gone
+
+
+class GroupStep(msgspec.Struct, frozen=True, tag="group", tag_field="type", omit_defaults=True):
+    """A group changes: members come and go, partitions change hands."""
+
+    name: str
+    generation: Generation
+    joined: dict[str, GroupMember] = {}  # by id; one that is known has changed
+    left: list[str] = []  # ids; what they owned is nobody's
+    owners: list[tuple[int, int, str]] = []  # topic id, partition, member; an empty one: nobody
+    born: dict[int, int] = {}  # the first step: how many partitions each topic had, by id
+    deleted: bool = False  # the group is gone
+    at_us: int = 0  # when, by the clock of the head that took it
+
+
+class PartitionOwner(msgspec.Struct, frozen=True, array_like=True):
+    """Who owns a partition."""
+
+    member: str
+    since: Generation
+
+
+class HeldGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A group, as of a step."""
+
+    generation: Generation
+    members: dict[str, GroupMember]
+    owners: dict[Key, PartitionOwner]
+    born: dict[int, int]
+    changed_at_us: int = 0
+
+    @property
+    def size(self) -> int:
+        """What memory and snapshots grow with."""
+        return 1 + len(self.members) + len(self.owners) + len(self.born)
+
+
+EMPTY: Final = HeldGroup((0, 0), {}, {}, {})
+"""A group that nobody has joined yet."""
+
+
+class _Row(msgspec.Struct, array_like=True):
+    name: str
+    generation: Generation
+    members: dict[str, GroupMember]
+    owners: list[tuple[int, int, str, Generation]]
+    born: dict[int, int]
+    changed_at_us: int
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    version: int
+    groups: list[_Row]
+
+
+class _Version(msgspec.Struct, array_like=True):
+    version: int
+
+
+# Made here, under the import lock: logs are opened in several threads.
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+_versions = msgspec.msgpack.Decoder(_Version)
+
+_View = dict[str, HeldGroup]
+
+
+class Groups:
+    """The groups of one partition of the internal topic: a `core.derived.DerivedState`."""
+
+    name: Final = "groups"
+    wants_bodies: Final = True
+    undoes: Final = True
+    vital: Final = True  # two members would own one partition by what is missing
+    came_later: Final = True  # snapshots of before there were groups lack them
+
+    def __init__(self, read: Callable[[bytes | memoryview], Iterable[GroupStep]]) -> None:
+        """`read` gives the steps of a batch, by its body; nothing for one that it does not understand."""
+        self._read = read
+        self._committed: _View = {}
+        self._applied: _View = {}
+        self._pending: deque[tuple[int, tuple[GroupStep, ...]]] = deque()  # not committed, by the end of their batch
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def get(self, name: str) -> HeldGroup | None:
+        """A group, as it is committed."""
+        return self._committed.get(name)
+
+    def names(self) -> list[str]:
+        """All groups, as they are committed."""
+        return sorted(self._committed)
+
+    def is_settled(self, name: str) -> bool:
+        """Whether everything that the log says of a group is committed."""
+        return not any(step.name == name for _, steps in self._pending for step in steps)
+
+    def stale(self, name: str, member: str, claimed: Iterable[tuple[Key, Generation]]) -> list[Key]:
+        """Which of these partitions a member does not own, or not since then, by all that the log says."""
+        group = self._applied.get(name, EMPTY)
+        return [key for key, since in claimed if group.owners.get(key) != PartitionOwner(member, since)]
+
+    def size_with(self, step: GroupStep) -> int:
+        """How many groups, members and owners there would be with a step."""
+        before = self._applied.get(step.name)
+        after = _after(before, step)
+        others = sum(group.size for group in self._applied.values()) - (0 if before is None else before.size)
+        return others + (0 if after is None else after.size)
+
+    # --- derived from the log -------------------------------------------------------------------
+
+    def apply(self, batch: Batch, body: bytes | memoryview) -> None:
+        """A batch is in the log now."""
+        steps = tuple(self._read(body))
+        if not steps:
+            return
+        for step in steps:
+            _fold(self._applied, step)
+        self._pending.append((batch.end_offset, steps))
+
+    def allows(self, _: Batch, __: bytes | memoryview) -> bool:
+        """It has no conditions: the head looks before it appends."""
+        return True
+
+    def commit(self, end: int) -> None:
+        """Everything below this offset is committed."""
+        while self._pending and self._pending[0][0] <= end:
+            for step in self._pending.popleft()[1]:
+                _fold(self._committed, step)
+
+    def cut(self, end: int) -> None:
+        """The log ends here now: what was not committed is undone."""
+        while self._pending and self._pending[-1][0] > end:
+            self._pending.pop()
+        self._applied = self._folded()
+
+    def snapshot(self) -> bytes:
+        """The applied view."""
+        rows = [
+            _Row(
+                name,
+                group.generation,
+                group.members,
+                [(*key, owner.member, owner.since) for key, owner in sorted(group.owners.items())],
+                group.born,
+                group.changed_at_us,
+            )
+            for name, group in sorted(self._applied.items())
+        ]
+        return msgspec.msgpack.encode(_Snapshot(_VERSION, rows))
+
+    def restore(self, snapshot: bytes | None) -> None:
+        """Back to a snapshot; all of it is committed."""
+        view: _View = {}
+        if snapshot is not None:
+            try:
+                version = _versions.decode(snapshot).version
+                rows = _decoder.decode(snapshot).groups if version <= _VERSION else []
+            except msgspec.MsgspecError as error:
+                raise CorruptData(f"A snapshot of groups cannot be read: {error}.") from error
+            if version > _VERSION:
+                raise FormatTooNew(
+                    f"A snapshot of groups has version {version}; this broker knows versions up to {_VERSION}.",
+                    hint="Start the newer Stentor that wrote it.",
+                )
+            for row in rows:
+                owners = {
+                    (topic_id, index): PartitionOwner(member, since) for topic_id, index, member, since in row.owners
+                }
+                view[row.name] = HeldGroup(row.generation, row.members, owners, row.born, row.changed_at_us)
+        self._committed, self._applied = view, dict(view)
+        self._pending.clear()
+
+    def statistics(self) -> dict[str, int]:
+        """How many there are."""
+        groups = self._committed.values()
+        return {"groups": len(groups), "members": sum(len(group.members) for group in groups)}
+
+    def check_invariants(self) -> None:
+        """Called by tests and the simulator after every step."""
+        ends = [end for end, _ in self._pending]
+        assert ends == sorted(ends)
+        assert self._applied == self._folded()
+        for group in (*self._committed.values(), *self._applied.values()):
+            assert all(owner.member in group.members for owner in group.owners.values())
+            assert all(owner.since <= group.generation for owner in group.owners.values())
+
+    def _folded(self) -> _View:
+        view = dict(self._committed)
+        for _, steps in self._pending:
+            for step in steps:
+                _fold(view, step)
+        return view
+
+
+def _fold(view: _View, step: GroupStep) -> None:
+    """A view after one more step. Groups themselves never change: views share them."""
+    after = _after(view.get(step.name), step)
+    if after is None:
+        view.pop(step.name, None)
+    else:
+        view[step.name] = after
+
+
+def _after(before: HeldGroup | None, step: GroupStep) -> HeldGroup | None:
+    """A group after one more step; None when it is gone."""
+    if step.deleted:
+        return None
+    group = before or EMPTY
+    gone = set(step.left)
+    members = {member: each for member, each in group.members.items() if member not in gone} | step.joined
+    owners = {key: owner for key, owner in group.owners.items() if owner.member in members}
+    for topic_id, index, member in step.owners:
+        if member in members:
+            owners[topic_id, index] = PartitionOwner(member, step.generation)
+        else:
+            owners.pop((topic_id, index), None)
+    return HeldGroup(step.generation, members, owners, group.born or step.born, step.at_us)

@@ -1,0 +1,535 @@
+"""The coordinator of a group and its members: no partition has two owners, whatever fails (C21, C22)."""
+
+import heapq
+import random
+
+import msgspec
+import pytest
+from tests.headers import Batch
+
+from stentor.core import group_coordinator as c
+from stentor.core import group_limits
+from stentor.core.group_member import GroupMembership
+from stentor.core.groups import GroupMember, Groups, GroupStep
+
+ORDERS = {"orders.eu": (7, 8)}
+SILENCE_S = 10.0
+
+
+def read(body):
+    return (msgspec.json.decode(bytes(body), type=GroupStep),)
+
+
+class Head:
+    """The log of the internal partition, and the coordinator at its head."""
+
+    def __init__(self, topics=ORDERS):
+        self.groups = Groups(read)
+        self.topics = topics
+        self.epoch, self.end, self.now = 1, 0, 100.0
+        self.answers = {}
+        self.at_once = True  # whether steps are committed as soon as they are appended
+        self.activate()
+
+    def activate(self):
+        self.coordinator = c.GroupCoordinator("g", self.groups, self.epoch, self.now)
+        self.step(c.TopicsAre(self.topics))
+
+    def step(self, event):
+        effects = self.coordinator.step(event, self.now)
+        self.coordinator.check_invariants()
+        for effect in effects:
+            self.perform(effect)
+
+    def perform(self, effect):
+        if isinstance(effect, c.AppendStep):
+            self.end += 1
+            self.groups.apply(Batch(self.end - 1, self.end, 1, 0, 0, 0, 0, 0), msgspec.json.encode(effect.step))
+            if self.at_once:
+                self.commit()
+        else:
+            self.answers[effect.ticket] = effect
+
+    def commit(self):
+        self.groups.commit(self.end)
+        self.groups.check_invariants()
+        self.step(c.StepCommitted())
+
+    def wait(self, seconds):
+        until = self.now + seconds
+        while self.now < until:
+            self.now += group_limits.GROUP_TICK_S
+            self.step(c.GroupTick())
+
+
+class Member:
+    """A member that obeys at once."""
+
+    tickets = 0
+
+    def __init__(self, head, name, *, instance="", topics=("orders.*",)):
+        self.head = head
+        self.about = GroupMember(list(topics), instance=instance, silence_ms=int(SILENCE_S * 1000))
+        self.life = GroupMembership(name, SILENCE_S)
+        self.connection = hash(name)
+
+    def beat(self):
+        Member.tickets += 1
+        self.life.sent(self.head.now)
+        beat = c.MemberBeat(
+            self.life.member, self.about, self.life.number, self.life.seen, frozenset(self.life.holding)
+        )
+        self.ticket = Member.tickets
+        self.head.step(c.MemberHeard(beat, self.ticket, self.connection))
+        return self
+
+    @property
+    def answer(self):
+        return self.head.answers.get(self.ticket)
+
+    def obey(self):
+        """Take the answer, and do as it says."""
+        answer = self.answer
+        assert isinstance(answer, c.AnswerBeat), answer
+        self.life.answered(answer.number, answer.partitions)
+        for key in self.life.asked_back:
+            self.life.let_go(key)
+        for key in self.life.gained:
+            self.life.take(key)
+        return self
+
+    @property
+    def held(self):
+        return sorted(self.life.holding)
+
+
+def settle(head, *members):
+    """Everybody beats and obeys until nothing changes."""
+    for _ in range(4):
+        for member in members:
+            member.beat()
+            head.wait(group_limits.GROUP_POLL_S)
+            if isinstance(member.answer, c.AnswerBeat):
+                member.obey()
+
+
+def test_the_first_member_gets_everything_once_that_is_committed():
+    head = Head()
+    head.at_once = False
+    first = Member(head, "a").beat()
+    assert first.answer is None
+    head.commit()
+    assert len(first.obey().held) == 8
+
+
+def test_start_counts_for_what_was_there_when_the_group_began():
+    head = Head()
+    Member(head, "a").beat()
+    assert head.coordinator.group.born == {7: 8}
+
+
+def test_a_new_member_gets_a_partition_only_when_its_owner_let_go():
+    head = Head()
+    first = Member(head, "a").beat().obey()
+    first.beat()
+    second = Member(head, "b").beat()
+    assert second.obey().held == []
+    assert len(first.obey().held) == 4  # at once: there was news for it
+    second.beat()
+    assert second.answer is None
+    first.beat()
+    assert len(second.obey().held) == 4
+    assert not set(first.held) & set(second.held)
+
+
+def test_who_has_not_seen_the_answer_has_not_let_go():
+    head = Head()
+    first = Member(head, "a").beat()  # its answer, with all partitions, is on its way
+    second = Member(head, "b").beat()
+    late = first.answer
+    first.beat()  # sent again: it holds nothing, and has seen nothing
+    second.obey().beat()
+    assert second.answer is None
+    assert len(late.partitions) == 8
+
+
+def test_there_is_no_news_for_a_while():
+    head = Head()
+    first = Member(head, "a").beat().obey().beat()
+    assert first.answer is None
+    head.wait(group_limits.GROUP_POLL_S)
+    assert first.answer.partitions is None
+    assert len(first.obey().held) == 8
+
+
+def test_a_heartbeat_that_comes_again_takes_the_place_of_the_first():
+    head = Head()
+    first = Member(head, "a").beat().obey().beat()
+    ticket = first.ticket
+    first.beat()
+    assert head.answers[ticket].why == "overtaken"
+
+
+def test_a_heartbeat_that_was_overtaken_on_its_way_counts_no_more():
+    head = Head()
+    first = Member(head, "a").beat().obey()
+    late = c.MemberBeat("a", first.about, 1, first.life.seen, frozenset())
+    first.beat()
+    head.step(c.MemberHeard(late, 1000, 99))
+    assert head.answers[1000].why == "overtaken"
+    head.step(c.ConnectionBroke(99))
+    head.wait(group_limits.GROUP_GRACE_S)
+    assert len(first.obey().held) == 8
+
+
+def test_a_member_that_leaves_is_replaced_at_once():
+    head = Head()
+    first, second = Member(head, "a"), Member(head, "b")
+    settle(head, first, second)
+    second.beat()
+    head.step(c.MemberLeft("a"))
+    assert len(second.obey().held) == 8
+
+
+def test_a_closed_connection_gives_a_member_a_short_time():
+    head = Head()
+    first, second = Member(head, "a"), Member(head, "b")
+    settle(head, first, second)
+    head.step(c.ConnectionBroke(first.connection))
+    head.wait(group_limits.GROUP_GRACE_S - 0.5)
+    assert "a" in head.coordinator.group.members
+    head.wait(0.5)
+    assert "a" not in head.coordinator.group.members
+    assert len(second.beat().obey().held) == 8
+
+
+def test_a_member_that_is_back_in_time_keeps_its_partitions():
+    head = Head()
+    first = Member(head, "a").beat().obey()
+    head.step(c.ConnectionBroke(first.connection))
+    head.wait(group_limits.GROUP_GRACE_S - 0.5)
+    first.connection = 99
+    first.beat()
+    head.wait(group_limits.GROUP_GRACE_S)
+    assert len(first.obey().held) == 8
+
+
+def test_a_silent_member_on_an_open_connection_has_the_whole_limit():
+    head = Head()
+    Member(head, "a").beat().obey()
+    head.wait(SILENCE_S - 0.5)
+    assert "a" in head.coordinator.group.members
+    head.wait(0.5)
+    assert "a" not in head.coordinator.group.members
+
+
+def test_a_new_head_gives_everybody_the_whole_limit():
+    head = Head()
+    first = Member(head, "a").beat().obey()
+    head.wait(SILENCE_S - 0.5)
+    head.epoch += 1
+    head.activate()
+    head.wait(SILENCE_S - 0.5)
+    assert first.life.has_ended(head.now)
+    assert len(first.beat().obey().held) == 8
+
+
+def test_a_head_that_stood_still_blames_nobody():
+    head = Head()
+    Member(head, "a").beat().obey()
+    head.now += 100
+    head.step(c.GroupTick())
+    assert "a" in head.coordinator.group.members
+
+
+def test_an_expelled_member_must_join_anew():
+    head = Head()
+    first = Member(head, "a").beat().obey()
+    head.wait(SILENCE_S)
+    assert first.beat().answer == c.RefuseBeat(first.ticket, "unknown")
+
+
+def test_a_static_member_that_is_started_again_gets_its_partitions_back():
+    head = Head()
+    first, second = Member(head, "a", instance="one"), Member(head, "b", instance="two")
+    settle(head, first, second)
+    had, others = first.held, second.held
+    head.step(c.ConnectionBroke(first.connection))
+    head.wait(SILENCE_S - 5)
+    second.beat()
+    again = Member(head, "a2", instance="one").beat()
+    settle(head, again, second)
+    assert again.held == had
+    assert second.held == others
+
+
+def test_a_second_process_of_a_static_member_waits_until_the_first_is_gone():
+    head = Head()
+    first = Member(head, "a", instance="one").beat().obey()
+    again = Member(head, "a2", instance="one").beat().obey()
+    assert again.held == []
+    assert first.beat().answer == c.RefuseBeat(first.ticket, "replaced")
+    again.beat()
+    head.step(c.MemberLeft("a"))
+    assert len(again.obey().held) == 8
+
+
+def test_new_partitions_and_topics_are_picked_up():
+    head = Head()
+    first = Member(head, "a").beat().obey().beat()
+    head.step(c.TopicsAre({"orders.eu": (7, 9), "orders.us": (8, 2), "bills": (9, 1)}))
+    assert len(first.obey().held) == 11
+    assert head.coordinator.group.born == {7: 8}
+    first.beat()
+    head.step(c.TopicsAre({"orders.us": (8, 2)}))
+    assert first.obey().held == [(8, 0), (8, 1)]
+    first.beat()
+    assert set(head.coordinator.group.owners) == {(8, 0), (8, 1)}
+
+
+def test_a_changed_subscription_counts():
+    head = Head({"orders.eu": (7, 2), "bills": (9, 1)})
+    first = Member(head, "a").beat().obey()
+    first.about = msgspec.structs.replace(first.about, topics=["bills"])
+    settle(head, first)
+    assert first.held == [(9, 0)]
+
+
+def test_a_full_group_takes_nobody(monkeypatch):
+    monkeypatch.setattr(group_limits, "GROUP_MEMBERS_MAX", 1)
+    head = Head()
+    Member(head, "a").beat()
+    second = Member(head, "b").beat()
+    assert second.answer == c.RefuseBeat(second.ticket, "full")
+
+
+# --- random histories ---------------------------------------------------------------------------
+
+
+class RandomMember:
+    """A member behind a network that delays and loses, and a process that may be paused or killed."""
+
+    def __init__(self, world, number):
+        self.world, self.number = world, number
+        self.instance = f"i{number % 3}" if number % 4 == 0 else ""
+        self.connection = world.new_number()
+        self.paused_until = 0.0
+        self.dead = False
+        self.begin()
+
+    def begin(self):
+        self.life = GroupMembership(f"m{self.world.new_number()}", SILENCE_S)
+        self.ticket = 0
+        self.world.later(0, self.beat)
+
+    def owns(self, now):
+        """What it reads, as it knows."""
+        ended = self.life.lease_ends is None or now >= self.life.lease_ends
+        return set() if self.dead or ended else set(self.life.holding)
+
+    def awake(self, then):
+        """Whether it can do something now; else later."""
+        if self.paused_until > self.world.head.now:
+            self.world.later(self.paused_until - self.world.head.now, then)
+            return False
+        return not self.dead
+
+    def beat(self):
+        if not self.awake(self.beat):
+            return
+        world = self.world
+        self.life.has_ended(world.head.now)
+        self.ticket = ticket = world.new_number()
+        world.tickets[ticket] = self
+        self.life.sent(world.head.now)
+        about = GroupMember(["orders.*"], instance=self.instance, silence_ms=int(SILENCE_S * 1000))
+        beat = c.MemberBeat(self.life.member, about, self.life.number, self.life.seen, frozenset(self.life.holding))
+        heard = c.MemberHeard(beat, ticket, self.connection)
+        if not world.loses():
+            world.later(world.delay(), lambda: world.head.step(heard))
+        world.later(group_limits.GROUP_BEAT_S, lambda: self.ticket == ticket and self.beat())
+
+    def hear(self, effect):
+        if not self.awake(lambda: self.hear(effect)) or effect.ticket != self.ticket:
+            return
+        world = self.world
+        if self.life.has_ended(world.head.now):
+            self.beat()
+            return
+        if isinstance(effect, c.RefuseBeat):
+            if effect.why == "unknown":
+                self.begin()
+            elif effect.why == "replaced":
+                self.dead = True
+                member = self.life.member
+                world.later(world.delay(), lambda: world.head.step(c.MemberLeft(member)))
+            return
+        self.life.answered(effect.number, effect.partitions)
+        if self.life.has_ended(world.head.now):
+            self.beat()
+            return
+        for key in self.life.asked_back:
+            self.world.later(world.chance.choice((0, 0, 3)), lambda key=key, life=self.life: self.release(life, key))
+        for key in self.life.gained:
+            self.life.take(key)
+            world.check()
+        self.beat()
+
+    def release(self, life, key):
+        if life is self.life and not self.dead and key in life.asked_back:
+            life.let_go(key)
+            self.beat()
+
+    def lose_link(self):
+        if self.dead:
+            return
+        if self.paused_until <= self.world.head.now:
+            self.life.link_lost(self.world.head.now)
+            broken, self.connection = self.connection, self.world.new_number()
+            self.world.later(self.world.delay(), lambda: self.world.head.step(c.ConnectionBroke(broken)))
+            self.beat()
+
+    def kill(self):
+        self.dead = True
+        self.world.later(self.world.delay(), lambda: self.world.head.step(c.ConnectionBroke(self.connection)))
+
+
+class World:
+    """Random failures, the same for the same seed; after each event no partition has two owners."""
+
+    def __init__(self, seed, mutate=lambda _: None):
+        self.chance = random.Random(seed)
+        self.queue, self.numbers, self.tickets = [], 0, {}
+        self.head = Head()
+        self.head.at_once = False
+        self.head.perform = self.perform
+        self.mutate = mutate
+        mutate(self.head)
+        self.members = []
+        self.problems = []
+        self.failing = False
+        for _ in range(4):
+            self.add()
+        self.tick()
+
+    def new_number(self):
+        self.numbers += 1
+        return self.numbers
+
+    def later(self, seconds, work):
+        heapq.heappush(self.queue, (self.head.now + seconds, self.new_number(), work))
+
+    def delay(self):
+        return self.chance.choice((0.001, 0.01, 0.2, 1.5)) if self.failing else 0.01
+
+    def loses(self):
+        return self.failing and self.chance.random() < 0.05
+
+    def add(self):
+        self.members.append(RandomMember(self, len(self.members)))
+
+    def perform(self, effect):
+        head = self.head
+        if isinstance(effect, c.AppendStep):
+            head.end += 1
+            head.groups.apply(Batch(head.end - 1, head.end, 1, 0, 0, 0, 0, 0), msgspec.json.encode(effect.step))
+            epoch = head.epoch
+            self.later(self.delay(), lambda: head.epoch == epoch and head.commit())
+            return
+        member = self.tickets.pop(effect.ticket)
+        if not self.loses():
+            self.later(self.delay(), lambda: member.hear(effect))
+
+    def fail(self):
+        alive = [member for member in self.members if not member.dead]
+        match self.chance.randrange(8):
+            case 0 | 1 if alive:
+                self.chance.choice(alive).lose_link()
+            case 2 if len(alive) > 2:
+                self.chance.choice(alive).kill()
+            case 3 if alive:
+                self.chance.choice(alive).paused_until = self.head.now + self.chance.choice((1, 5, 15))
+            case 4 if len(alive) < 6:
+                self.add()
+            case 5:
+                self.change_head()
+            case 6 if len(alive) > 2:
+                member = self.chance.choice(alive)
+                member.dead, left = True, member.life.member
+                self.later(self.delay(), lambda: self.head.step(c.MemberLeft(left)))
+            case _:
+                count = self.chance.randint(4, 10)
+                self.head.topics = {"orders.eu": (7, count), "orders.us": (8, 3)}
+                self.head.step(c.TopicsAre(self.head.topics))
+
+    def change_head(self):
+        head = self.head
+        head.epoch += 1
+        if self.chance.random() < 0.5 and head.groups._pending:
+            head.end = self.chance.choice(head.groups._pending)[0] - 1
+            head.groups.cut(head.end)
+        head.groups.commit(head.end)
+        head.activate()
+        self.mutate(head)
+
+    def check(self):
+        owned = {}
+        for member in self.members:
+            for key in member.owns(self.head.now):
+                if key in owned:
+                    self.problems.append((self.head.now, key, owned[key].life.member, member.life.member))
+                owned[key] = member
+        return owned
+
+    def tick(self):
+        self.later(group_limits.GROUP_TICK_S, self.tick)
+        self.head.step(c.GroupTick())
+        if self.failing and self.chance.random() < 0.1:
+            self.fail()
+
+    def run(self, seconds, *, failing=True):
+        self.failing = failing
+        until = self.head.now + seconds
+        while self.head.now < until and not self.problems:
+            self.head.now, _, work = heapq.heappop(self.queue)
+            work()
+            self.check()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_partition_ever_has_two_owners(seed):
+    world = World(seed)
+    world.run(120)
+    assert not world.problems
+    world.run(3 * SILENCE_S, failing=False)
+    assert not world.problems
+    owned = world.check()
+    wanted = {(topic, index) for topic, count in world.head.topics.values() for index in range(count)}
+    assert owned.keys() == wanted
+
+
+def _give_away_before_let_go(head):
+    head.coordinator._has_let_go = lambda *_: True
+
+
+def _count_what_was_not_seen(head):
+    def let_go(member, key):
+        beat = head.coordinator._contacts[member].beat
+        return beat is not None and key not in beat.holding
+
+    head.coordinator._has_let_go = let_go
+
+
+def _short_leases(head):
+    ends_at = head.coordinator.ends_at
+    head.coordinator.ends_at = lambda *given, **options: ends_at(*given, **options) - 4
+
+
+@pytest.mark.parametrize("mutation", [_give_away_before_let_go, _count_what_was_not_seen, _short_leases])
+def test_every_broken_rule_is_noticed(mutation):
+    for seed in range(60):
+        world = World(seed, mutation)
+        world.run(120)
+        if world.problems:
+            return
+    pytest.fail("nobody noticed")
