@@ -37,7 +37,7 @@ from stentor.storage.directory import (
 from stentor.storage.files import TEMPORARY_SUFFIX, FileHandle, storage_error
 from stentor.storage.journal import ReplicaState, load_journal
 from stentor.storage.model import Finding, Identity, Severity
-from stentor.storage.recovery import load_snapshot, load_summary
+from stentor.storage.recovery import covered_end, load_snapshot, load_summary
 from stentor.storage.scan import Extent, Scan, scan_segment
 from stentor.storage.segment import (
     DAMAGED_SUFFIX,
@@ -169,6 +169,19 @@ class _Inspection:
 
     # --- one partition --------------------------------------------------------------------------
 
+    def _without_leftovers(self, path: Path, bases: list[int]) -> list[int]:
+        """Without segments that a compaction replaced, and a crash kept it from removing."""
+        kept: list[int] = []
+        covered_to = 0
+        for base in bases:
+            if base < covered_to:
+                left = segment_path(path, base, LOG_SUFFIX)
+                self._say("ok", left, "A compaction has replaced this segment. The broker removes it when it starts.")
+                continue
+            kept.append(base)
+            covered_to = max(covered_to, covered_end(path, base))
+        return kept
+
     def _check_partition(self, partition: PartitionDirectory, replicas: dict[tuple[int, int], ReplicaState]) -> None:
         path = partition.path
         recorded = replicas.get((partition.topic_id, partition.partition))
@@ -195,6 +208,7 @@ class _Inspection:
         if not bases:
             self._say("warning", path, "There are no segments.")
             return
+        bases = self._without_leftovers(path, bases)
         check = _LogCheck(partition, recorded, bases)
         before = len(self._findings)
         for place in range(len(bases)):

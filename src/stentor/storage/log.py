@@ -3,7 +3,8 @@
     PartitionLog ─┬─ writer     append, roll                loop thread
                   ├─ syncer     group commit, sealing       one sync thread at a time
                   ├─ reader     read, offset_for_time       any threads
-                  └─ retention  retire old segments         any one thread
+                  ├─ retention  retire old segments         any one thread
+                  └─ compaction write segments anew         any one thread
                      all on one `LogState`; state.py argues why that is safe without a lock per append
 
 **What is promised.** `append` puts whole batches at the end, or raises and leaves the log as it was. After
@@ -20,10 +21,13 @@ journal, and give them back to `open`.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from stentor.core.horizon import DELETIONS_KEPT_S, Horizon
 from stentor.errors import CorruptData, InvalidArgument
+from stentor.storage.compaction import Compaction
 from stentor.storage.damage import record_damage
 from stentor.storage.earlier import Search
 from stentor.storage.files import PRIVATE_FOLDER, Buffer, FileHandle, storage_error, sync_directory
@@ -230,11 +234,12 @@ class PartitionLog:
     def derive(self, derived: Deriving) -> None:
         """Derive states from snapshots and the batches after them, as `open` does."""
         state = self._state
-        segments = state.segments
-        first = self._restore_newest(derived, segments)
-        for segment in segments[first:]:
-            extent = Extent(segment.handle(), state.identity, segment.size, segment.end)
-            scan_segment(extent, segment.base, derived.replay)
+        with self._reader.examining:  # no compaction replaces a segment meanwhile
+            segments = state.segments
+            first = self._restore_newest(derived, segments)
+            for segment in segments[first:]:
+                extent = Extent(segment.handle(), state.identity, segment.size, segment.end)
+                scan_segment(extent, segment.base, derived.replay)
 
     def _restore_newest(self, derived: Deriving, segments: Sequence[Segment]) -> int:
         """Hand over snapshots; from which segment on batches are needed."""
@@ -244,6 +249,35 @@ class PartitionLog:
                 return place
         derived.restore(None, segments[0].base)
         return 0
+
+    # --- compacting -----------------------------------------------------------------------------
+
+    def roll_behind(self, offset: int) -> bool:
+        """Begin a new segment if the active one holds something below an offset, so that it can be compacted."""
+        if self._state.segments[-1].base >= offset:
+            return False
+        self._writer.roll()
+        return True
+
+    def compaction(
+        self, horizon: Horizon, *, committed: int, kept_us: int = DELETIONS_KEPT_S * 1_000_000
+    ) -> Compaction:
+        """A compaction, not begun yet, of what is below a horizon; deletions are kept for so long. One at a time."""
+        return Compaction(self._state, self._reader, horizon, committed, kept_us)
+
+    def bytes_since(self, offset: int) -> tuple[int, int]:
+        """The size of the segments that begin below an offset, and of the others."""
+        below = sum(segment.size for segment in self._state.segments if segment.base < offset)
+        return below, sum(segment.size for segment in self._state.segments) - below
+
+    def end_of_older(self, appended_at_us: int) -> int:
+        """Below which offset everything was appended before a time; a little less, perhaps."""
+        for segment in self._state.segments:
+            if segment.appended_at_us_max >= appended_at_us:
+                index = self._reader.index_of(segment)
+                place = bisect_left(index.appended, appended_at_us, 0, len(index.offsets))
+                return index.offsets[place - 1] if place else segment.base
+        return self.end
 
     # --- shortening -----------------------------------------------------------------------------
 

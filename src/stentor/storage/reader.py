@@ -165,6 +165,8 @@ class LogReader:
         skipped = 0 if at == offset else find_batch(data, at, offset)
         if skipped is None or data[skipped : skipped + len(MAGIC)] != MAGIC or len(data) < end[1] - position:
             return None
+        if segment.replaced:  # perhaps before the file was opened: then these are bytes of another one
+            return None
         self._remember(end[0], segment.serial, end[1])
         first_offset = offset if at == offset else unpack(data, skipped).base_offset
         return LogSlice(data[skipped:] if skipped else data, first_offset, end[0])
@@ -192,6 +194,8 @@ class LogReader:
         if index is None:
             with self.examining:
                 index = self._load_index(segment)
+                if index is None and segment.replaced:
+                    raise FileNotFoundError(segment.path(INDEX_SUFFIX))
                 if index is None:
                     scan = self._scan(segment, segment.handle(), segment.size, segment.end)
                     index = self._rebuild_index(segment, scan)

@@ -4,7 +4,7 @@
 2. **Identify.** Each segment's header must name this topic, partition and log. A segment of somebody
    else in the sequence is refused. A damaged header costs nothing if the batches behind it are ours. A last
    segment that holds no batch, behind one that was never sealed, was begun and never synced: it is removed, and
-   the one before it is the last.
+   the one before it is the last. Segments that a compaction replaced, and a crash left behind, are removed.
 3. **Restore.** Derived states get the newest snapshot that can be read, older ones as long as one of them is missing,
    and every later batch during the scan (C19). Without any snapshot, all batches.
 4. **Scan.** A segment that is not the last, whose index matches the file's size, was on disk and whole when
@@ -32,7 +32,6 @@ from stentor.errors import CorruptData, DirectoryUnusable, StorageError
 from stentor.storage.damage import load_damage, record_damage
 from stentor.storage.files import (
     SEAL_BYTES,
-    TEMPORARY_SUFFIX,
     FileHandle,
     FileKind,
     read_at,
@@ -49,17 +48,15 @@ from stentor.storage.model import (
     RecoveryReport,
     Truncation,
 )
-from stentor.storage.retention import put_aside, remove_files
+from stentor.storage.retention import put_aside, remove_files, remove_temporaries
 from stentor.storage.scan import OFFSET_MAX, Extent, OnBatch, Scan, find_valid_batch, is_blank, scan_segment
 from stentor.storage.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_MAGIC,
     SNAPSHOT_SUFFIX,
-    SUFFIXES,
     Segment,
     SegmentHeader,
-    base_of,
     create_segment,
     list_segments,
     read_segment_header,
@@ -93,6 +90,15 @@ def load_summary(directory: Path, base: int) -> IndexSummary | None:
         return decode_summary(read_at(file, summary_length(start), 0), what="index")
     except CorruptData:
         return None
+
+
+def covered_end(directory: Path, base: int) -> int:
+    """Where a segment ends that a compaction wrote; 0 for any other."""
+    path = segment_path(directory, base, LOG_SUFFIX)
+    try:
+        return read_segment_header(FileHandle(path), what=str(path)).covered_to
+    except CorruptData:
+        return 0
 
 
 class ForeignSegment(DirectoryUnusable):
@@ -143,7 +149,7 @@ class Recovery:
         state.synced_end = self._floor_end
         try:
             bases, foreign = list_segments(self._directory)
-            self._remove_temporaries()
+            remove_temporaries(self._directory)  # what a crash left of an unfinished write
             segments = self._recover(self._reachable(bases))
             if self._frozen:
                 assert self._mark is not None
@@ -167,13 +173,6 @@ class Recovery:
             seconds=time.perf_counter() - began,
         )
 
-    def _remove_temporaries(self) -> None:
-        """What a crash left of an unfinished write of our own."""
-        for entry in list(self._directory.iterdir()):
-            plain = entry.name.removesuffix(TEMPORARY_SUFFIX)
-            if plain != entry.name and any(base_of(plain, suffix) is not None for suffix in SUFFIXES):
-                entry.unlink(missing_ok=True)
-
     def _reachable(self, bases: list[int]) -> list[int]:
         """The segments that count: all, or those below the last successful sync of a failed log."""
         if self._cut_at is None:
@@ -190,7 +189,7 @@ class Recovery:
         if not bases:
             self._restore([], self._start)
             return self._begin()
-        bases = self._without_empty_tail(bases)
+        bases = self._without_empty_tail(self._without_replaced(bases))
         segments = [self._identify(base, following) for base, following in _pairs(bases)]
         replay_from = self._restore(bases, bases[0])
         for segment, following in zip(segments, [*bases[1:], None], strict=True):
@@ -199,6 +198,19 @@ class Recovery:
         if not self._frozen:
             segments = self._activate(segments)
         return segments
+
+    def _without_replaced(self, bases: list[int]) -> list[int]:
+        """Without segments that a compaction has put into the one before them, and a crash kept it from removing."""
+        kept: list[int] = []
+        covered_to = 0
+        for base in bases:
+            if base < covered_to:
+                if not self._frozen:
+                    remove_files(self._directory, base)
+                continue
+            kept.append(base)
+            covered_to = max(covered_to, covered_end(self._directory, base))
+        return kept
 
     def _without_empty_tail(self, bases: list[int]) -> list[int]:
         """After a roll that no sync followed, the old segment is the last that matters, and may be torn."""

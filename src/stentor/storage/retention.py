@@ -17,9 +17,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from stentor.storage.files import PRIVATE_FOLDER, storage_error, sync_directory
+from stentor.storage.files import PRIVATE_FOLDER, TEMPORARY_SUFFIX, storage_error, sync_directory
 from stentor.storage.model import LogSettings
-from stentor.storage.segment import QUARANTINE, SUFFIXES, Segment, list_segments, segment_path
+from stentor.storage.segment import QUARANTINE, SUFFIXES, Segment, base_of, list_segments, segment_path
 from stentor.storage.state import mark_path
 
 
@@ -100,12 +100,21 @@ def put_aside(directory: Path, base: int) -> None:
     sync_directory(directory)
 
 
+def remove_temporaries(directory: Path) -> None:
+    """Remove unfinished files of our own."""
+    for entry in list(directory.iterdir()):
+        plain = entry.name.removesuffix(TEMPORARY_SUFFIX)
+        if plain != entry.name and any(base_of(plain, suffix) is not None for suffix in SUFFIXES):
+            entry.unlink(missing_ok=True)
+
+
 def remove_log(directory: Path) -> None:
     """Remove a log for good, newest segment first, and its directory unless others left files in it."""
     try:
         shutil.rmtree(directory / QUARANTINE, ignore_errors=True)
         for base in reversed(list_segments(directory)[0]):
             remove_files(directory, base)
+        remove_temporaries(directory)
         mark_path(directory).unlink(missing_ok=True)
         if not any(directory.iterdir()):
             directory.rmdir()

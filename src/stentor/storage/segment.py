@@ -3,9 +3,9 @@
      0       4   6   8               16      20      24              32
      ├───────┼───┼───┼───────────────┼───────┼───────┼───────────────┤
      │ magic │ver│ 0 │   topic id    │ part. │   0   │    log id     │
-     ├───────┴───┴───┼───────────────┼───────┴───────┴───────┬───────┤
-  32 │  base offset  │  created at   │           0           │  crc  │ 64
-     ├───────────────┴───────────────┴───────────────────────┴───────┤
+     ├───────┴───┴───┼───────────────┼───────┴───────┼───────┼───────┤
+  32 │  base offset  │  created at   │  covered to   │   0   │  crc  │ 64
+     ├───────────────┴───────────────┴───────────────┴───────┴───────┤
   64 │ batch, batch, batch … exactly as they were received           │
      └───────────────────────────────────────────────────────────────┘
 
@@ -13,6 +13,8 @@ All integers are little-endian. The CRC32C covers bytes 0..60. Magic, version an
 they are in every version to come: a header whose checksum holds and whose version is newer is refused
 (`FormatTooNew`), never guessed. Zeros may follow the last batch of the segment that is being written: room
 that was taken ahead (writer.py).
+A segment that a compaction wrote names in `covered to` the offset where it ends: what begins below that is what it
+replaced, and a crash left it behind (compaction.py). It is 0 in all others.
 
 Beside a segment there may be
   `{base}.index`     its sparse index, written when it was sealed: the segment is on disk, whole and final
@@ -41,7 +43,7 @@ from stentor.storage.model import SEGMENT_HEADER_BYTES, DamagedRange, Identity
 
 SEGMENT_MAGIC: Final = b"STSG"
 SEGMENT_VERSION: Final = 1
-_LAYOUT = struct.Struct("<4sH2xQI4xQQq12xI")
+_LAYOUT = struct.Struct("<4sH2xQI4xQQqQ4xI")
 assert _LAYOUT.size == SEGMENT_HEADER_BYTES
 _CHECKED_TO: Final = 60
 
@@ -67,9 +69,10 @@ class SegmentHeader(msgspec.Struct, frozen=True):
     log_id: int
     base_offset: int
     created_at_us: int
+    covered_to: int = 0
 
 
-def pack_segment_header(identity: Identity, base_offset: int, created_at_us: int) -> bytes:
+def pack_segment_header(identity: Identity, base_offset: int, created_at_us: int, covered_to: int = 0) -> bytes:
     """Encode and seal the header of a new segment."""
     packed = bytearray(
         _LAYOUT.pack(
@@ -80,6 +83,7 @@ def pack_segment_header(identity: Identity, base_offset: int, created_at_us: int
             identity.log_id,
             base_offset,
             created_at_us,
+            covered_to,
             0,
         )
     )
@@ -91,7 +95,7 @@ def unpack_segment_header(data: bytes, *, what: str) -> SegmentHeader:
     """Decode and check the header of a segment file."""
     if len(data) < SEGMENT_HEADER_BYTES:
         raise CorruptData(f"{what} is shorter than a segment header.", object=what)
-    magic, version, topic_id, partition, log_id, base, created, checksum = _LAYOUT.unpack_from(data)
+    magic, version, topic_id, partition, log_id, base, created, covered_to, checksum = _LAYOUT.unpack_from(data)
     if magic != SEGMENT_MAGIC:
         raise CorruptData(f"{what} does not begin as a segment does.", object=what)
     if crc32c(data[:_CHECKED_TO]) != checksum:
@@ -102,7 +106,7 @@ def unpack_segment_header(data: bytes, *, what: str) -> SegmentHeader:
             hint="Start the newer Stentor that wrote it.",
             object=what,
         )
-    return SegmentHeader(topic_id, partition, log_id, base, created)
+    return SegmentHeader(topic_id, partition, log_id, base, created, covered_to)
 
 
 def segment_path(directory: Path, base: int, suffix: str) -> Path:
@@ -144,6 +148,7 @@ class Segment:
         "file",
         "file_bytes",
         "index",
+        "replaced",
         "sealed",
         "serial",
         "size",
@@ -178,6 +183,8 @@ class Segment:
         self.snapshot: bytes | None = None
         """Derived state as of `base`, waiting to be written by the next sync."""
         self.sealed = False
+        self.replaced = False
+        """A compaction has put another file in its place: what is at its path is not what this describes."""
 
     def path(self, suffix: str = LOG_SUFFIX) -> Path:
         """One of the segment's files."""
