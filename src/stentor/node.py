@@ -1,4 +1,4 @@
-"""A whole node: a broker and its HTTP side, started and stopped together.
+"""A whole node: a broker, its HTTP side and its gateways, started and stopped together.
 
 The CLI, tests and embedders start brokers only through here.
 """
@@ -22,46 +22,75 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stentor.broker import BrokerConfig
+    from stentor.gateways.zmq.gateway import GatewayOptions
     from stentor.wire.messages import BrokerInfo
 
 logger = logging.getLogger(__name__)
 
 
 class Node:
-    """A broker with HTTP."""
+    """A broker with HTTP and gateways."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         self.broker = Broker(config)
         self._http: Any = None
         self._metrics: Any = None
+        self._gateway: Any = None
 
     async def start(self) -> BrokerInfo:
         """Start everything, or nothing."""
+        gateway = self._gateway_options() if self.config.zmq_port else None
         await self.broker.start()
-        if self.config.http:
-            # aiohttp is heavy; a broker without HTTP starts without it.
-            from stentor.http.server import HttpServer
-
-            self._http = HttpServer(
-                self.broker,
-                self._http_names(),
-                permissions=self.broker.parts.permissions,
-                connections_max=self.broker.parts.admission.http_max,
-            )
-            try:
-                await self._http.start(
-                    self.config.http_host or self.broker.listeners.plans[0].host, self.config.http_port
-                )
-            except BaseException:
-                await self.broker.stop()
-                raise
-            await self.broker.serves_http(f"{self._http.host}:{self._http.port}")
+        try:
+            if self.config.http:
+                await self._start_http()
+            if gateway is not None:
+                self._start_gateway(gateway)
+        except BaseException:
+            await self.stop()
+            raise
         if self.config.metrics_interval_s:
             from stentor.self_metrics import MetricsPublisher
 
             self._metrics = MetricsPublisher(self.broker, self.config.metrics_interval_s)
         return self.broker.info()
+
+    async def _start_http(self) -> None:
+        # aiohttp is heavy; a broker without HTTP starts without it.
+        from stentor.http.server import HttpServer
+
+        http = HttpServer(
+            self.broker,
+            self._http_names(),
+            permissions=self.broker.parts.permissions,
+            connections_max=self.broker.parts.admission.http_max,
+        )
+        await http.start(self.config.http_host or self.broker.listeners.plans[0].host, self.config.http_port)
+        self._http = http
+        await self.broker.serves_http(f"{http.host}:{http.port}")
+
+    def _gateway_options(self) -> GatewayOptions:
+        """What the gateway for ZeroMQ clients serves; says what is wrong or missing before anything starts."""
+        from stentor.gateways.zmq.gateway import GatewayOptions
+
+        config = self.config
+        options = GatewayOptions(
+            host=config.zmq_host or self.broker.listeners.plans[0].host,
+            port=config.zmq_port,
+            table=config.zmq_table,
+            topics=[name.strip() for name in config.zmq_topics.split(",") if name.strip()],
+            three_frames=config.zmq_three_frames,
+        )
+        options.check()
+        return options
+
+    def _start_gateway(self, options: GatewayOptions) -> None:
+        """In a process of its own: a slow ZeroMQ client cannot hold the broker's loop."""
+        from stentor.gateways.zmq.process import GatewayChild
+
+        options = msgspec.structs.replace(options, url=self.broker.local_address)
+        self._gateway = GatewayChild(options, log_level=self.config.log_level, log_format=self.config.log_format)
 
     def _http_names(self) -> list[str]:
         """What this broker listens on and is told to be, and what an operator adds."""
@@ -73,6 +102,8 @@ class Node:
         """HTTP last, so that load balancers see the broker leave."""
         if self._metrics is not None:
             await self._metrics.stop()
+        if self._gateway is not None:
+            await self._gateway.stop()
         await self.broker.stop()
         if self._http is not None:
             await self._http.stop()

@@ -21,6 +21,7 @@ from stentor import limits
 from stentor.broker.composition import Ground, Parts
 from stentor.broker.disk_threads import DiskThreads
 from stentor.broker.environment import Environment, SystemClock
+from stentor.broker.partitions import compactions
 from stentor.broker.sessions.listeners import Listeners
 from stentor.broker.store_choice import OwnStore, SharedStore, StoreChoice, open_cluster_store
 from stentor.errors import Closed
@@ -136,7 +137,8 @@ class Broker:
         reads, every = parts.ground.environment.reads, parts.ground.timers.every
         every(limits.CHECKPOINT_S, partial(parts.books.store_soon, reads))
         every(limits.RETENTION_CHECK_S, self._retain)
-        every(limits.CURSOR_CHECK_S, parts.cursor_care.look_soon)
+        every(compactions.COMPACTION_CHECK_S, parts.letting_go.compactions.look)
+        every(limits.CURSOR_CHECK_S, partial(_look_after_cursors, parts))
         every(limits.ASIDE_CHECK_S, partial(reads.submit, parts.letting_go.clear_aside, _aside_cleared))
         every(limits.HEALTH_CHECK_S, parts.health.look_soon)
 
@@ -299,6 +301,11 @@ class _Doors:
             await parts.replicas.settle(partition)
             partition.log.close()
         partitions.clear()
+
+
+def _look_after_cursors(parts: Parts) -> None:
+    parts.cursor_care.look_soon()
+    parts.groups.look()
 
 
 def _aside_cleared(_: Any, error: StentorError | None) -> None:

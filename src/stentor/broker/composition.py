@@ -30,9 +30,12 @@ from stentor.broker.cursors.heads import CursorHeads
 from stentor.broker.cursors.positions import CursorPositions
 from stentor.broker.cursors.questions import CursorQuestions
 from stentor.broker.environment import BrokerIdentity
+from stentor.broker.groups.desk import GroupDesk
+from stentor.broker.groups.heads import GroupHeads
 from stentor.broker.health import HealthWatch
 from stentor.broker.overview import Overview
 from stentor.broker.partitions.chain_desk import ChainDesk
+from stentor.broker.partitions.compactions import Compactions
 from stentor.broker.partitions.copies import Copies
 from stentor.broker.partitions.letting_go import LettingGo
 from stentor.broker.partitions.replicas import Replicas
@@ -146,14 +149,18 @@ class Parts:
             ground.partitions,
             enabled=partial(knows_cursors, identity, self.cluster.trust),
         )
-        self.letting_go = LettingGo(environment, ground.catalogue, ground.directory, ground.partitions, self.positions)
+        compactions = Compactions(environment, ground.partitions, lambda: self.cluster.trust.compaction)
+        held = (ground.catalogue, ground.directory, ground.partitions)
+        self.letting_go = LettingGo(environment, *held, self.positions, compactions)
         self.serving = Serving(
+            environment.clock,
             identity,
             standing,
             catalogue=ground.catalogue,
             store=ground.store,
             partitions=ground.partitions,
             views=self.cluster.control,
+            knows_expiry=lambda: self.cluster.trust.expiry,
         )
 
     def _build_administration(self, ground: Ground) -> None:
@@ -170,13 +177,6 @@ class Parts:
             check_room=self.admission.check_descriptors,
         )
         self._build_cursors(ground)
-        self.operators = Operators(
-            identity,
-            followed=cluster.followed,
-            control=cluster.control,
-            copies=ground.partitions,
-            cut_cursors=self.cursors.cut,
-        )
         self.routes = Routes(
             environment,
             identity,
@@ -201,6 +201,15 @@ class Parts:
             heads=heads,
             questions=questions,
             positions=self.positions,
+        )
+        self.groups = GroupDesk(
+            identity,
+            ground.environment.clock,
+            trust=cluster.trust,
+            catalogue=ground.catalogue,
+            serving=self.serving,
+            cursors=self.cursors,
+            heads=GroupHeads(ground.environment.clock, ground.catalogue, self.serving, heads, ground.background),
         )
         self.cursor_care = CursorCare(
             identity,
@@ -243,10 +252,11 @@ class Parts:
             cluster=cluster,
             routes=self.routes,
             topics=self.topics,
-            operators=self.operators,
+            operators=self._operators(ground),
             serving=self.serving,
             partitions=ground.partitions,
             cursors=self.cursors,
+            groups=self.groups,
             sights=self.overview,
             after_delete=after_delete,
         )
@@ -274,6 +284,15 @@ class Parts:
             peer_arrived=self.replicas.peer_connected,
         )
 
+    def _operators(self, ground: Ground) -> Operators:
+        return Operators(
+            ground.identity,
+            followed=self.cluster.followed,
+            control=self.cluster.control,
+            copies=ground.partitions,
+            cut_cursors=self.cursors.cut,
+        )
+
     def _listen(self, ground: Ground) -> None:
         """Who must hear of what."""
         cluster, replicas, admission = self.cluster, self.replicas, self.admission
@@ -284,7 +303,7 @@ class Parts:
         cluster.peers.on_connected.append(replicas.peer_connected)
         liveness = cluster.liveness
         liveness.load = lambda: len(admission.sessions)
-        liveness.on_beat.append(self.desk.tick)
+        liveness.on_beat.extend((self.desk.tick, self.serving.expiring.tick))
         liveness.on_view.extend((replicas.look_at_view, self.routes.look_at_view))
         liveness.on_unheard.append(self.desk.wake_before)
         liveness.on_cut_off.extend((replicas.end_streams_for_now, admission.close_watchers))

@@ -68,6 +68,16 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         " addresses, this machine's name and the advertised addresses always work. Other names are refused, so that no"
         " web page can read them (DNS rebinding).",
     )
+    zmq_port: Annotated[int, msgspec.Meta(ge=0, le=65_531)] = _setting(
+        0, "First of five ports for ZeroMQ clients. 0 means no ZeroMQ gateway."
+    )
+    zmq_host: str = _setting("", "Address for ZeroMQ clients. Default: that of the first listener.")
+    zmq_table: str = _setting("", "Table for ZeroMQ clients that speak the Clustered Hashmap Protocol (RFC 12).")
+    zmq_topics: str = _setting("", "Topics for ZeroMQ's SUB and PUSH sockets, separated by commas.")
+    zmq_three_frames: bool = _setting(
+        default=False,
+        meaning="Send three frames instead of five, for ZeroMQ clients of the Guide's models 1 to 4.",
+    )
     broker_id: str = _setting(
         "", "Id of this broker in the cluster. By default the broker makes one at its first start and keeps it."
     )
@@ -131,6 +141,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         default=False,
         meaning="Start although etcd was restored from an older state than this broker has seen. Set it on all brokers:"
         " see Backup and restore in docs/cluster.md.",
+    )
+    feature_level_max: Annotated[int, msgspec.Meta(ge=1)] | None = _setting(
+        None,
+        "Keep the cluster at this feature level, at most, while you try a new version: until it is raised you can go"
+        " back to the old one. None takes all that this version knows.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "How much to log.")
     log_format: Literal["text", "json"] = _setting(

@@ -69,6 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self.body_bytes_max = body_bytes_max
         self.writable = True
         self.closed = False
+        self.left = False  # the other side closed it
         self.bytes_in = 0
         self.bytes_out = 0
         self.frames_in = 0
@@ -103,9 +104,11 @@ class Connection(asyncio.BufferedProtocol):
             self.owner.refused(error)
 
     def eof_received(self) -> bool:
+        self.left = True
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.left = self.left or (isinstance(error, ConnectionError) and not self.closed)
         self.closed = True
         if self._budget is not None:
             self._release()

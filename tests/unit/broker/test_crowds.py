@@ -19,6 +19,7 @@ def send_what_it_takes(connection, data):
         connection.socket.sendall(data)
 
 
+@pytest.mark.long
 def test_unfinished_greetings_and_half_sent_frames_cost_little_and_it_comes_back(served, raw, wait_until):
     process = served().start()
     with connect(process.url) as client:

@@ -6,7 +6,7 @@ import pytest
 
 from stentor import limits
 from stentor.broker.catalogue import RecordedEnd, encode, recorded_key, recorded_prefix
-from stentor.broker.cluster import cluster, trust
+from stentor.broker.cluster import trust
 from stentor.core.names import CURSORS_TOPIC
 from stentor.errors import CoordinationUnavailable, DeadlineExceeded, NotReady
 from stentor.testing import broker
@@ -106,8 +106,7 @@ def test_what_is_left_of_a_topic_that_is_gone_goes_too(tmp_path, wait_until):
 @pytest.fixture
 def before(monkeypatch):
     """Every broker is of the version before: it knows one feature level less."""
-    for module in (trust, cluster):
-        monkeypatch.setattr(module, "LEVEL_KNOWN", trust.CURSORS - 1)
+    monkeypatch.setattr(trust, "LEVEL_KNOWN", trust.CURSORS - 1)
     return monkeypatch
 
 

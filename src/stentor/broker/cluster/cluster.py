@@ -33,7 +33,7 @@ from stentor.broker.cluster.store_contact import StoreContact
 from stentor.broker.cluster.store_follower import FollowedStore, StoreFollower
 from stentor.broker.cluster.store_look import StoreLook
 from stentor.broker.cluster.store_rollback import StoreRollback
-from stentor.broker.cluster.trust import LEVEL_KNOWN, Trust
+from stentor.broker.cluster.trust import Trust
 from stentor.core import cluster_events as e
 from stentor.core.controller import BrokerRecord
 from stentor.wire.statistics import ClusterStatistics
@@ -76,7 +76,9 @@ class Cluster:
         self.rollback = StoreRollback()
         self.follower = StoreFollower(store, catalogue, self.rollback)
         self.followed = followed = FollowedStore(store, catalogue, self.rollback, self.follower)
-        self.trust = trust = Trust(identity, followed=followed, background=background)
+        self.trust = trust = Trust(
+            identity, followed=followed, background=background, level_max=environment.config.feature_level_max
+        )
         self.peers = peers = Peers(environment, identity, trust)
         self.control = Control(
             environment,
@@ -186,7 +188,7 @@ class Cluster:
                 draining=draining,
                 version=__version__,
                 addresses=dict(addresses),
-                level=LEVEL_KNOWN,
+                level=self.trust.level_known,
             )
             revision = 0 if held is None else held.revision
             if (await self._store.swap(expect={key: revision}, put={key: encode(record)})).succeeded:

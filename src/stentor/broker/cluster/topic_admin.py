@@ -139,9 +139,16 @@ class TopicAdmin:
         settings = msgspec.structs.replace(settings, replicas=replicas)
         _check_minimum(name, settings)
         _check_table(name, settings)
+        _check_cleanup(name, settings)
         if settings.kind == "table" and not self._trust.tables:
             raise NotReady(
                 "The cluster is being upgraded; tables cannot be made until every broker knows them.",
+                hint="Upgrade all brokers, then try again.",
+                object=name,
+            )
+        if settings.cleanup != "delete" and not self._trust.compaction:
+            raise NotReady(
+                "The cluster is being upgraded; compacted topics cannot be made until every broker knows them.",
                 hint="Upgrade all brokers, then try again.",
                 object=name,
             )
@@ -256,6 +263,12 @@ class TopicAdmin:
                 hint="Make a new topic instead.",
                 object=name,
             )
+        if merged.cleanup != settings.cleanup:
+            raise InvalidArgument(
+                f"Topic {name} has the cleanup {settings.cleanup}, and that cannot be changed.",
+                hint="Make a new topic instead.",
+                object=name,
+            )
         if merged.replicas > len(self._catalogue.brokers):
             raise InvalidArgument(
                 f"{merged.replicas} replicas need as many brokers; the cluster has {len(self._catalogue.brokers)}.",
@@ -263,6 +276,7 @@ class TopicAdmin:
             )
         _check_minimum(name, merged)
         _check_table(name, merged)
+        _check_cleanup(name, merged)
         return msgspec.structs.replace(record, settings=merged)
 
     async def register_schema(self, name: str, columns: list[SchemaColumn]) -> HeldTopic:
@@ -323,6 +337,21 @@ def _check_table(name: str, settings: TopicSettings) -> None:
         raise InvalidArgument(
             f"Topic {name} is a table: retention would delete keys that are in use.",
             hint="Delete keys instead, or use a topic that is no table.",
+            object=name,
+        )
+
+
+def _check_cleanup(name: str, settings: TopicSettings) -> None:
+    if settings.kind == "table" and settings.cleanup == "compact,delete":
+        raise InvalidArgument(
+            f"Topic {name} is a table: it is compacted, and retention would delete keys that are in use.",
+            hint="Leave out the cleanup, or use a topic that is no table.",
+            object=name,
+        )
+    if settings.cleanup == "compact" and (settings.retention_age_s or settings.retention_bytes is not None):
+        raise InvalidArgument(
+            f"Topic {name} is compacted and has a retention; with cleanup=compact, retention deletes nothing.",
+            hint="Use cleanup=compact,delete, or leave out the retention.",
             object=name,
         )
 

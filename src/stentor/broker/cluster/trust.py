@@ -49,7 +49,16 @@ CURSORS: Final = 2
 TABLES: Final = 2
 """The feature level from which on a topic may be a table."""
 
-LEVEL_KNOWN: Final = max(CURSORS, TABLES)
+EXPIRY: Final = 3
+"""The feature level from which on keys of tables may expire."""
+
+COMPACTION: Final = 3
+"""The feature level from which on logs are compacted: brokers know sparse batches and control batches."""
+
+GROUPS: Final = 3
+"""The feature level from which on consumer groups are kept beside the cursors."""
+
+LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS)
 """The highest feature level that this version knows."""
 
 
@@ -62,8 +71,11 @@ class Trust:
         *,
         followed: FollowedStore,
         background: Background,
+        level_max: int | None = None,
     ) -> None:
         self.level = 0
+        self.level_known = LEVEL_KNOWN if level_max is None else min(level_max, LEVEL_KNOWN)
+        """The highest feature level that this broker takes part in."""
         self.on_change: list[Callable[[], None]] = []  # whoever came in by what no longer counts comes in again
         self._identity = identity
         self._store, self._catalogue, self._rollback = followed.store, followed.catalogue, followed.rollback
@@ -89,6 +101,16 @@ class Trust:
     def tables(self) -> bool:
         """Whether every broker knows what a table is (C27)."""
         return self._identity.alone or self.level >= TABLES
+
+    @property
+    def expiry(self) -> bool:
+        """Whether every broker deletes keys whose time is over (C27)."""
+        return self._identity.alone or self.level >= EXPIRY
+
+    @property
+    def compaction(self) -> bool:
+        """Whether every broker knows what a horizon and a sparse batch are (C27)."""
+        return self._identity.alone or self.level >= COMPACTION
 
     def must_prove(self, name: str) -> bool:
         """Whether this one must: it says in the store that it can, or all must."""
@@ -126,7 +148,7 @@ class Trust:
         if self._identity.alone:
             return {}  # it takes no other brokers
         secret = self._secret or first_secret()
-        return {SECRET_KEY: cluster_secret.encode(secret), LEVEL_KEY: str(LEVEL_KNOWN).encode()}
+        return {SECRET_KEY: cluster_secret.encode(secret), LEVEL_KEY: str(self.level_known).encode()}
 
     async def learn(self) -> None:
         """From the store, which answers; or put there what it lacks."""
@@ -147,6 +169,9 @@ class Trust:
             )
         self._secret = secret
         self.level = max(self.level, 0 if level is None else _number(level.value))
+        if self.level_known < self.level <= LEVEL_KNOWN:
+            logger.warning("the cluster's feature level is %d already; feature_level_max has no effect", self.level)
+            self.level_known = self.level
         await asyncio.to_thread(self._keep)
 
     def _keep(self) -> None:
@@ -173,7 +198,7 @@ class Trust:
         if not self.all_prove:
             self._check_connections()  # a broker that was upgraded proves itself from now on
         mine = self._catalogue.brokers.get(self._identity.broker_id)
-        if mine is not None and mine.level < LEVEL_KNOWN and not self._rollback.noticed:
+        if mine is not None and mine.level < self.level_known and not self._rollback.noticed:
             self._background.spawn(register())  # an older version changed the record, and left that out
         if self._level_due() > _number(identity.get("level", b"")) and not self._raising:
             self._raising = True
@@ -203,7 +228,7 @@ class Trust:
     def _level_due(self) -> int:
         """What the store's level should be: what every registered broker knows, and never less than it was."""
         known = min((record.level for record in self._catalogue.brokers.values()), default=0)
-        return max(self.level, min(known, LEVEL_KNOWN))
+        return max(self.level, min(known, self.level_known))
 
     async def _raise_level(self) -> None:
         """C27: whoever notices that it is due does it; the swap lets one of them."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stentor import limits
-from stentor.broker.partitions.partition import Request
+from stentor.broker.partitions.interfaces import Request
 from stentor.core import refusals
 from stentor.core.acks import ALL
 from stentor.core.cursors import Cursors, CursorsOf, Moved
@@ -73,26 +73,31 @@ class CursorHeads:
     async def _append(self, partition: Partition, cursors: Cursors, record: CursorRecord) -> None:
         """Until it is committed. NotReady at the deadline: it may be committed yet, and may be said again."""
         if isinstance(record, Moved):
-            if (size := cursors.size_with(record)) > limits.CURSOR_SIZE_MAX:
-                raise LimitExceeded(
-                    f"{partition.name} would hold {size} cursors and positions; the limit is {limits.CURSOR_SIZE_MAX}.",
-                    hint="Delete cursors that nobody moves any more (`stentor cursor delete`).",
-                    object=partition.name,
-                )
+            check_size(partition, cursors, record)
             record = msgspec.structs.replace(record, at_us=self._clock.now_us())
         topic_id, index = partition.key
         batch = cursor_records.encode(record, self._clock.now_us(), topic_id=topic_id, partition=index)
-        waiting = _Waiting(partition.loop.create_future())
-        partition.publish(memoryview(batch), unpack(batch), Request(waiting, 0), ALL)
-        try:
-            async with asyncio.timeout(limits.CURSOR_MOVE_S):
-                await waiting.outcome
-        except TimeoutError:
-            raise NotReady(
-                f"{partition.name} did not commit within {limits.CURSOR_MOVE_S:g} s.",
-                hint="Try again when its chain is whole.",
-                object=partition.name,
-            ) from None
+        await committed_soon(partition, publish_record(partition, batch))
+
+
+def publish_record(partition: Partition, batch: bytearray) -> asyncio.Future[None]:
+    """Append a batch, now; the outcome is known once it is committed."""
+    waiting = _Waiting(partition.loop.create_future())
+    partition.publish(memoryview(batch), unpack(batch), Request(waiting, 0), ALL)
+    return waiting.outcome
+
+
+async def committed_soon(partition: Partition, *outcomes: asyncio.Future[None]) -> None:
+    """Until all of these are committed. NotReady at the deadline: they may be committed yet, and may be said again."""
+    try:
+        async with asyncio.timeout(limits.CURSOR_MOVE_S):
+            await asyncio.gather(*outcomes)
+    except TimeoutError:
+        raise NotReady(
+            f"{partition.name} did not commit within {limits.CURSOR_MOVE_S:g} s.",
+            hint="Try again when its chain is whole.",
+            object=partition.name,
+        ) from None
 
 
 class _Waiting:
@@ -115,6 +120,16 @@ class _Waiting:
 
     def defer_sync(self, sync: DeferredSync) -> bool:  # noqa: ARG002
         return False
+
+
+def check_size(partition: Partition, cursors: Cursors, record: CursorRecord) -> None:
+    """Whether there is room for a record."""
+    if (size := cursors.size_with(record)) > limits.CURSOR_SIZE_MAX:
+        raise LimitExceeded(
+            f"{partition.name} would hold {size} cursors and positions; the limit is {limits.CURSOR_SIZE_MAX}.",
+            hint="Delete cursors that nobody moves any more (`stentor cursor delete`).",
+            object=partition.name,
+        )
 
 
 def cursors_of(partition: Partition) -> Cursors:

@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stentor import limits
-from stentor.wire import frames, peer
+from stentor.wire import frames, peer, sparse
 from stentor.wire.frames import Kind
-from stentor.wire.header import unpack
+from stentor.wire.header import HEADER_BYTES, unpack
 
 if TYPE_CHECKING:
     from stentor.broker.disk_threads import DiskThreads
@@ -131,9 +131,19 @@ class ChainFeed:
             self.partition.feed_failed(error)
             return
         if found.next_offset > self.position:
-            self._push([found.data], found.next_offset, len(found.data))
+            data = _from_offset(found.data, self.position)
+            self._push([data], found.next_offset, len(data))
         self.wake()
 
     def close(self) -> None:
         self.closed = True
         self.link.leave(self)
+
+
+def _from_offset(data: bytes, offset: int) -> bytes:
+    """Batches from an offset on. A successor may end inside of what a compaction has merged here into one batch."""
+    header = unpack(data)
+    if header.base_offset >= offset:
+        return data
+    body = memoryview(data)[HEADER_BYTES : header.length]
+    return sparse.behind(header, body, offset) + data[header.length :]

@@ -45,6 +45,10 @@ class Followers:
             if stream.cursor.position > end:
                 stream.fail(error)
 
+    def copies_below(self, offset: int) -> list[Follower]:
+        """Those that keep the latest of each key, and have not read up to an offset."""
+        return [stream for stream in self.streams if stream.cursor.copies and stream.cursor.position < offset]
+
     def end(self, error: StentorError) -> None:
         """The partition goes away."""
         self.ended = True

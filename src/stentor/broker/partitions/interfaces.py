@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from stentor.broker.partitions.lag import Lagging
 
 if TYPE_CHECKING:
@@ -40,6 +42,13 @@ class Publisher(Sender, Protocol):
     def published(self, correlation: int, answer: Answer) -> None: ...
     def fail(self, correlation: int, error: StentorError, operation: str, what: str = "") -> None: ...
     def flush(self) -> None: ...
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Who waits for an answer to a publish."""
+
+    publisher: Publisher
+    correlation: int
 
 
 class Follower(Lagging, Protocol):

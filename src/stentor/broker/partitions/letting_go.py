@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.catalogue import Catalogue
     from stentor.broker.environment import Environment
+    from stentor.broker.partitions.compactions import Compactions
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.storage.directory import DataDirectory
@@ -36,12 +37,14 @@ class LettingGo:
         directory: DataDirectory,
         partitions: Mapping[Key, Partition],
         cursors: Waits,
+        compactions: Compactions,
     ) -> None:
         self._environment = environment
         self._catalogue = catalogue
         self._directory = directory
         self._partitions = partitions
         self._cursors = cursors
+        self.compactions = compactions
 
     def retain(self) -> None:
         """The head of each chain lets old segments go; its members follow."""

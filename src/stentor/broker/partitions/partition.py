@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stentor.broker.partitions.compaction import PartitionCompaction
 from stentor.broker.partitions.followers import Followers
+from stentor.broker.partitions.interfaces import Request
 from stentor.broker.partitions.lag import partition_lag
 from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.read_end import Ends
@@ -43,13 +45,6 @@ if TYPE_CHECKING:
     from stentor.wire.messages import TopicSettings
 
 logger = logging.getLogger(__name__)
-
-
-class Request(msgspec.Struct, frozen=True):
-    """Who waits for an answer to a publish."""
-
-    publisher: Publisher
-    correlation: int
 
 
 class Traffic:
@@ -125,6 +120,7 @@ class Partition:
         self.traffic = Traffic()
         self.noted: object = None  # the floors that the journal knows
         self.waiting = RetentionWait()
+        self.compaction = PartitionCompaction(self)
         self._chain = chain
         self._requests = OpenRequests()
         self._resends = Resends(self)
@@ -156,7 +152,7 @@ class Partition:
         event = r.Publish(
             ticket,
             ack,
-            header.count,
+            header.span,
             header.producer_id,
             header.generation,
             header.sequence,
@@ -304,6 +300,7 @@ class Partition:
                     self.sync.request(self._requests.sender)
                 case r.Committed():
                     self.followers.wake()
+                    self.compaction.committed()
                 case r.Refuse():
                     request = self._requests.take(effect.ticket)
                     request.publisher.fail(request.correlation, effect.error, "publish", self.name)
@@ -373,6 +370,7 @@ class Partition:
         return self.followers.ended
 
     def info(self) -> PartitionInfo:
+        compacted = self.compaction.statistics()
         return PartitionInfo(
             partition=self.index,
             epoch=self.replica.epoch,
@@ -385,6 +383,9 @@ class Partition:
             damaged=list(self.log.damaged),
             failed=self.replica.failed,
             kept_unrecorded=self.waiting.kept,
+            compacted_to=compacted.compacted_to,
+            messages_removed=compacted.messages_removed,
+            bytes_saved=compacted.bytes_before - compacted.bytes_after,
         )
 
     def statistics(self) -> PartitionStatistics:
@@ -407,4 +408,5 @@ class Partition:
             replica=replica.statistics(),
             dedupe=DedupeStatistics(producers=replica.dedupe.producer_count, searches=self._resends.searches),
             log=self.log.statistics(),
+            compaction=self.compaction.statistics(),
         )

@@ -78,7 +78,7 @@ async def find_end(partition: Ended, *, alone: bool, stale: bool, store: Coordin
         return partition.committed, True  # there is no other copy that could know more
     end, certainty = await partition.ends.ask(limits.STALE_READ_S if stale else limits.CONFIRM_S)
     if certainty == "sure" or (certainty == "if_newest" and await _is_newest(store, partition)):
-        await _until_known(partition, end)
+        await until_known(partition, end)
         return end, True
     return _uncertain(partition, stale=stale, why=_why(partition))
 
@@ -93,7 +93,7 @@ async def _is_newest(store: CoordinationStore, partition: Ended) -> bool:
     return found is not None and found.revision <= partition.replica.revision and partition.replica.epoch == epoch
 
 
-async def _until_known(partition: Ended, end: int) -> None:
+async def until_known(partition: Ended, end: int) -> None:
     """Others may know of commits that this member will hear of in a moment."""
     deadline = partition.loop.time() + limits.CONFIRM_S
     while partition.committed < end:

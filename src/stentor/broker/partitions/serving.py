@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from stentor.broker.partitions.expiring import Expiring
 from stentor.broker.partitions.read_end import find_end
 from stentor.core import decisions, refusals
-from stentor.errors import PartitionNotFound, StentorError
+from stentor.errors import NotReady, PartitionNotFound, StentorError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from stentor.broker.catalogue import Catalogue
     from stentor.broker.environment import BrokerIdentity
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.core.standing import Standing
-    from stentor.ports import CoordinationStore
+    from stentor.ports import Clock, CoordinationStore
     from stentor.wire.messages import OpenStream
 
 
@@ -31,6 +33,7 @@ class Serving:
 
     def __init__(
         self,
+        clock: Clock,
         identity: BrokerIdentity,
         standing: Standing,
         *,
@@ -38,6 +41,7 @@ class Serving:
         store: CoordinationStore,
         partitions: Mapping[Key, Partition],
         views: PeerViews,
+        knows_expiry: Callable[[], bool],
     ) -> None:
         self._identity = identity
         self._standing = standing
@@ -45,6 +49,8 @@ class Serving:
         self._store = store
         self._partitions = partitions
         self._views = views
+        self._knows_expiry = knows_expiry
+        self.expiring = Expiring(clock, catalogue, partitions, partial(self.find_end, stale=False))
 
     def partition(self, topic_id: int, index: int) -> Partition:
         """The partition that a frame names."""
@@ -65,6 +71,15 @@ class Serving:
             f"This broker has no partition {index} of the topic with id {topic_id:x}.",
             hint="The topic may have been deleted or made anew; look it up again.",
         )
+
+    def check_timed(self, topic: str) -> None:
+        """Whether keys may expire here: some other broker might keep them for ever (C27)."""
+        if not self._knows_expiry():
+            raise NotReady(
+                f"The cluster is being upgraded; keys of table {topic} can expire once every broker knows how.",
+                hint="Upgrade all brokers, then try again.",
+                object=topic,
+            )
 
     def check_reader(self, partition: Partition) -> int:
         """Up to where readers are served here; the reason why they are not is raised."""
@@ -93,6 +108,8 @@ class Serving:
             end=wish.end,
             seen=wish.seen,
         )
+        if wish.copies:
+            partition.compaction.check_copy(wish.start, wish.end)
         return partition
 
     async def find_end(self, partition: Partition, *, stale: bool) -> tuple[int, bool]:

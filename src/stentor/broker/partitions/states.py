@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from stentor.core.cursors import Cursors
 from stentor.core.derived import States
+from stentor.core.groups import Groups
+from stentor.core.horizon import HorizonState
 from stentor.core.names import CURSORS_TOPIC
 from stentor.core.table import TableState
-from stentor.wire import cursor_records, table_rows
+from stentor.wire import cursor_records, group_records, table_rows
 
 if TYPE_CHECKING:
     from stentor.broker.catalogue import HeldTopic
@@ -17,5 +19,7 @@ if TYPE_CHECKING:
 def states_of(topic: HeldTopic) -> States:
     """New, empty states for one partition of a topic."""
     if topic.record.name == CURSORS_TOPIC:
-        return States(Cursors(cursor_records.read))
-    return States(TableState(table_rows.changes)) if topic.record.settings.kind == "table" else States()
+        return States(Cursors(cursor_records.read), Groups(group_records.read))
+    if topic.record.settings.kind == "table":
+        return States(TableState(table_rows.changes, table_rows.offsets), HorizonState())
+    return States(HorizonState()) if topic.record.settings.compacted else States()

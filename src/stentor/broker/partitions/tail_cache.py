@@ -69,6 +69,12 @@ class TailCache:
             index += 1
         return (chunks, next_offset, size) if chunks else None
 
+    def forget_below(self, offset: int) -> None:
+        """The log holds less than this below an offset: what it was compacted to is read from disk."""
+        count = bisect_left(self._ends, offset + 1)
+        self._bytes -= sum(map(len, self._chunks[:count]))
+        del self._bases[:count], self._ends[:count], self._chunks[:count]
+
     def clear(self) -> None:
         """The log was cut back: what it ends with now is read from disk first."""
         self._bases, self._ends, self._chunks, self._bytes = [], [], [], 0

@@ -10,11 +10,12 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.cluster import schemas
+from stentor.broker.partitions.interfaces import Request
 from stentor.broker.partitions.lag import lag_of
-from stentor.broker.partitions.partition import Request
 from stentor.broker.sessions.batch_session import BatchSession
 from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.reader_stream import ReaderStream
+from stentor.broker.sessions.subtree_stream import SubtreeStream
 from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
 from stentor.errors import (
@@ -34,6 +35,7 @@ from stentor.wire.header import HEADER_BYTES, check_header
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
     from stentor.broker.sessions.session import Caller, Reception
     from stentor.core.replica_events import Answer
@@ -80,6 +82,7 @@ class ClientSession(BatchSession):
         self.blocked: dict[ReaderStream, None] = {}  # streams that wait for room, in turn
         self.history_bytes = 0  # being read for this client
         self.watches_routes = False
+        self.on_left: list[Callable[[], None]] = []  # called when the client closes its connection
         self._serving = services.serving
         self._desk = services.desk
         self._permissions = services.permissions
@@ -122,6 +125,9 @@ class ClientSession(BatchSession):
             stream.close()
         for task in self._tasks:
             task.cancel()
+        if self.connection.left:
+            for tell in self.on_left:
+                tell()
         super().disconnected(error)
 
     # --- publishing -----------------------------------------------------------------------------
@@ -138,8 +144,12 @@ class ClientSession(BatchSession):
                 raise schemas.refusal(partition.topic, partition.schemas, header.schema_id)
             if partition.settings.kind == "table":
                 table_rows.check(header, body[HEADER_BYTES:], partition.topic)
-            elif header.conditional:
+                if header.timed:
+                    self._serving.check_timed(partition.topic)
+            elif header.conditional or header.timed:
                 raise _no_table(partition.topic)
+            elif partition.settings.compacted:
+                table_rows.check_keys(header, body[HEADER_BYTES:], partition.topic)
             if header.conditional and flags & 3 != Ack.ALL:
                 raise InvalidArgument(
                     "A conditional change is decided by what is committed: it needs ack=all.", object=partition.topic
@@ -188,9 +198,20 @@ class ClientSession(BatchSession):
             )
         partition = self._serving.check_stream(wish)
         self._permissions.check(self.caller.principal, Action.READ, partition.topic)
-        stream = ReaderStream(self, stream_id, partition, Cursor(wish.start, wish.end, wish.credit))
-        self.streams[stream_id] = stream
+        cursor = Cursor(wish.start, wish.end, wish.credit, copies=wish.copies)
+        stream = self.streams[stream_id] = self._stream(stream_id, partition, cursor, wish.subtree)
         stream.pump()
+
+    def _stream(self, stream_id: int, partition: Partition, cursor: Cursor, subtree: str) -> ReaderStream:
+        if not subtree:
+            return ReaderStream(self, stream_id, partition, cursor)
+        if partition.settings.kind != "table":
+            raise InvalidArgument(
+                f"Topic {partition.topic} is no table, and has no subtrees.",
+                hint="Read it without a subtree.",
+                object=partition.topic,
+            )
+        return SubtreeStream(self, stream_id, partition, cursor, subtree)
 
     def _credit(self, stream_id: int, body: memoryview) -> None:
         if len(body) != frames.CREDIT.size:
@@ -322,7 +343,7 @@ class ClientSession(BatchSession):
 
 def _no_table(topic: str) -> InvalidArgument:
     return InvalidArgument(
-        f"Topic {topic} is no table; its messages cannot come with conditions.",
+        f"Topic {topic} is no table; its messages can neither come with conditions nor expire.",
         hint="Make tables with client.create_topic(name, kind='table').",
         object=topic,
     )

@@ -95,15 +95,21 @@ class ReaderStream:
         self.pump()
 
     def _push(self, chunks: list[bytes], next_offset: int, size: int) -> None:
+        self._write(chunks, next_offset, size, next_offset - self.cursor.position, appended_at_us(chunks[0]))
+
+    def _write(self, chunks: list[bytes], next_offset: int, size: int, messages: int, at_us: int) -> None:
+        self._send(chunks, next_offset, size)
+        self.partition.traffic.went_out(messages, size)
+        self._appended_at_us = at_us
+        self.cursor.pushed(next_offset, size, at_us)
+
+    def _send(self, chunks: list[bytes], next_offset: int, size: int) -> None:
         partition = self.partition
         committed = self._told = partition.committed
         prefix = frames.HEADER.pack(_PREFIX_BYTES + size, Kind.DELIVER, 0, 0, self.id) + frames.DELIVERY.pack(
             committed, partition.replica.epoch, next_offset
         )
         self.session.connection.write([prefix, *chunks])
-        partition.traffic.went_out(next_offset - self.cursor.position, size)
-        self._appended_at_us = appended_at_us(chunks[0])
-        self.cursor.pushed(next_offset, size, self._appended_at_us)
 
     # --- history --------------------------------------------------------------------------------
 

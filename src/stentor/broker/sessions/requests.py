@@ -21,8 +21,8 @@ from stentor.errors import (
     TopicNotFound,
 )
 from stentor.security.permissions import Action, Permissions
-from stentor.wire import batch, messages
-from stentor.wire.header import extents, unpack
+from stentor.wire import batch, deltas, messages
+from stentor.wire.header import HEADER_BYTES, extents, unpack
 from stentor.wire.statistics import as_map
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.topic_admin import TopicAdmin
     from stentor.broker.config import BrokerConfig
     from stentor.broker.cursors.desk import CursorDesk
+    from stentor.broker.groups.desk import GroupDesk
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
     from stentor.broker.sessions.client_session import ClientSession
@@ -67,6 +68,7 @@ class Requests:
         serving: Serving,
         partitions: Mapping[Key, Partition],
         cursors: CursorDesk,
+        groups: GroupDesk,
         sights: Sights,
         after_delete: Callable[[], Awaitable[None]],
     ) -> None:
@@ -81,6 +83,7 @@ class Requests:
         self._serving = serving
         self._partitions = partitions
         self._cursors = cursors
+        self.groups = groups
         self._sights = sights
         self._after_delete = after_delete
 
@@ -105,6 +108,8 @@ class Requests:
         if (topic_id := getattr(request, "topic_id", None)) is not None:
             topic = self._catalogue.by_id.get(topic_id)
             return "" if topic is None else topic.record.name
+        if isinstance(request, messages.GroupHeartbeat):
+            return ""  # what it reads is looked at when it opens streams
         return getattr(request, "topic", "") or getattr(request, "name", "")
 
     # --- topics ---------------------------------------------------------------------------------
@@ -137,9 +142,11 @@ class Requests:
         return self._described(await self._change(self._create_topic(request)))
 
     def _defaults(self, wanted: messages.TopicChanges) -> messages.TopicSettings:
-        """What this broker gives to topics that do not say otherwise; a table never loses what it holds by itself."""
+        """What this broker gives to topics that do not say otherwise; a table never loses what it holds by itself, nor
+        does a topic that is only compacted.
+        """
         settings = self._config.topic_settings()
-        if wanted.kind == "table":
+        if wanted.kind == "table" or wanted.cleanup == "compact":
             return msgspec.structs.replace(settings, retention_age_s=None, retention_bytes=None)
         return settings
 
@@ -324,6 +331,12 @@ class Requests:
         return await self._operators.recover(request.topic, request.partition)
 
 
+async def _touch(desk: Requests, _: ClientSession, request: messages.Touch) -> messages.Touched:
+    serving = desk._serving  # noqa: SLF001 - a method, but for its place
+    partition = serving.partition(request.topic_id, request.partition)
+    return messages.Touched(end=await serving.expiring.touch(partition, request.keys, request.session))
+
+
 async def _read(partition: Partition, work: Callable[[], Any]) -> Any:
     """Ask the log something, beside the loop."""
     try:
@@ -338,12 +351,48 @@ def _offset_at(partition: Partition, timestamp_us: int, committed: int) -> int:
     if base >= committed:
         return committed
     found = partition.log.read(base, committed, 1)
-    for position, _, base_offset, _ in extents(found.data):
-        times = batch.timestamps(found.data, position, unpack(found.data, position))
-        for index, time_us in enumerate(times):
+    for position, length, _, _ in extents(found.data):
+        header = unpack(found.data, position)
+        if header.passed_over:
+            continue
+        times = batch.timestamps(found.data, position, header)
+        offsets = deltas.offsets(header, memoryview(found.data)[position + HEADER_BYTES : position + length])
+        for offset, time_us in zip(offsets, times, strict=True):
             if time_us >= timestamp_us:
-                return base_offset + index
+                return offset
     return base
+
+
+# --- groups: all that is asked goes to their desk as it is ----------------------------------------
+
+
+async def _group_beat(
+    desk: Requests, client: ClientSession, request: messages.GroupHeartbeat
+) -> messages.GroupAssigned:
+    return await desk.groups.beat(client, request)
+
+
+async def _leave_group(desk: Requests, _: ClientSession, request: messages.LeaveGroup) -> messages.Done:
+    await desk.groups.leave(request)
+    return messages.Done()
+
+
+async def _commit_group(desk: Requests, client: ClientSession, request: messages.CommitGroup) -> messages.Done:
+    await desk.groups.commit(client, request)
+    return messages.Done()
+
+
+async def _describe_group(desk: Requests, _: ClientSession, request: messages.DescribeGroup) -> messages.GroupDescribed:
+    return await desk.groups.describe(request)
+
+
+async def _list_groups(desk: Requests, _: ClientSession, __: messages.ListGroups) -> messages.GroupList:
+    return await desk.groups.list_all()
+
+
+async def _delete_group(desk: Requests, _: ClientSession, request: messages.DeleteGroup) -> messages.Done:
+    await desk.groups.delete(request)
+    return messages.Done()
 
 
 _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any], Awaitable[Any]]]]] = {
@@ -366,6 +415,13 @@ _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any
     messages.MoveCursor: (Action.ALTER, Requests._move_cursor),  # noqa: SLF001
     messages.ListCursors: (Action.DESCRIBE, Requests._list_cursors),  # noqa: SLF001
     messages.DeleteCursor: (Action.ALTER, Requests._delete_cursor),  # noqa: SLF001
+    messages.Touch: (Action.PUBLISH, _touch),
+    messages.GroupHeartbeat: (Action.READ, _group_beat),
+    messages.LeaveGroup: (Action.READ, _leave_group),
+    messages.CommitGroup: (Action.READ, _commit_group),
+    messages.DescribeGroup: (Action.DESCRIBE, _describe_group),
+    messages.ListGroups: (Action.DESCRIBE, _list_groups),
+    messages.DeleteGroup: (Action.ALTER, _delete_group),
 }
 
 _MADE_AS: Final = {

@@ -1,0 +1,1 @@
+"""Consumer groups, at the broker that coordinates them."""

@@ -1,0 +1,264 @@
+"""Groups, as clients and operators use them: joined, left, committed to, described, deleted.
+
+Whoever asks comes to the head of the group's partition, which clients find by the route table; another broker says who
+it is (NotHead).
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import defaultdict
+from typing import TYPE_CHECKING, Protocol
+
+from stentor.broker.cluster.trust import GROUPS
+from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
+from stentor.broker.groups.heads import groups_of
+from stentor.core import group_limits
+from stentor.core.cursors import Forgotten, Moved
+from stentor.core.group_coordinator import MemberBeat
+from stentor.core.groups import EMPTY, GroupMember, GroupStep
+from stentor.core.names import check_group_name, check_pattern, printable
+from stentor.errors import GroupInUse, GroupNotFound, InvalidArgument, NotReady, StaleGeneration
+from stentor.wire import cursor_records
+from stentor.wire import group_messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.trust import Trust
+    from stentor.broker.cursors.desk import CursorDesk
+    from stentor.broker.environment import BrokerIdentity
+    from stentor.broker.groups.heads import GroupHeads, Lead
+    from stentor.broker.partitions.partition import Partition
+    from stentor.broker.partitions.serving import Serving
+    from stentor.core.cursors import CursorRecord
+    from stentor.core.group_coordinator import AnswerBeat
+    from stentor.core.groups import HeldGroup
+    from stentor.ports import Clock
+
+
+class Asker(Protocol):
+    """The connection of a client that asks."""
+
+    on_left: list[Callable[[], None]]  # called when the client closes it
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """Name and address."""
+        ...
+
+
+class GroupDesk:
+    """Takes what is asked about groups to the heads that decide it."""
+
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        clock: Clock,
+        *,
+        trust: Trust,
+        catalogue: Catalogue,
+        serving: Serving,
+        cursors: CursorDesk,
+        heads: GroupHeads,
+    ) -> None:
+        self._identity = identity
+        self._clock = clock
+        self._trust = trust
+        self._catalogue = catalogue
+        self._serving = serving
+        self._cursors = cursors
+        self._heads = heads
+        self._numbers = itertools.count(1)
+        self._connections: weakref.WeakKeyDictionary[Asker, int] = weakref.WeakKeyDictionary()
+
+    def look(self) -> None:
+        """Called by a timer: this broker may have become the head of a group."""
+        if self._enabled:
+            self._heads.look()
+
+    @property
+    def _enabled(self) -> bool:
+        return self._identity.alone or self._trust.level >= GROUPS
+
+    def _check(self, group: str) -> None:
+        check_group_name(group)
+        if not self._enabled:
+            raise NotReady(
+                "The cluster is being upgraded; groups cannot be used until every broker knows them.",
+                hint="Upgrade all brokers, then try again.",
+            )
+
+    # --- members --------------------------------------------------------------------------------
+
+    async def beat(self, client: Asker, request: m.GroupHeartbeat) -> m.GroupAssigned:
+        """A member is there."""
+        self._check(request.group)
+        for pattern in request.topics:
+            check_pattern(pattern)
+        silence_s = request.silence_ms / 1000
+        if not group_limits.GROUP_SILENCE_S_MIN <= silence_s <= group_limits.GROUP_SILENCE_S_MAX:
+            raise InvalidArgument(
+                f"A member cannot be silent for {silence_s:g} s; a limit between {group_limits.GROUP_SILENCE_S_MIN:g} s"
+                f" and {group_limits.GROUP_SILENCE_S_MAX:g} s is possible."
+            )
+        await self._cursors.make_topic()
+        about = GroupMember(
+            request.topics,
+            name=printable(request.name or client.client[0]),
+            instance=printable(request.instance),
+            zone=printable(request.zone),
+            silence_ms=request.silence_ms,
+        )
+        holding = frozenset((topic_id, index) for topic_id, indexes in request.holding.items() for index in indexes)
+        beat = MemberBeat(printable(request.member), about, request.number, request.seen, holding)
+        lead, answer = await self._heads.beat(request.group, beat, self._connection(client))
+        return self._assigned(request.group, lead, answer)
+
+    def _connection(self, client: Asker) -> int:
+        """The number of a connection; what follows when its client closes it."""
+        number = self._connections.get(client)
+        if number is None:
+            number = self._connections[client] = next(self._numbers)
+            client.on_left.append(lambda: self._heads.broke(number))
+        return number
+
+    def _assigned(self, name: str, lead: Lead, answer: AnswerBeat) -> m.GroupAssigned:
+        if answer.partitions is None:
+            return m.GroupAssigned(generation=answer.generation, number=answer.number)
+        cursors, group = cursors_of(lead.partition).named(name), lead.groups.get(name) or EMPTY
+        partitions = []
+        for (topic_id, index), since in sorted(answer.partitions.items()):
+            topic, cursor = self._catalogue.by_id.get(topic_id), cursors.get(topic_id)
+            if topic is not None:  # else it was deleted a moment ago
+                assigned = m.AssignedPartition(
+                    topic_id=topic_id,
+                    topic=topic.record.name,
+                    partition=index,
+                    since=since,
+                    position=None if cursor is None else cursor.positions.get(index),
+                    begins=index < group.born.get(topic_id, 0),
+                )
+                partitions.append(assigned)
+        return m.GroupAssigned(generation=answer.generation, number=answer.number, partitions=partitions)
+
+    async def leave(self, request: m.LeaveGroup) -> None:
+        """A member leaves."""
+        self._check(request.group)
+        await self._heads.leave(request.group, printable(request.member))
+
+    async def commit(self, client: Asker, request: m.CommitGroup) -> None:
+        """Move the group's cursors, if the member owns what it commits (C22): all of these positions, or none."""
+        self._check(request.group)
+        partition = self._heads.partition(request.group)
+        self._check_owner(partition, request)
+        cursors = cursors_of(partition)
+        by_topic: dict[int, dict[int, int]] = defaultdict(dict)
+        for each in request.positions:
+            by_topic[each.topic_id][each.partition] = each.offset
+        by, now_us = printable(client.client[0]), self._clock.now_us()
+        records: list[CursorRecord] = [
+            Moved(topic_id, request.group, positions, by=by, at_us=now_us) for topic_id, positions in by_topic.items()
+        ]
+        news = [record for record in records if cursors.is_news(record)]
+        if not news:
+            await self._serving.find_end(partition, stale=False)
+            return
+        for record in news:
+            check_size(partition, cursors, record)
+        await self._append(partition, news)
+
+    def _check_owner(self, partition: Partition, request: m.CommitGroup) -> None:
+        """Judged by all that the log says, in the same turn of the loop in which the commit is appended."""
+        claimed = [((each.topic_id, each.partition), each.since) for each in request.positions]
+        stale = groups_of(partition).stale(request.group, printable(request.member), claimed)
+        if stale:
+            topic = self._catalogue.by_id.get(stale[0][0])
+            name = f"{stale[0][0]:x}" if topic is None else topic.record.name
+            raise StaleGeneration(
+                f"{name}/{stale[0][1]} does not belong to this member of group {request.group} any more.",
+                hint="Another member goes on behind the last position that was committed in time.",
+                object=request.group,
+            )
+
+    async def _append(self, partition: Partition, records: list[CursorRecord]) -> None:
+        topic_id, index = partition.key
+        now_us = self._clock.now_us()
+        batches = (cursor_records.encode(each, now_us, topic_id=topic_id, partition=index) for each in records)
+        await committed_soon(partition, *[publish_record(partition, batch) for batch in batches])
+
+    # --- operators ------------------------------------------------------------------------------
+
+    async def describe(self, request: m.DescribeGroup) -> m.GroupDescribed:
+        """One group, with its members and partitions."""
+        self._check(request.group)
+        lead = await self._heads.confirmed(request.group)
+        group = self._existing(lead, request.group)
+        shares: dict[tuple[int, int], str] = {key: owner.member for key, owner in group.owners.items()}
+        positions = {
+            (topic_id, index): position
+            for topic_id, cursor in cursors_of(lead.partition).named(request.group).items()
+            for index, position in cursor.positions.items()
+        }
+        partitions = [
+            m.GroupShare(
+                topic=topic.record.name,
+                topic_id=key[0],
+                partition=key[1],
+                member=shares.get(key, ""),
+                position=positions.get(key),
+            )
+            for key in sorted(shares.keys() | positions.keys())
+            if (topic := self._catalogue.by_id.get(key[0])) is not None
+        ]
+        return m.GroupDescribed(group=self._state(request.group, group, partitions))
+
+    async def list_all(self) -> m.GroupList:
+        """The groups that are led here."""
+        self._check("any")
+        found = []
+        for lead in self._heads.led():
+            await self._serving.find_end(lead.partition, stale=False)
+            found += [self._state(name, lead.groups.get(name) or EMPTY, []) for name in lead.groups.names()]
+        return m.GroupList(groups=sorted(found, key=lambda state: state.name))
+
+    def _state(self, name: str, group: HeldGroup, partitions: list[m.GroupShare]) -> m.GroupState:
+        return m.GroupState(
+            name=name,
+            generation=group.generation,
+            head=self._identity.broker_id,
+            changed_at_us=group.changed_at_us,
+            members=[
+                m.MemberState(id=member, name=each.name, instance=each.instance, zone=each.zone, topics=each.topics)
+                for member, each in group.members.items()
+            ],
+            partitions=partitions,
+        )
+
+    async def delete(self, request: m.DeleteGroup) -> None:
+        """Forget a group and its positions."""
+        self._check(request.group)
+        lead = await self._heads.confirmed(request.group)
+        group = self._existing(lead, request.group)
+        if group.members or not lead.groups.is_settled(request.group):
+            raise GroupInUse(
+                f"Group {request.group} has {len(group.members)} members.",
+                hint="Stop them first, or wait until they count as gone.",
+                object=request.group,
+            )
+        gone = GroupStep(request.group, (lead.epoch, group.generation[1] + 1), deleted=True)
+        step = self._heads.publish(lead.partition, gone)
+        topics = cursors_of(lead.partition).named(request.group)
+        await self._append(lead.partition, [Forgotten(topic_id, request.group) for topic_id in topics])
+        await committed_soon(lead.partition, step)
+
+    @staticmethod
+    def _existing(lead: Lead, name: str) -> HeldGroup:
+        group = lead.groups.get(name)
+        if group is None:
+            raise GroupNotFound(
+                f"There is no group {name}.", hint="`stentor group list` shows the groups there are.", object=name
+            )
+        return group

@@ -1,0 +1,283 @@
+"""What the heads of the internal topic do for groups: performs the effects of their coordinators.
+
+A `Lead` is one partition of the internal topic that this broker leads, in one epoch. With another epoch everything that
+is not in the log begins anew: leases in full (C21), answers numbered from 1.
+
+Before a heartbeat counts, the whole chain confirms that this broker is still its head (C30). So a head that was cut off
+renews no lease, and a member that hears only such a head ends its own before a new head gives its partitions away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stentor import limits
+from stentor.broker.cursors.heads import publish_record
+from stentor.core import group_coordinator as machine
+from stentor.core import group_limits, refusals
+from stentor.core.cursors import partition_of
+from stentor.core.groups import Groups
+from stentor.core.names import CURSORS_TOPIC
+from stentor.errors import LimitExceeded, MemberReplaced, NotReady, StaleGeneration, StentorError
+from stentor.wire import group_records
+
+if TYPE_CHECKING:
+    from stentor.broker.background import Background
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cursors.heads import CursorHeads
+    from stentor.broker.partitions.partition import Partition
+    from stentor.broker.partitions.serving import Serving
+    from stentor.core.groups import GroupStep
+    from stentor.ports import Clock
+
+logger = logging.getLogger(__name__)
+
+
+class Lead:
+    """One partition of the internal topic that this broker leads, in one epoch."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.epoch = partition.replica.epoch
+        self.groups = groups_of(partition)
+        self.coordinators: dict[str, machine.GroupCoordinator] = {}
+        self.waiting: dict[int, asyncio.Future[machine.AnswerBeat]] = {}  # heartbeats, by ticket
+        self.full: set[str] = set()  # groups that had no room to change; said once each
+        self.changed = asyncio.Event()  # set when a step is committed, and replaced
+
+    @property
+    def is_current(self) -> bool:
+        replica = self.partition.replica
+        return replica.epoch == self.epoch and replica.position.is_head and replica.active
+
+    def tell(self) -> None:
+        """Something was committed: whoever waits looks again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def end(self) -> None:
+        """Another one leads, or will: whoever waits asks again."""
+        self.tell()
+        for waiting in self.waiting.values():
+            if not waiting.done():
+                waiting.set_exception(NotReady("The head of the group changes.", hint="Try again in a moment."))
+
+
+class GroupHeads:
+    """The groups whose heads are at this broker."""
+
+    def __init__(
+        self, clock: Clock, catalogue: Catalogue, serving: Serving, heads: CursorHeads, background: Background
+    ) -> None:
+        self._clock = clock
+        self._catalogue = catalogue
+        self._serving = serving
+        self._heads = heads
+        self._background = background
+        self._leads: dict[int, Lead] = {}
+        self._tickets = 0
+        self._ticking = False
+        self._topics: dict[str, tuple[int, int]] = {}
+        self._topics_at: object = None  # which change of the catalogue these are of
+
+    # --- who leads ------------------------------------------------------------------------------
+
+    def partition(self, group: str) -> Partition:
+        """The partition of a group, if it is led here. NotHead if another broker leads it."""
+        topic = self._catalogue.topics.get(CURSORS_TOPIC)
+        if topic is None:
+            raise NotReady(f"This broker has not heard of {CURSORS_TOPIC} yet.", hint="Try again in a moment.")
+        index = partition_of(group, topic.record.settings.partitions)
+        partition = self._serving.partition(topic.record.id, index)
+        replica = partition.replica
+        if not replica.position.is_head:
+            raise refusals.not_head(next(iter(replica.position.brokers), ""), replica.epoch, replica.revision)
+        if not replica.active:
+            raise NotReady(f"{partition.name} is not at work yet.", hint="Try again in a moment.")
+        return partition
+
+    async def confirmed(self, group: str) -> Lead:
+        """The same, confirmed by its whole chain."""
+        partition = self.partition(group)
+        await self._serving.find_end(partition, stale=False)
+        return self._lead(self.partition(group))
+
+    def led(self) -> list[Lead]:
+        """All that are led here."""
+        return [self._lead(partition) for partition in self._heads.led()]
+
+    def _lead(self, partition: Partition) -> Lead:
+        lead = self._leads.get(partition.index)
+        if lead is not None and lead.partition is partition and lead.is_current:
+            return lead
+        if lead is not None:
+            lead.end()
+        lead = self._leads[partition.index] = Lead(partition)
+        for name in lead.groups.names():
+            group = lead.groups.get(name)
+            if group is not None and group.members:
+                self._begin(lead, name)
+        return lead
+
+    def _begin(self, lead: Lead, name: str) -> machine.GroupCoordinator:
+        made = machine.GroupCoordinator(name, lead.groups, lead.epoch, self._clock.monotonic())
+        lead.coordinators[name] = made
+        self._look_at_topics()
+        self._step(lead, made, machine.TopicsAre(self._topics))
+        self._tick_soon(lead.partition.loop)
+        return made
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Called by a timer: begin to coordinate the groups whose head this broker has become."""
+        for index, lead in list(self._leads.items()):
+            if not lead.is_current:
+                lead.end()
+                del self._leads[index]
+        self.led()
+
+    def _tick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._ticking:
+            self._ticking = True
+            loop.call_later(group_limits.GROUP_TICK_S, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Leases end, topics come and go. Only while there are groups here."""
+        self._ticking = False
+        self.look()
+        for lead in self._leads.values():
+            self._look_at_topics()
+            for name, coordinator in list(lead.coordinators.items()):
+                if coordinator.topics is not self._topics:
+                    self._step(lead, coordinator, machine.TopicsAre(self._topics))
+                self._step(lead, coordinator, machine.GroupTick())
+                if coordinator.idle:
+                    del lead.coordinators[name]
+        if any(lead.coordinators for lead in self._leads.values()):
+            self._tick_soon(loop)
+
+    def _look_at_topics(self) -> None:
+        if self._catalogue.changes == self._topics_at:
+            return
+        self._topics_at = self._catalogue.changes
+        topics = {
+            name: (topic.record.id, topic.record.settings.partitions) for name, topic in self._catalogue.topics.items()
+        }
+        if topics != self._topics:
+            self._topics = topics
+
+    def broke(self, connection: int) -> None:
+        """A client closed its connection."""
+        for lead in list(self._leads.values()):
+            for coordinator in list(lead.coordinators.values()):
+                self._step(lead, coordinator, machine.ConnectionBroke(connection))
+
+    async def beat(self, group: str, beat: machine.MemberBeat, connection: int) -> tuple[Lead, machine.AnswerBeat]:
+        """A member's heartbeat, until it is answered."""
+        lead = await self.confirmed(group)
+        coordinator = lead.coordinators.get(group) or self._begin(lead, group)
+        self._tickets += 1
+        ticket = self._tickets
+        answer = lead.waiting[ticket] = lead.partition.loop.create_future()
+        self._step(lead, coordinator, machine.MemberHeard(beat, ticket, connection))
+        try:
+            async with asyncio.timeout(group_limits.GROUP_BEAT_S):
+                return lead, await answer
+        except TimeoutError:
+            raise NotReady(f"Group {group} waits for its chain.", hint="Try again in a moment.") from None
+        finally:
+            del lead.waiting[ticket]
+
+    async def leave(self, group: str, member: str) -> None:
+        """A member leaves, until that is written down."""
+        lead = await self.confirmed(group)
+        coordinator = lead.coordinators.get(group)
+        if coordinator is None:
+            return
+        self._step(lead, coordinator, machine.MemberLeft(member))
+        with suppress(TimeoutError):  # it will be written down, or its lease ends
+            async with asyncio.timeout(limits.CURSOR_MOVE_S):
+                while member in coordinator.group.members and lead.is_current:
+                    await lead.changed.wait()
+
+    # --- effects --------------------------------------------------------------------------------
+
+    def _step(self, lead: Lead, coordinator: machine.GroupCoordinator, event: machine.GroupEvent) -> None:
+        if not lead.is_current:
+            return
+        for effect in coordinator.step(event, self._clock.monotonic()):
+            if isinstance(effect, machine.AppendStep):
+                self._append(lead, coordinator, effect.step)
+                continue
+            waiting = lead.waiting.get(effect.ticket)
+            if waiting is None or waiting.done():
+                continue
+            if isinstance(effect, machine.AnswerBeat):
+                waiting.set_result(effect)
+            else:
+                waiting.set_exception(_refusal(coordinator.name, effect.why))
+
+    def _append(self, lead: Lead, coordinator: machine.GroupCoordinator, step: GroupStep) -> None:
+        if (size := lead.groups.size_with(step)) > group_limits.GROUP_SIZE_MAX:
+            if step.name in lead.full:
+                return
+            lead.full.add(step.name)
+            logger.error(
+                "group %s cannot change: %s would hold %d groups, members and owners, and the limit is %d",
+                step.name,
+                lead.partition.name,
+                size,
+                group_limits.GROUP_SIZE_MAX,
+            )
+            return
+        self._background.spawn(self._until_committed(lead, coordinator, self.publish(lead.partition, step)))
+
+    def publish(self, partition: Partition, step: GroupStep) -> asyncio.Future[None]:
+        """Append a step; the outcome is known once it is committed."""
+        now_us = self._clock.now_us()
+        topic_id, index = partition.key
+        step = msgspec.structs.replace(step, at_us=now_us)
+        return publish_record(partition, group_records.encode(step, now_us, topic_id=topic_id, partition=index))
+
+    async def _until_committed(
+        self, lead: Lead, coordinator: machine.GroupCoordinator, outcome: asyncio.Future[None]
+    ) -> None:
+        try:
+            async with asyncio.timeout(limits.CURSOR_MOVE_S):
+                await outcome
+        except (StentorError, TimeoutError) as error:
+            logger.info("a step of group %s was not committed: %s", coordinator.name, error)
+            return  # the next tick looks again
+        self._step(lead, coordinator, machine.StepCommitted())
+        lead.tell()
+
+
+def groups_of(partition: Partition) -> Groups:
+    """The groups that are derived from a partition's log."""
+    return next(state for state in partition.replica.states if isinstance(state, Groups))
+
+
+def _refusal(group: str, why: str) -> StentorError:
+    if why == "replaced":
+        return MemberReplaced(
+            f"Another process joined group {group} under the same instance name.",
+            hint="Give every process an instance name of its own.",
+            object=group,
+        )
+    if why == "full":
+        return LimitExceeded(
+            f"Group {group} has {group_limits.GROUP_MEMBERS_MAX} members; that is the limit.", object=group
+        )
+    if why == "overtaken":
+        return NotReady("A later heartbeat of this member came before this one.", hint="Nothing more is needed.")
+    return StaleGeneration(
+        f"This process is not a member of group {group} any more: it was silent for too long.",
+        hint="It joins again by itself; what it has not committed is handed out again.",
+        object=group,
+    )

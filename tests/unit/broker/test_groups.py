@@ -1,0 +1,311 @@
+"""Consumer groups on one broker: members share partitions, and go on where the group stopped."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import stentor
+from stentor.broker.cluster import trust
+from stentor.errors import DeadlineExceeded, GroupInUse, GroupNotFound, InvalidArgument, StaleGeneration
+from stentor.testing import broker
+from stentor.wire.group_messages import GroupPosition
+
+
+@pytest.fixture
+def filled(client):
+    """A topic with four partitions, and ten messages in each."""
+    client.create_topic("orders.eu", partitions=4)
+    fill(client, "orders.eu")
+    return client
+
+
+def fill(client, topic, partitions=4, first=0, count=10):
+    with client.producer(topic) as producer:
+        for partition in range(partitions):
+            for number in range(first, first + count):
+                producer.send(f"{partition}-{number}", partition=partition)
+
+
+@pytest.fixture
+def another(local):
+    """Makes further clients, each like a process of its own."""
+    made = []
+
+    def make(name="another"):
+        made.append(stentor.connect(local.url, name=name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def take(group, count):
+    return [group.get(timeout=10) for _ in range(count)]
+
+
+def values(messages):
+    return sorted(message.value.decode() for message in messages)
+
+
+EVERYTHING = sorted(f"{partition}-{number}" for partition in range(4) for number in range(10))
+
+
+def test_one_member_gets_everything(filled):
+    with filled.group("billing", "orders.*") as group:
+        assert values(take(group, 40)) == EVERYTHING
+        assert group.assignment == [("orders.eu", number) for number in range(4)]
+
+
+def test_the_group_goes_on_where_it_stopped(filled):
+    with filled.group("billing", "orders.*") as group:
+        first = take(group, 25)
+    with filled.group("billing", "orders.*") as group:
+        assert values(first + take(group, 15)) == EVERYTHING
+        assert filled.cursors("orders.eu")[0].name == "billing"
+
+
+def test_what_is_in_work_when_a_handler_fails_is_handed_out_again(filled):
+    seen = []
+
+    def handle(message):
+        seen.append(message)
+        if len(seen) == 5:
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"), filled.group("billing", "orders.*") as group:
+        group.run(handle)
+    with filled.group("billing", "orders.*") as group:
+        again = take(group, 36)
+    assert values(seen[:4] + again) == EVERYTHING
+
+
+def test_members_share_the_partitions(filled, another, wait_until):
+    with filled.group("billing", "orders.*") as first:
+        with another().group("billing", "orders.*") as second:
+            wait_until(lambda: len(first.assignment) == len(second.assignment) == 2, "both have two")
+            assert not set(first.assignment) & set(second.assignment)
+        wait_until(lambda: len(first.assignment) == 4, "the first has everything again")
+
+
+def test_a_partition_moves_without_repeats(filled, another, wait_until):
+    with filled.group("billing", "orders.*") as first:
+        taken = take(first, 20)
+        with another().group("billing", "orders.*") as second:
+            thread = threading.Thread(target=lambda: taken.extend(first))
+            thread.start()
+            wait_until(lambda: len(second.assignment) == 2, "it has its share")
+            fill(filled, "orders.eu", first=10)
+            mine = []
+            deadline = time.monotonic() + 10
+            while len(taken) + len(mine) < 80 and time.monotonic() < deadline:
+                try:
+                    mine.append(second.get(timeout=0.2))
+                except TimeoutError:
+                    continue
+            assert values(taken + mine) == sorted(f"{p}-{n}" for p in range(4) for n in range(20))
+            first.close()
+            thread.join(10)
+
+
+def test_batches_count_when_the_next_is_asked_for(filled):
+    with filled.group("billing", "orders.*") as group:
+        rows = 0
+        for batch in group.batches():
+            rows += batch.num_rows
+            if rows == 40:
+                break
+    with filled.group("billing", "orders.*") as group, pytest.raises(TimeoutError):
+        group.get(timeout=0.3)
+
+
+def test_commits_by_hand(filled):
+    with filled.group("billing", "orders.*", auto_commit=False) as group:
+        first = take(group, 5)
+        group.commit()
+        take(group, 5)
+    with filled.group("billing", "orders.*") as group:
+        assert values(first + take(group, 35)) == EVERYTHING
+
+
+def test_a_new_group_may_begin_at_the_end(filled):
+    with filled.group("billing", "orders.*", start="latest") as group:
+        fill(filled, "orders.eu", first=10, count=1)
+        assert values(take(group, 4)) == ["0-10", "1-10", "2-10", "3-10"]
+
+
+def test_topics_that_come_later_are_read_from_their_beginning(filled, wait_until):
+    with filled.group("billing", "orders.*", start="latest") as group:
+        filled.create_topic("orders.us", partitions=1)
+        filled.publish("orders.us", "first")
+        message = group.get(timeout=10)
+        assert (message.topic, message.value) == ("orders.us", b"first")
+
+
+def test_a_deleted_topic_is_let_go_of(filled, wait_until):
+    with filled.group("billing", "orders.*") as group:
+        take(group, 40)
+        filled.delete_topic("orders.eu")
+        wait_until(lambda: group.assignment == [], "it has nothing")
+        filled.create_topic("orders.eu", partitions=1)
+        filled.publish("orders.eu", "new")
+        assert group.get(timeout=10).value == b"new"
+
+
+def test_a_late_commit_is_refused(filled, another, wait_until):
+    with filled.group("billing", "orders.*", auto_commit=False) as first:
+        take(first, 40)
+        first.commit()
+        tie = first._core.tie
+        held = dict(tie.life.holding)
+        with another().group("billing", "orders.*") as second:
+            wait_until(lambda: len(second.assignment) == 2, "it has its share")
+            key = next(key for key in held if ("orders.eu", key[1]) in second.assignment)
+            position = GroupPosition(topic_id=key[0], partition=key[1], offset=7, since=held[key])
+            with pytest.raises(StaleGeneration, match="does not belong to this member"):
+                filled._call(tie._send([position]))
+
+
+def test_a_static_member_gets_its_partitions_back(filled, another, wait_until):
+    first = another("first").group("billing", "orders.*", instance="one")
+    with another("second").group("billing", "orders.*", instance="two") as second:
+        wait_until(lambda: len(first.assignment) == len(second.assignment) == 2, "both have two")
+        had, others = first.assignment, second.assignment
+        first.close()
+        with another("again").group("billing", "orders.*", instance="one") as again:
+            wait_until(lambda: again.assignment == had, "it has its partitions back")
+            assert second.assignment == others
+
+
+def test_a_second_process_of_the_same_instance_takes_over(filled, another, wait_until):
+    first = another("first").group("billing", "orders.*", instance="one")
+    with another("again").group("billing", "orders.*", instance="one") as again:
+        wait_until(lambda: len(again.assignment) == 4, "it has everything")
+        with pytest.raises(stentor.MemberReplaced):
+            first.get(timeout=10)
+
+
+def test_one_loop_at_a_time(filled):
+    with filled.group("billing", "orders.*") as group:
+        for _ in group:
+            with pytest.raises(InvalidArgument, match="One loop at a time"):
+                group.get(timeout=1)
+            break
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"name": "recorder"}, "cannot be called recorder"),
+        ({"name": "a b"}, "not the name of a cursor"),
+        ({"topics": []}, "at least one topic"),
+        ({"topics": "a..b"}, "not a topic"),
+        ({"start": "yesterday"}, "start"),
+        ({"silence": 0.1}, "cannot be silent for 0.1 s"),
+    ],
+)
+def test_mistakes_are_told(filled, options, sentence):
+    call = {"name": "billing", "topics": "orders.*"} | options
+    with pytest.raises(InvalidArgument, match=sentence):
+        filled.group(call.pop("name"), call.pop("topics"), **call)
+
+
+def test_groups_can_be_awaited(local):
+    async def work():
+        async with stentor.connect_async(local.url) as client:
+            await client.create_topic("t", partitions=2)
+            await client.publish("t", "x")
+            async with client.group("g", "t") as group:
+                async for message in group:
+                    assert message.value == b"x"
+                    break
+                assert sum(group.lag().values()) == 1
+            async with client.group("g", "t") as group:
+                with pytest.raises(TimeoutError):
+                    await group.get(timeout=0.2)
+                assert sum(group.lag().values()) == 0
+
+    asyncio.run(work())
+
+
+def test_a_killed_member_is_replaced_soon(filled, another, wait_until):
+    dying = another("dying")
+    with filled.group("billing", "orders.*") as first:
+        second = dying.group("billing", "orders.*")
+        wait_until(lambda: len(second.assignment) == 2, "it has its share")
+        core = dying._core
+        core.loop.call_soon_threadsafe(lambda: [task.cancel() for task in second._core.tie._tasks])
+        core.loop.call_soon_threadsafe(lambda: [link.connection.abort() for link in core.links.alive()])
+        began = time.monotonic()
+        wait_until(lambda: len(first.assignment) == 4, "the other one has everything")
+        assert time.monotonic() - began < 10
+
+
+def test_a_handler_longer_than_the_lease_expels_nobody(filled, another, wait_until):
+    with filled.group("billing", "orders.*", silence=3.0) as first:
+        message = first.get(timeout=10)
+        threading.Event().wait(4)  # this is the handler: nothing can be waited for
+        with another().group("billing", "orders.*"):
+            assert first.member in {member.id for member in filled.describe_group("billing").members}
+            first.commit()
+            assert filled.describe_group("billing").lag == 39
+        assert message.offset == 0
+
+
+def test_operators_see_groups(filled):
+    assert filled.groups() == []
+    with pytest.raises(GroupNotFound):
+        filled.describe_group("billing")
+    with filled.group("billing", "orders.*") as group:
+        take(group, 10)
+        group.commit()
+        found = filled.describe_group("billing")
+        assert found.lag == 30
+        assert [member.id for member in found.members] == [group.member]
+        assert len(found.members[0].partitions) == 4
+        with pytest.raises(GroupInUse):
+            filled.delete_group("billing")
+        with pytest.raises(GroupInUse):
+            filled.reset_group("billing", "earliest")
+    assert [each.name for each in filled.groups()] == ["billing"]
+    assert filled.reset_group("billing", "latest").lag == 0
+    filled.delete_group("billing")
+    assert filled.groups() == []
+    assert filled.cursors("orders.eu") == []
+
+
+def test_groups_survive_a_restart(filled, local, wait_until):
+    with filled.group("billing", "orders.*") as group:
+        first = take(group, 20)
+        group.commit()
+        local.stop()
+        local.start()
+        assert values(first + take(group, 20)) == EVERYTHING
+
+
+@pytest.fixture
+def before(monkeypatch):
+    """Every broker is of the version before: it knows one feature level less."""
+    monkeypatch.setattr(trust, "LEVEL_KNOWN", trust.GROUPS - 1)
+    return monkeypatch
+
+
+def test_groups_are_there_once_every_broker_knows_them(etcd, before, tmp_path, wait_until):
+    """C27: an older broker would not know who owns what when it becomes the head."""
+    settings = {"coordination": f"{etcd.url}/groups", "broker_id": "b0"}
+    with broker(tmp_path / "data", **settings) as local, local.client() as client:
+        client.create_topic("t")
+        client.move_cursor("t", "other", {0: 0})  # the internal topic is there before groups are known
+        with pytest.raises(DeadlineExceeded, match="The cluster is being upgraded"):
+            client.group("g", "t", timeout=1)
+        before.undo()
+        local.stop()
+        local.start()
+        known = local.inner.parts.cluster.trust
+        wait_until(lambda: known.level >= trust.GROUPS, "the level rises")
+        client.publish("t", "x")
+        with client.group("g", "t") as group:
+            assert group.get(timeout=10).value == b"x"
+        assert {cursor.name for cursor in client.cursors("t")} == {"g", "other"}
