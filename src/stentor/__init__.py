@@ -18,8 +18,11 @@ from stentor._version import __version__
 if TYPE_CHECKING:
     from stentor.client.async_client import AsyncClient, connect_async
     from stentor.client.cursors import CursorInfo
+    from stentor.client.group import AsyncGroup, Group
+    from stentor.client.groups import GroupInfo
     from stentor.client.history import AsyncHistory, History
     from stentor.client.message import Message, Receipt
+    from stentor.client.names import AsyncNames, NameChange, Names
     from stentor.client.outcomes import FailedBatch
     from stentor.client.position import Position
     from stentor.client.positions import Last
@@ -29,11 +32,24 @@ if TYPE_CHECKING:
     from stentor.client.sync_client import Client, connect
     from stentor.client.table import AsyncTable, Table
     from stentor.client.table_copy import TableChange, TableEntry
+    from stentor.client.table_reload import TableResync
+    from stentor.client.table_state import CopyState
+    from stentor.client.table_versions import TableValues, TableVersion
+    from stentor.client.table_watch import AsyncTableWatch, TableWatch
     from stentor.client.tabular import AsyncTabularTopic, TabularTopic
     from stentor.client.topic import AsyncTopic, Topic
     from stentor.client.typed import TypedMessage
+    from stentor.client.typed_table import (
+        AsyncTypedTable,
+        AsyncTypedTableWatch,
+        TypedChange,
+        TypedEntry,
+        TypedTable,
+        TypedTableWatch,
+    )
     from stentor.errors import (
         Closed,
+        Compacted,
         ConditionFailed,
         ConnectionFailed,
         CoordinationError,
@@ -48,11 +64,15 @@ if TYPE_CHECKING:
         EndUnknown,
         ForkDetected,
         FormatTooNew,
+        GroupInUse,
+        GroupNotFound,
         InternalError,
         InvalidArgument,
+        KeyNotFound,
         LeaseExpired,
         LimitExceeded,
         LogFailed,
+        MemberReplaced,
         MissingPackage,
         NotHead,
         NotReady,
@@ -66,6 +86,7 @@ if TYPE_CHECKING:
         SchemaRefused,
         SequenceError,
         SlowSubscriber,
+        StaleGeneration,
         StentorError,
         StorageError,
         TopicExists,
@@ -81,8 +102,11 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "stentor.client.async_client": ("AsyncClient", "connect_async"),
     "stentor.client.cursors": ("CursorInfo",),
+    "stentor.client.group": ("AsyncGroup", "Group"),
+    "stentor.client.groups": ("GroupInfo",),
     "stentor.client.history": ("AsyncHistory", "History"),
     "stentor.client.message": ("Message", "Receipt"),
+    "stentor.client.names": ("AsyncNames", "NameChange", "Names"),
     "stentor.client.outcomes": ("FailedBatch",),
     "stentor.client.position": ("Position",),
     "stentor.client.positions": ("Last",),
@@ -92,11 +116,24 @@ _EXPORTS = {
     "stentor.client.sync_client": ("Client", "connect"),
     "stentor.client.table": ("AsyncTable", "Table"),
     "stentor.client.table_copy": ("TableChange", "TableEntry"),
+    "stentor.client.table_reload": ("TableResync",),
+    "stentor.client.table_state": ("CopyState",),
+    "stentor.client.table_versions": ("TableValues", "TableVersion"),
+    "stentor.client.table_watch": ("AsyncTableWatch", "TableWatch"),
     "stentor.client.tabular": ("AsyncTabularTopic", "TabularTopic"),
     "stentor.client.topic": ("AsyncTopic", "Topic"),
     "stentor.client.typed": ("TypedMessage",),
+    "stentor.client.typed_table": (
+        "AsyncTypedTable",
+        "AsyncTypedTableWatch",
+        "TypedChange",
+        "TypedEntry",
+        "TypedTable",
+        "TypedTableWatch",
+    ),
     "stentor.errors": (
         "Closed",
+        "Compacted",
         "ConditionFailed",
         "ConnectionFailed",
         "CoordinationError",
@@ -113,6 +150,7 @@ _EXPORTS = {
         "FormatTooNew",
         "InternalError",
         "InvalidArgument",
+        "KeyNotFound",
         "LeaseExpired",
         "LimitExceeded",
         "LogFailed",
@@ -129,6 +167,10 @@ _EXPORTS = {
         "SchemaRefused",
         "SequenceError",
         "SlowSubscriber",
+        "StaleGeneration",
+        "MemberReplaced",
+        "GroupNotFound",
+        "GroupInUse",
         "StentorError",
         "StorageError",
         "TopicExists",
@@ -152,22 +194,29 @@ _HOMES = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "AsyncClient",
+    "AsyncGroup",
     "AsyncHistory",
+    "AsyncNames",
     "AsyncProducer",
     "AsyncSubscription",
     "AsyncTable",
+    "AsyncTableWatch",
     "AsyncTabularTopic",
     "AsyncTopic",
+    "AsyncTypedTable",
+    "AsyncTypedTableWatch",
     "BrokerInfo",
     "BrokerState",
     "Client",
     "ClientInfo",
     "Closed",
+    "Compacted",
     "ConditionFailed",
     "ConnectionFailed",
     "CoordinationError",
     "CoordinationRefused",
     "CoordinationUnavailable",
+    "CopyState",
     "CorruptData",
     "CursorInfo",
     "DeadlineExceeded",
@@ -180,15 +229,23 @@ __all__ = [
     "FailedBatch",
     "ForkDetected",
     "FormatTooNew",
+    "Group",
+    "GroupInUse",
+    "GroupInfo",
+    "GroupNotFound",
     "History",
     "InternalError",
     "InvalidArgument",
+    "KeyNotFound",
     "Last",
     "LeaseExpired",
     "LimitExceeded",
     "LogFailed",
+    "MemberReplaced",
     "Message",
     "MissingPackage",
+    "NameChange",
+    "Names",
     "NotHead",
     "NotReady",
     "OffsetOutOfRange",
@@ -205,12 +262,17 @@ __all__ = [
     "SchemaRefused",
     "SequenceError",
     "SlowSubscriber",
+    "StaleGeneration",
     "StentorError",
     "StorageError",
     "Subscription",
     "Table",
     "TableChange",
     "TableEntry",
+    "TableResync",
+    "TableValues",
+    "TableVersion",
+    "TableWatch",
     "TabularTopic",
     "Topic",
     "TopicExists",
@@ -219,7 +281,11 @@ __all__ = [
     "TopicReplaced",
     "TopicReserved",
     "TopicSettings",
+    "TypedChange",
+    "TypedEntry",
     "TypedMessage",
+    "TypedTable",
+    "TypedTableWatch",
     "UnknownOutcome",
     "UnknownSwap",
     "VersionMismatch",

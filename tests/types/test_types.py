@@ -26,6 +26,7 @@ client = stentor.connect()
 chance, amount, START = random.Random(), 1.5, datetime.now(UTC)
 f: Any
 orders: Any
+spark: Any
 revenue: Any
 to_json_value: Any
 """

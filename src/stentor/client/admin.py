@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 import msgspec
 
 from stentor import limits
-from stentor.client import routes
+from stentor.client import groups, routes
 from stentor.client.convert import allows_stale
 from stentor.client.cursors import CursorInfo, mark_recorded, move_cursor, with_lag
 from stentor.client.positions import check_position, find_request
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
+    from stentor.client.groups import GroupInfo
     from stentor.client.options import TopicOptions
     from stentor.client.positions import Place, Stale
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
@@ -177,6 +178,38 @@ class AsyncAdmin:
             found[route.name] = TopicOffsets(route.id, offsets, all(sure for _, sure in answers))
         return found
 
+    # --- groups ---------------------------------------------------------------------------------
+
+    async def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
+        """All consumer groups, with their members."""
+        return await groups.list_groups(self._core, self._core.deadline(timeout))
+
+    async def describe_group(self, name: str, *, timeout: float | None = None) -> GroupInfo:
+        """A consumer group: its members, and the owner, position and lag of each partition."""
+        deadline = self._core.deadline(timeout)
+        state = await groups.describe_group(self._core, name, deadline)
+        named = sorted({share.topic for share in state.partitions})
+        topics = [await self.describe_topic(topic, timeout=deadline.left()) for topic in named]
+        return groups.with_lag(state, topics)
+
+    async def reset_group(
+        self, name: str, to: Place, *, topics: list[str] | None = None, timeout: float | None = None
+    ) -> GroupInfo:
+        """Let a group go on from another position, in all of its topics or in those that are named. It must have no
+        members.
+        """
+        deadline = self._core.deadline(timeout)
+        state = await groups.describe_group(self._core, name, deadline)
+        groups.check_unused(state)
+        named = sorted({share.topic for share in state.partitions}) if topics is None else topics
+        for topic, found in (await self.find_offsets(named, to, timeout=deadline.left())).items():
+            await self.move_cursor(topic, name, found.offsets, back=True, timeout=deadline.left())
+        return await self.describe_group(name, timeout=deadline.left())
+
+    async def delete_group(self, name: str, *, timeout: float | None = None) -> None:
+        """Forget a consumer group that has no members, and its positions."""
+        await groups.delete_group(self._core, name, self._core.deadline(timeout))
+
     # --- brokers --------------------------------------------------------------------------------
 
     async def brokers(self, *, timeout: float | None = None) -> list[BrokerState]:
@@ -301,6 +334,28 @@ class Admin:
         A topic that is named and does not exist is an error; a pattern that matches none is not.
         """
         return self._call(self._async.find_offsets(topics, at, stale=stale, timeout=timeout))
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
+        """All consumer groups, with their members."""
+        return self._call(self._async.groups(timeout=timeout))
+
+    def describe_group(self, name: str, *, timeout: float | None = None) -> GroupInfo:
+        """A consumer group: its members, and the owner, position and lag of each partition."""
+        return self._call(self._async.describe_group(name, timeout=timeout))
+
+    def reset_group(
+        self, name: str, to: Place, *, topics: list[str] | None = None, timeout: float | None = None
+    ) -> GroupInfo:
+        """Let a group go on from another position, in all of its topics or in those that are named. It must have no
+        members.
+        """
+        return self._call(self._async.reset_group(name, to, topics=topics, timeout=timeout))
+
+    def delete_group(self, name: str, *, timeout: float | None = None) -> None:
+        """Forget a consumer group that has no members, and its positions."""
+        self._call(self._async.delete_group(name, timeout=timeout))
 
     # --- brokers --------------------------------------------------------------------------------
 

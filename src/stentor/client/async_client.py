@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from types import UnionType
 
     from stentor.client.deadline import Deadline
+    from stentor.client.group import AsyncGroup
     from stentor.client.message import Receipt
+    from stentor.client.names import AsyncNames
     from stentor.client.options import (
         AckLevel,
         Format,
+        GroupOptions,
         HeadersLike,
         OnError,
         ProducerOptions,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from stentor.client.starts import Start
     from stentor.client.table import AsyncTable
     from stentor.client.tabular import AsyncTabularTopic
+    from stentor.client.typed_table import AsyncTypedTable
 
 REASON_S = 1.0  # on top of the deadline of a publish whose producer was just made, for that to say what is wrong
 
@@ -63,6 +67,7 @@ class AsyncClient(AsyncAdmin):
         self._core = core
         self._publishers: dict[tuple[str, str], AsyncProducer] = {}
         self._making = asyncio.Lock()
+        self._names: list[AsyncNames] = []
         core.alert = self._alert
 
     @classmethod
@@ -204,6 +209,17 @@ class AsyncClient(AsyncAdmin):
         inbox = AsyncInbox()
         return AsyncSubscription(await self._subscription_core(topics, inbox.put, **options), inbox)
 
+    def group(self, name: str, topics: str | list[str], **options: Unpack[GroupOptions]) -> Opening[AsyncGroup]:
+        """Join a consumer group: its members share the partitions of the topics, and go on where the group stopped.
+        Enter it with `async with`, or await it.
+
+        Every message is handed out at least once. `start` counts for what is there when the group begins; topics and
+        partitions that come later are read from their beginning.
+        """
+        from stentor.client.group import open_group
+
+        return Opening(open_group(self._core, name, topics, options))
+
     def read(
         self,
         topics: str | list[str],
@@ -277,20 +293,66 @@ class AsyncClient(AsyncAdmin):
 
         return AsyncTabularTopic(self, await find_schema(self._core, name, schema, timeout))
 
-    def table(self, name: str, *, timeout: float | None = None) -> Opening[AsyncTable]:
+    @overload
+    def table(self, name: str, *, subtree: str = "", timeout: float | None = None) -> Opening[AsyncTable]: ...
+
+    @overload
+    def table(
+        self,
+        name: str,
+        *,
+        type: type[T],
+        format: Format = "json",
+        subtree: str = "",
+        timeout: float | None = None,
+    ) -> Opening[AsyncTypedTable[T]]: ...
+
+    @overload
+    def table(
+        self,
+        name: str,
+        *,
+        type: UnionType,
+        format: Format = "json",
+        subtree: str = "",
+        timeout: float | None = None,
+    ) -> Opening[AsyncTypedTable[Any]]: ...
+
+    def table(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002 - the word of the API
+        format: Format = "json",  # noqa: A002 - the same
+        subtree: str = "",
+        timeout: float | None = None,
+    ) -> Opening[Any]:
         """A copy of a table, kept up to date, and the way to change it. Enter it with `async with`, or await it.
 
-        Make tables with `create_topic(name, kind="table")`.
+        Make tables with `create_topic(name, kind="table")`. With a type the values of the table are of that type:
+        checked when they are put, and decoded when they are read. With a subtree it is a copy of those keys alone.
         """
-        return Opening(self._table(name, timeout))
+        return Opening(self._table(name, type, format, subtree, timeout))
 
-    async def _table(self, name: str, timeout: float | None) -> AsyncTable:
+    async def _table(self, name: str, kind: Any, encoding: Format, subtree: str, timeout: float | None) -> Any:
         from stentor.client.table import AsyncTable
         from stentor.client.table_copy import TableCopy
+        from stentor.client.typed_table import AsyncTypedTable, ValueCodec
 
-        copy = TableCopy(self._core, name)
+        codec: ValueCodec[Any] | None = None if kind is None else ValueCodec(name, kind, encoding)
+        copy = TableCopy(self._core, name, subtree)
         await copy.open(self._core.deadline(timeout))
-        return AsyncTable(self, copy)
+        table = AsyncTable(self, copy)
+        return table if codec is None else AsyncTypedTable(table, codec)
+
+    @property
+    def names(self) -> AsyncNames:
+        """Where services are: register and resolve names."""
+        from stentor.client.names import AsyncNames, NamesCore
+
+        if not self._names:
+            self._names.append(AsyncNames(self, NamesCore(self)))
+        return self._names[0]  # the same for all threads of a sync client
 
     # --- life -----------------------------------------------------------------------------------
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from stentor.client.message import Message
     from stentor.client.reader import Delivery, Reader
 
-    Rows = tuple[Reader, int, Any]  # of which partition, the offset of the first message, a pyarrow.RecordBatch
+    # Of which partition, the offset of the first message or an array of all offsets, a pyarrow.RecordBatch.
+    Rows = tuple[Reader, Any, Any]
 
 
 class AtHand:
@@ -34,7 +35,7 @@ class AtHand:
         self._current: Iterator[Message] = iter(())  # messages of its batch at hand
         self._handed: Handed | None = None  # how far they were handed out; never past what nobody was handed
         self._batches: Iterator[Iterator[Message]] = iter(())  # its further batches
-        self._rows: Iterator[tuple[int, Any]] = iter(())  # its further batches as Arrow, with their first offsets
+        self._rows: Iterator[tuple[Any, Any]] = iter(())  # its further batches as Arrow, with their first offsets
         self._row_decoder = offset_batches  # how they become Arrow
         self._place: tuple[Delivery | None, int] = (None, 0)  # where in it that began: taking turns starts not from 0
 
@@ -97,7 +98,7 @@ class AtHand:
             return False
         assert self._delivery is not None
         self._rows = iter(())
-        self._batches = self._messages(self._delivery, left[0])
+        self._batches = self._messages(self._delivery, _bounds(*left)[0])
         return next(self._batches, None) is not None
 
     def _next_rows(self) -> Rows | None:
@@ -114,7 +115,7 @@ class AtHand:
                 return None
         assert self._delivery is not None
         reader = self._delivery.reader
-        self._handed = Handed(reader, found[0] + found[1].num_rows)
+        self._handed = Handed(reader, _bounds(*found)[1])
         return reader, *found
 
     def _take_rest(self) -> int | None:
@@ -131,3 +132,10 @@ class AtHand:
             return left[0].offset
         self._handed = handed
         return None
+
+
+def _bounds(first: Any, rows: Any) -> tuple[int, int]:
+    """The offset of the first row, and the one behind the last."""
+    if isinstance(first, int):
+        return first, first + rows.num_rows
+    return first[0].as_py(), first[-1].as_py() + 1

@@ -82,6 +82,7 @@ class ClientCore:
         self.link_listeners: set[Callable[[BrokerLink], None]] = set()
         self.route_listeners: set[Callable[[], None]] = set()
         self.closers: set[Callable[[], Awaitable[None]]] = set()
+        self.leavers: set[Callable[[], Awaitable[None]]] = set()  # have something to say before anything is closed
         self._asking = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
@@ -302,6 +303,7 @@ class ClientCore:
         if self.closed:
             return
         self.check_loop()
+        await asyncio.gather(*(leave() for leave in list(self.leavers)), return_exceptions=True)
         outcomes = await asyncio.gather(*(closer() for closer in list(self.closers)), return_exceptions=True)
         await self._disconnect()
         for outcome in outcomes:

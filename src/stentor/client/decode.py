@@ -15,23 +15,27 @@ one by one as they are asked for, so that they live and die in the processor's c
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from functools import lru_cache
 from itertools import islice, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from crc32c import crc32c
 
 from stentor.client.handed import HandedRun
 from stentor.client.message import Block, Message
 from stentor.errors import CorruptData
+from stentor.wire import arrow_message, bodies, deltas, plain_body
 from stentor.wire import batch as wire_batch
-from stentor.wire import bodies
 from stentor.wire.header import (
     CHECKED_FROM,
+    ENCODING_ARROW,
     ENCODING_ROWS,
     HAS_HEADERS,
     HEADER_BYTES,
     MAGIC,
+    SPARSE,
+    check_body,
     check_header,
     excerpt,
     topic_id_of,
@@ -39,7 +43,7 @@ from stentor.wire.header import (
 from stentor.wire.rows import ROW, decode_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from stentor.wire.header import BatchHeader
     from stentor.wire.rows import Headers
@@ -85,9 +89,52 @@ def decode_messages(
                 yield HandedRun(messages, wanted, messages)
         elif position < end:
             header = check_header(chunk, position)
-            if not header.refused:
+            if header.attributes & SPARSE:
+                yield from _decode_sparse(chunk, position, header, topic, partition, floor, ceiling)
+            elif not header.passed_over:
                 yield _decode_one(chunk, position, header, topic, partition, floor, ceiling)
             position += header.length
+
+
+class PlainRows(NamedTuple):
+    """Rows of a table that set keys, and nothing else: no deletions, no headers."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    offsets: Sequence[int]
+
+
+def decode_rows(chunk: bytes, topic: str, partition: int, floor: int) -> Iterator[PlainRows | list[Message]]:
+    """The rows of a table from an offset on: plain ones by columns, all others as messages.
+
+    A copy keeps keys and values, and nothing else of a message. Where it can, it takes them as they are decoded.
+    """
+    position, end = 0, len(chunk)
+    while position < end:
+        found, position = _decode_singles(chunk, position, topic, partition)
+        if found:
+            yield _trim(found, floor, None)
+        elif position < end:
+            header = check_header(chunk, position)
+            plain = _plain_rows(chunk, position, header) if header.base_offset >= floor else None
+            if plain is not None:
+                yield plain
+            elif header.attributes & SPARSE:
+                for run in _decode_sparse(chunk, position, header, topic, partition, floor, None):
+                    yield list(run.messages)
+            elif not header.passed_over:
+                yield list(_decode_one(chunk, position, header, topic, partition, floor, None).messages)
+            position += header.length
+
+
+def _plain_rows(chunk: bytes, position: int, header: BatchHeader) -> PlainRows | None:
+    if header.attributes & ~SPARSE != ENCODING_ARROW:
+        return None
+    check_body(chunk, position, header)
+    body = memoryview(chunk)[position + HEADER_BYTES : position + header.length]
+    rows = deltas.rows(header, body)
+    found = plain_body.plain_columns(rows, arrow_message.read(rows, header.count))
+    return None if found is None else PlainRows(*found, deltas.offsets(header, body))
 
 
 def _trim(found: list[Message], floor: int, ceiling: int | None) -> list[Message]:
@@ -255,6 +302,24 @@ def _decode_one(
     return HandedRun(messages, offsets, left)
 
 
+def _decode_sparse(
+    chunk: bytes, position: int, header: BatchHeader, topic: str, partition: int, floor: int, ceiling: int | None
+) -> Iterator[HandedRun]:
+    """The messages of a batch that lost some: their offsets do not follow each other."""
+    if header.passed_over:
+        return
+    timestamps, keys, values, headers = wire_batch.columns(chunk, position, header)
+    found = deltas.of(header, memoryview(chunk)[position + HEADER_BYTES : position + header.length])
+    times, named = dict(zip(found, timestamps, strict=True)), dict(zip(found, headers or (), strict=False))
+    block = Block(topic, partition, header.base_offset, times, named if headers else None, header.topic_id)
+    offsets = [header.base_offset + delta for delta in found]
+    messages = list(map(Message, keys, values, offsets, repeat(block)))
+    wanted = _trim(messages, floor, ceiling)
+    if wanted:
+        left = iter(wanted)
+        yield HandedRun(left, wanted, left)
+
+
 def offset_batches(
     chunk: bytes,
     topic: str,  # noqa: ARG001 - as its siblings
@@ -262,8 +327,9 @@ def offset_batches(
     floor: int,
     ceiling: int | None,
     position: int = 0,
-) -> Iterator[tuple[int, Any]]:
-    """The same as Arrow record batches, each with the offset of its first message; the others follow one by one.
+) -> Iterator[tuple[Any, Any]]:
+    """The same as Arrow record batches, each with the offset of its first message; the others follow one by one. Those
+    of a batch that lost messages need not: then there is an Arrow array of them instead.
 
     Batches come as they were stored, but runs of packed rows are joined.
     """
@@ -273,7 +339,9 @@ def offset_batches(
     end, alone_before = len(chunk), 0
     while position < end:
         header = check_header(chunk, position)
-        if header.refused:
+        if header.passed_over or header.attributes & SPARSE:
+            if not header.passed_over:
+                yield from _sparse_rows(chunk, position, header, floor, ceiling)
             position += header.length
             continue
         first, run = header.base_offset, None
@@ -296,3 +364,18 @@ def offset_batches(
             yield first, found
         elif stop > skip:
             yield first + skip, found.slice(skip, stop - skip)
+
+
+def _sparse_rows(
+    chunk: bytes, position: int, header: BatchHeader, floor: int, ceiling: int | None
+) -> Iterator[tuple[Any, Any]]:
+    """The rows of a batch that lost some, with their offsets."""
+    found = wire_batch.record_batch(chunk, position, header)
+    offsets = deltas.offsets(header, memoryview(chunk)[position + HEADER_BYTES : position + header.length])
+    skip = bisect_left(offsets, floor)
+    stop = len(offsets) if ceiling is None else bisect_left(offsets, ceiling)
+    if stop > skip:
+        rows = found.slice(skip, stop - skip)
+        offsets = offsets[skip:stop]
+        follow = offsets[-1] - offsets[0] == len(offsets) - 1
+        yield (offsets[0] if follow else bodies.arrow().offset_array(offsets)), rows

@@ -150,6 +150,73 @@ with client.producer("orders.eu") as producer:
     print(producer.statistics()["messages_acknowledged"])
 """,
     # --- subscriptions and reads ----------------------------------------------------------------
+    "Client.group": """\
+with client.group("billing", "orders.*") as group:
+    for message in group:
+        print(message.topic, message.offset, message.value)
+        break
+""",
+    "Client.groups": """\
+found = client.groups()
+print([(group.name, len(group.members)) for group in found])
+""",
+    "Client.describe_group": """\
+with client.group("billing", "orders.*"):
+    info = client.describe_group("billing")
+    print(info.lag, info.members)
+""",
+    "Client.reset_group": """\
+with client.group("report", "orders.*"):
+    pass
+client.reset_group("report", "earliest")
+""",
+    "Client.delete_group": """\
+with client.group("report", "orders.*"):
+    pass
+client.delete_group("report")
+""",
+    "Group.get": """\
+with client.group("mail", "orders.*") as group:
+    message = group.get(timeout=5)
+    print(message.key, message.value)
+""",
+    "Group.batches": """\
+with client.group("sums", "orders.*") as group:
+    client.publish("orders.eu", "one more")
+    for batch in group.batches():
+        print(batch.num_rows, batch.schema.names)
+        break
+""",
+    "Group.run": """\
+def handle(message):
+    print(message.value)
+    raise ValueError("the handler ends the loop")
+
+with client.group("stock", "orders.*") as group:
+    try:
+        group.run(handle)
+    except ValueError as error:
+        print(error)
+""",
+    "Group.commit": """\
+with client.group("audit", "orders.*", auto_commit=False) as group:
+    message = group.get(timeout=5)
+    print(message.value)
+    group.commit()
+""",
+    "Group.events": """\
+with client.group("billing", "orders.*") as group:
+    for event in group.events():
+        print(event.kind, event.topic, event.partition)
+""",
+    "Group.lag": """\
+with client.group("billing", "orders.*") as group:
+    print(group.lag())
+""",
+    "Group.positions": """\
+with client.group("billing", "orders.*") as group:
+    print(group.positions())
+""",
     "Subscription.get": """\
 with client.subscribe("orders.*", start="earliest") as subscription:
     message = subscription.get(timeout=5)
@@ -208,6 +275,33 @@ history = client.read("orders.eu", limit=1000)
 frame = history.to_polars()
 print(frame.height)
 """,
+    # --- names ----------------------------------------------------------------------------------
+    "Names.register": """\
+names = client.names
+names.register("billing/1", "10.0.0.5:80")
+""",
+    "Names.unregister": """\
+names = client.names
+names.unregister("billing/1")
+""",
+    "Names.resolve": """\
+names = client.names
+names.register("billing/1", "10.0.0.5:80")
+names.register("billing/2", "10.0.0.6:80")
+print(names.resolve("billing"), names.resolve("billing"))
+""",
+    "Names.resolve_all": """\
+names = client.names
+for name, address in (names.resolve_all("billing")).items():
+    print(name, address)
+""",
+    "Names.watch": """\
+names = client.names
+with names.watch("billing") as watch:
+    names.register("billing/3", "10.0.0.7:80")
+    change = watch.get(timeout=5)
+    print(change.name, change.old, change.new)
+""",
     # --- tables ---------------------------------------------------------------------------------
     "Table.put": """\
 with client.table("config") as table:
@@ -228,6 +322,16 @@ with client.table("config") as table:
 with client.table("config") as table:
     table.put_many({"app/host": "10.0.0.7", "app/port": "8080", "app/old": None})
     print(table.entries("app/"))
+""",
+    "Table.touch": """\
+with client.table("config") as table:
+    table.put("workers/7", "busy", ttl=30)
+    table.touch("workers/7")  # it stays for another 30 seconds
+""",
+    "Table.holds": """\
+with client.table("config") as table:
+    table.put("leader", "worker-7", ephemeral=True, grace=10)
+    print(table.holds("leader") > 5)  # surely mine for more than five seconds
 """,
     "Table.add": """\
 with client.table("config") as table:
@@ -280,6 +384,34 @@ with client.table("config") as table:
 with client.table("config") as table:
     table.sync()  # now it has everything that anybody has put before
     print(len(table))
+""",
+    "Table.on_change": """\
+with client.table("config") as table:
+    stop = table.on_change("app/", lambda change: print(change.key, change.new))
+    table.put("app/rate", "300")
+    stop()
+""",
+    "Table.get_many": """\
+with client.table("config") as table:
+    table.put_many({"app/host": "10.0.0.7", "app/port": "8080"})
+    values, sequence = table.get_many(["app/host", "app/port"])
+    print(values["app/host"], values["app/port"], sequence)
+""",
+    "Table.history": """\
+with client.table("config") as table:
+    versions = table.history("app/rate", limit=10)
+    print([(each.timestamp, each.value) for each in versions])
+""",
+    "Table.on_resync": """\
+with client.table("config") as table:
+    table.on_resync(lambda news: print(news.table, news.changes, "keys differ"))
+    print(table.state)
+""",
+    "TableWatch.get": """\
+with client.table("config") as table, table.watch("app/") as watch:
+    table.put("app/rate", "400")
+    change = watch.get(timeout=5)
+    print(change.key, change.new.value, watch.sequence)
 """,
     "Table.watch": """\
 with client.table("config") as table, table.watch("app/") as watch:

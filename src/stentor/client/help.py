@@ -22,18 +22,21 @@ C = TypeVar("C", bound=type)
 F = TypeVar("F", bound="Callable[..., Any]")
 
 MEANINGS: Final = {
+    "address": "Where the service is, as text, in any form that its callers understand.",
     "ack": """When a message counts as acknowledged: "all" (the default) when it is on the disk of every replica,
         "quorum" of a majority, "head" of the first one, "none" as soon as it is handed to the network.""",
     "amount": "What to add: a whole number, which may be negative.",
     "appended_at": """Whether to add a column with the time at which the broker appended each message.""",
     "at": """A position: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
         Last(n).""",
+    "auto_commit": """Whether what is done is committed by itself. With False, call `commit()`.""",
     "back": "Whether positions may go back.",
     "batch_bytes": "How many bytes of values a batch has at most.",
     "batch_messages": "How many messages a batch has at most.",
     "broker": "The id of a broker, such as b0; `brokers()` lists them.",
     "buffer_bytes": "How much may be unacknowledged before `send` waits.",
     "compression": """How batches are compressed: "lz4" (fast), "zstd" (small), or None.""",
+    "callback": "A function that takes a change: its `key`, and the key's entry as it was, `old`, and as it is, `new`.",
     "changes": "Values by key: bytes, or text, which becomes UTF-8. None removes a key.",
     "default": "What to return if the key is not there.",
     "draining": "True moves the replicas away, False lets the broker take some again.",
@@ -52,9 +55,15 @@ MEANINGS: Final = {
         they have.""",
     "if_absent": "Whether to set the key only if it is not there.",
     "if_version": "Make the change only if the key is at this version: that of an entry. None makes it in any case.",
+    "handler": "Called with each message. What it raises ends the loop, and the message is handed out again.",
+    "instance": """The name of a static member, such as its host name. A process that is started again under it within
+        `silence` gets the same partitions, and nothing moves.""",
     "keep_unrecorded": "Whether retention keeps what no recorder has marked as recorded.",
     "key": """Bytes or text. Messages of one key go to one partition and keep their order. None spreads messages over
         all partitions.""",
+    "cleanup": """What becomes of old messages: "delete", retention deletes them; "compact", the latest message of each
+        key stays; "compact,delete", both. A table is compacted in any case. It cannot be changed later.""",
+    "deletions_kept_s": "How long a compacted topic keeps messages that delete a key, in seconds.",
     "kind": """"stream", every message counts; or "table", the latest value of each key counts, and retention deletes
         nothing. It cannot be changed later.""",
     "keys": "As many keys as values; None if no message has one.",
@@ -90,6 +99,7 @@ MEANINGS: Final = {
     "sequence": "How far: the `sequence` of a copy of the same table, perhaps in another process.",
     "stale": """"refuse" waits until a broker is certain where the committed messages end. "allow" takes what is known
         to be committed.""",
+    "silence": "After how many seconds of silence this process counts as gone, although its connection is open.",
     "start": """Where to start: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
         Last(n); by partition {0: 17, 2: 5}; by topic {"orders.eu": {0: 17}}; a message's `position`; or what
         `subscription.positions()` gave. Partitions that are not named are read from their beginning.""",
@@ -97,12 +107,18 @@ MEANINGS: Final = {
     "timeout": "How many seconds the call may take. None takes the client's own timeout.",
     "timestamp": "When it happened: a datetime, or microseconds since 1970. None is now.",
     "topic": "The topic's name, dotted segments such as orders.eu.",
+    "to": """A position: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
+        Last(n).""",
     "topics": """A topic or pattern, or a list of them: `*` is one segment of a name, a final `>` is the rest.""",
     "type": """The type of the values: a msgspec Struct, a dataclass or a pydantic model. None leaves them bytes.""",
     "url": """Where brokers are: stentor://host:port, host:port, or several separated by commas. Without it
         $STENTOR_URL, else localhost.""",
     "value": "Bytes, or text, which becomes UTF-8. None is a message without a value.",
     "values": "A list of bytes.",
+    "ttl": "The key expires so many seconds after it was last put or touched. None: it stays.",
+    "ephemeral": "The key belongs to this object, and goes when that is closed or its client is gone.",
+    "grace": "So many seconds after the brokers last heard the client, an ephemeral key goes. Ten unless given.",
+    "wait": "How many seconds to wait until somebody registers. None does not wait.",
     "data": "A pyarrow Table or RecordBatch with a column `value`, and key, timestamp and headers if you like.",
 }  # fmt: skip
 """The meaning of an argument wherever its name occurs."""
@@ -118,11 +134,24 @@ OWN_MEANINGS: Final = {
     "Client.find_topic": {"name": "The topic's name."},
     "Client.table": {
         "name": "The table's name.",
+        "subtree": """The keys to copy: a path that ends with a slash, such as app/limits/. Brokers send no others.
+        Empty, it is the whole table.""",
         "timeout": """How many seconds it may take until the copy has the whole table. None takes the client's own
         timeout.""",
     },
     "Client.tabular": {"name": "The topic's name."},
     "Client.topic": {"name": "The topic's name."},
+    "Client.delete_group": {"name": "The group's name."},
+    "Client.describe_group": {"name": "The group's name."},
+    "Client.reset_group": {
+        "name": "The group's name.",
+        "topics": "The topics whose positions change. None changes those of all topics of the group.",
+    },
+    "Client.group": {
+        "name": "The name of the group, such as billing. Its positions are the cursors of this name.",
+        "start": """Where a new group starts: "earliest", "latest", an offset, a datetime, a timedelta such as
+        timedelta(hours=-1), or Last(n).""",
+    },
     "Client.find_offsets": {"topics": "A list of topics and patterns."},
     "Client.move_cursor": {"name": "The cursor's name, such as recorder; it is made if it is new."},
     "Client.producer": {"timeout": "How many seconds a message may take to be acknowledged before it is given up."},
@@ -133,6 +162,16 @@ OWN_MEANINGS: Final = {
     },
     "Client.subscribe": {"partition": "A partition, or several such as [0, 2]. None reads all."},
     "connect": {"timeout": "How many seconds each call may take that names no timeout of its own."},
+    "Names.register": {
+        "name": "A path such as billing/1: the service, and which one of it.",
+        "ephemeral": "False keeps the name until it is unregistered.",
+        "grace": "So many seconds after the brokers last heard the client, the name goes. Ten unless given.",
+    },
+    "Names.resolve": {"name": "A service such as billing, or one of it such as billing/1."},
+    "Names.resolve_all": {"name": "A service such as billing. Empty, it is all."},
+    "Names.unregister": {"name": "A path such as billing/1."},
+    "Names.watch": {"name": "A service such as billing. Empty, it is all."},
+    "Group.get": {"timeout": "How many seconds to wait for a message. None waits for ever."},
     "Producer.flush": {"timeout": "How many seconds to wait. None takes the producer's own timeout."},
     "Producer.send_batch": {
         "on_delivery": """Called once for each batch that the data becomes, with (receipt, error); the receipt is that
@@ -144,12 +183,27 @@ OWN_MEANINGS: Final = {
     "Table.delete": {"key": _TABLE_KEY},
     "Table.entry": {"key": _TABLE_KEY},
     "Table.get": {"key": _TABLE_KEY},
+    "Table.holds": {"key": _TABLE_KEY},
+    "Table.get_many": {"keys": "A list of keys."},
+    "Table.history": {"key": _TABLE_KEY, "limit": "How many versions to return at most. None returns all."},
+    "Table.on_resync": {
+        "callback": "A function that takes a TableResync: how far the copy was, how far it is, how many keys differ."
+    },
     "Table.put": {"key": _TABLE_KEY, "value": "Bytes, or text, which becomes UTF-8."},
+    "Table.watch": {
+        "limit": """How many changes may wait to be taken. It bounds the memory that a slow watcher takes.""",
+        "on_slow": """What to do beyond the limit: "merge" the changes of each key into one, whose `skipped` says how
+        many more it includes, or "raise" SlowSubscriber, which ends the watch.""",
+        "start": "Where to begin: a `sequence` of the table or of a watch. None begins now.",
+    },
+    "TableWatch.get": {"timeout": "How many seconds to wait for a change. None waits for ever."},
+    "Table.touch": {"key": _TABLE_KEY},
 }
 """The meaning of an argument where it is another one."""
 
 _SETTINGS: Final = (
-    "partitions", "kind", "flush", "flush_interval_ms", "replicas", "min_replicas", "placement", "retention_age_s",
+    "partitions", "kind", "cleanup", "deletions_kept_s", "flush", "flush_interval_ms",
+    "replicas", "min_replicas", "placement", "retention_age_s",
     "retention_bytes", "keep_unrecorded", "retention_waits_for", "retention_wait_bytes", "segment_bytes",
 )  # fmt: skip
 
@@ -160,22 +214,26 @@ OPTIONS: Final = {
         "ack", "compression", "batch_messages", "batch_bytes", "buffer_bytes", "timeout", "partitioner", "identity",
         "secret", "generation",
     ),
+    "Client.group": ("start", "instance", "auto_commit", "silence", "timeout"),
     "Client.subscribe": ("start", "end", "partition", "on_slow", "max_lag", "stale", "timeout"),
 }  # fmt: skip
 """What a call takes behind its `**`."""
 
 PLAIN: Final = {
-    "client.topic", "producer.statistics", "subscription.batches", "subscription.events", "subscription.offset_batches",
+    "client.topic", "group.batches", "group.events", "group.lag", "group.positions",
+    "producer.statistics", "subscription.batches", "subscription.events", "subscription.offset_batches",
     "subscription.positions", "subscription.statistics", "history.batches", "history.offset_batches",
-    "table.entries", "table.entry", "table.get", "table.items", "table.keys", "table.to_arrow", "table.to_pandas",
-    "table.values", "table.watch",
+    "table.entries", "table.entry", "table.get", "table.get_many", "table.holds", "table.items", "table.keys",
+    "table.on_change", "table.on_resync", "table.to_arrow", "table.to_pandas", "table.values", "table.watch",
 }  # fmt: skip
 """Calls of async objects that are not awaited."""
 
 _ENTERED: Final = re.compile(r"^( *)with ", re.MULTILINE)
-_ITERATED: Final = re.compile(r"^( *)for ([\w, ]+) in (subscription|history|client|watch)(?!\.events)\b", re.MULTILINE)
+_ITERATED: Final = re.compile(
+    r"^( *)for ([\w, ]+) in (subscription|group|history|client|watch)(?!\.events)\b", re.MULTILINE
+)
 _CALLED: Final = re.compile(
-    r"(?<![\w.])(?<!with )(?<! in )((?:client|producer|subscription|history|table|watch)\.\w+)\("
+    r"(?<![\w.])(?<!with )(?<! in )((?:client|producer|subscription|group|history|table|names|watch)\.\w+)\("
 )
 
 

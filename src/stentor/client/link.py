@@ -44,6 +44,7 @@ class BrokerLink:
         self.relayed = False  # it goes through another broker
         self.opened = False  # there was a socket
         self.gone = False  # there is none any more
+        self.lost_at = 0.0  # when it was lost, by the loop's clock
         self.on_lost: Callable[[BrokerLink, StentorError], None] = lambda *_: None
         self.on_routes: Callable[[messages.RouteChange], None] = lambda _: None
         self._loop = loop
@@ -259,6 +260,7 @@ class BrokerLink:
         if self._lost is not None:
             return
         self._lost = error
+        self.lost_at = self._loop.time()
         was_alive, self.alive = self.alive, False
         self._pulse.stop()
         fail(self._welcome, error)

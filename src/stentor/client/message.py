@@ -22,13 +22,15 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """What the messages of one batch share."""
+    """What the messages of one batch share. Times and headers are by offset, counted from the first; a batch that lost
+    messages has them in a dictionary.
+    """
 
     topic: str
     partition: int
     base_offset: int
-    timestamps: Sequence[int] | int
-    headers: list[Headers | None] | None
+    timestamps: Sequence[int] | dict[int, int] | int
+    headers: list[Headers | None] | dict[int, Headers | None] | None
     topic_id: int = 0
 
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from stentor.client.positions import Place, Stale
     from stentor.client.selectors import Partitioner
     from stentor.client.starts import Start
-    from stentor.wire.topic_settings import Flush, Placement, TopicKind
+    from stentor.client.table_backlog import OnSlowWatch
+    from stentor.client.table_copy import TableSequence
+    from stentor.wire.topic_settings import Cleanup, Flush, Placement, TopicKind
 
 AckLevel = Literal["none", "head", "quorum", "all"]
 """When a message counts as published: handed to the socket, taken by the head, by a majority, by the whole chain."""
@@ -85,6 +87,16 @@ class SubscribeOptions(StreamOptions, total=False):
     timeout: float | None
 
 
+class GroupOptions(TypedDict, total=False):
+    """How a member joins its group; see Client.group."""
+
+    start: Place
+    instance: str | None
+    auto_commit: bool
+    silence: float
+    timeout: float | None
+
+
 class ReadOptions(TypedDict, total=False):
     """What a bounded read reads; see Client.read."""
 
@@ -108,6 +120,8 @@ class TopicOptions(TypedDict, total=False):
 
     partitions: int
     kind: TopicKind
+    cleanup: Cleanup
+    deletions_kept_s: int
     flush: Flush
     flush_interval_ms: int
     replicas: int
@@ -139,3 +153,27 @@ class SubscriptionStatistics(TypedDict):
     lag: dict[str, int]
     positions: dict[str, int]
     skipped: int
+
+
+class PutManyOptions(TypedDict, total=False):
+    """What may be said of several changes of a table at once; see Table.put_many."""
+
+    ttl: float | None
+    timeout: float | None
+
+
+class PutOptions(PutManyOptions, total=False):
+    """What may be said of one change of a table; see Table.put."""
+
+    if_version: int | None
+    if_absent: bool
+    ephemeral: bool
+    grace: float | None
+
+
+class WatchOptions(TypedDict, total=False):
+    """Where a watch begins, and what it does when it is behind; see Table.watch."""
+
+    start: TableSequence | None
+    limit: int
+    on_slow: OnSlowWatch

@@ -9,13 +9,13 @@ import msgspec
 
 from stentor import limits
 from stentor.errors import ConnectionFailed, CoordinationUnavailable, EndUnknown, NotReady, PartitionNotFound
+from stentor.wire import messages
 
 if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
     from stentor.client.link import BrokerLink
     from stentor.errors import StentorError
-    from stentor.wire import messages
 
 
 async def ask_member(core: ClientCore, request: Any, topic: str, deadline: Deadline, *, head_first: bool) -> Any:
@@ -46,7 +46,12 @@ async def ask_member(core: ClientCore, request: Any, topic: str, deadline: Deadl
                     core.refusals.pop(topic, None)
                     return answer
     except TimeoutError as error:
-        if head_first and core.link is not None and (asking.nobody or asking.why is not None):
+        if (
+            isinstance(request, messages.FindOffset)
+            and head_first
+            and core.link is not None
+            and (asking.nobody or asking.why is not None)
+        ):
             raise _end_unknown(core, request, topic, deadline, asking) from error
         raise core.late(type(request).__name__, deadline.seconds, asking.why) from error
 

@@ -51,6 +51,8 @@ class Reader:
         self.finished = False
         self.owed = 0  # bytes taken but not granted again yet
         self.waiting = 0  # bytes received that the application has not taken
+        self.lost_at: float | None = None  # when its stream ended, until another one is heard
+        self.dropped = False  # nobody wants any more of it, whatever is on its way
         self.refused: set[str] = set()  # members that could not serve it: others are asked first
 
     @property
@@ -67,6 +69,7 @@ class Reader:
         self.owner.put(Delivery(self, bytes(body[frames.DELIVERY.size :]), next_offset))
 
     def state(self, committed: int, epoch: int) -> None:
+        self.lost_at = None
         if self.refused:
             self.refused.clear()  # it is served; whoever refused before may be able to when it must move again
         if committed > self.committed:
@@ -75,6 +78,7 @@ class Reader:
 
     def ended(self, ended: messages.StreamEnded) -> None:
         self.stream_id = None
+        self.lost_at = self.lost_at or self.owner.core.loop.time()
         if ended.failure is None:
             self.finished = True
             self.owner.reader_finished()
@@ -85,6 +89,18 @@ class Reader:
         if self.owner.streams.will_be_back(self, error) or self.owner.streams.doubts(self, error):
             return
         self.owner.reader_failed(self, error)
+
+    def moves(self, link: BrokerLink) -> None:
+        """Its stream comes from here now. Until that is heard, it is as silent as it was."""
+        self.lost_at = self.silent_since()
+        self.owed, self.link = 0, link
+
+    def silent_since(self) -> float | None:
+        """Since when no broker feeds it, by the loop's clock; None while one does."""
+        link = self.link
+        if self.lost_at is not None or link is None or link.alive:
+            return self.lost_at
+        return link.lost_at
 
     @property
     def lag(self) -> int:

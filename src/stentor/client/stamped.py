@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 APPENDED_AT: Final = "appended_at"
 _TIME: Final = pa.timestamp("us", tz="UTC")
-_HEADER: Final = struct.Struct(excerpt("length", "count", "base_offset", "appended_at_us"))
+_HEADER: Final = struct.Struct(excerpt("length", "base_offset", "appended_at_us", "span"))
 
 
 def stamped_batches(
     chunk: bytes, topic: str, partition: int, floor: int, ceiling: int | None, position: int = 0
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[Any, Any]]:
     """What `offset_batches` finds, with the column `appended_at` behind the others."""
     times = _Times(chunk, position)
     for first, found in offset_batches(chunk, topic, partition, floor, ceiling, position):
@@ -40,9 +40,12 @@ class _Times:
         self._end = 0  # the offset behind the batch at hand
         self._at_us = 0
 
-    def of(self, first: int, count: int) -> Any:
-        """One column for consecutive offsets."""
+    def of(self, first: Any, count: int) -> Any:
+        """One column for consecutive offsets, or for those of one batch."""
         parts = []
+        if not isinstance(first, int):
+            self.of(first[0].as_py(), 1)
+            return pa.repeat(pa.scalar(self._at_us, _TIME), count)
         offset, end = first, first + count
         while offset < end:
             while self._end <= offset:
@@ -55,6 +58,6 @@ class _Times:
         return pa.array([at_us for at_us, rows in parts for _ in range(rows)], pa.int64()).cast(_TIME)
 
     def _next(self) -> None:
-        length, count, base, self._at_us = _HEADER.unpack_from(self._chunk, self._position)
+        length, base, self._at_us, span = _HEADER.unpack_from(self._chunk, self._position)
         self._position += length
-        self._end = base + count
+        self._end = base + span

@@ -38,7 +38,7 @@ class Streams:
         link = self._link_for(reader)
         if reader.finished or link is None:
             return
-        reader.owed, reader.link = 0, link
+        reader.moves(link)
         reader.stream_id = link.open_stream(
             messages.OpenStream(
                 topic_id=reader.topic_id,
@@ -47,6 +47,8 @@ class Streams:
                 end=reader.end,
                 credit=max(1, self._owner.credit - reader.waiting),
                 seen=reader.committed,
+                subtree=self._owner.subtree,
+                copies=self._owner.copies,
             ),
             reader,
         )

@@ -272,8 +272,9 @@ class Subscription(_SubscriptionFace):
         were stored. For subscriptions of one partition, where nobody needs to be told which.
         """
         self._row_decoder = row_decoder(appended_at=appended_at)
+        runs = tables().runs
         while (found := self._take_rows(Deadline(self._patience_s))) is not None:
-            yield found[1:]
+            yield from runs(*found[1:])
 
     def close(self) -> None:
         """End it; whoever waits in it is released. After a fork it is the parent's, and stays open."""
@@ -416,8 +417,10 @@ class AsyncSubscription(_SubscriptionFace):
         """
         self._row_decoder = row_decoder(appended_at=appended_at)
         self._check_process()
+        runs = tables().runs
         while (found := await self._take_rows(Deadline(self._patience_s))) is not None:
-            yield found[1:]
+            for run in runs(*found[1:]):
+                yield run
 
     async def close(self) -> None:
         """End it; whoever waits in it is released. After a fork it is the parent's, and stays open."""

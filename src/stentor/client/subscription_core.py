@@ -58,6 +58,8 @@ class SubscriptionCore:
         stale: Stale = "refuse",
         put: Callable[[Any], None],
         credit: int = limits.SUBSCRIPTION_CREDIT_BYTES,
+        subtree: str = "",
+        copies: bool = False,
     ) -> None:
         patterns = [topics] if isinstance(topics, str) else list(topics)
         if not patterns:
@@ -74,6 +76,8 @@ class SubscriptionCore:
         self.max_lag = max_lag
         self.put = put
         self.credit = credit
+        self.subtree = subtree  # of a table: the keys to send; empty, all of them
+        self.copies = copies  # its owner keeps the latest of each key, and must see every deletion
         self.readers: dict[tuple[int, int], Reader] = {}
         self.closed = False
         self.opened = False

@@ -26,6 +26,7 @@ from stentor.client.producer import Producer
 from stentor.client.subscription import Subscription
 from stentor.client.topic import PlainTopic, Topic
 from stentor.client.typed import Codec
+from stentor.core import group_limits
 from stentor.errors import StentorError
 
 if TYPE_CHECKING:
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
     from types import UnionType
 
     from stentor.client.deadline import Deadline
+    from stentor.client.group import Group
     from stentor.client.message import Receipt
+    from stentor.client.names import Names
     from stentor.client.options import (
         AckLevel,
         Compression,
         Format,
+        GroupOptions,
         HeadersLike,
         OnError,
         OnSlow,
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
     from stentor.client.starts import Start
     from stentor.client.table import Table
     from stentor.client.tabular import TabularTopic
+    from stentor.client.typed_table import TypedTable
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -246,6 +251,36 @@ class Client(Admin):
         core = self._call(self._async._subscription_core(topics, inbox.put, **options))  # noqa: SLF001
         return Subscription(core, inbox)
 
+    def group(
+        self,
+        name: str,
+        topics: str | list[str],
+        *,
+        start: Place = "earliest",
+        instance: str | None = None,
+        auto_commit: bool = True,
+        silence: float = group_limits.GROUP_SILENCE_S,
+        timeout: float | None = None,
+    ) -> Group:
+        """Join a consumer group: its members share the partitions of the topics, and go on where the group stopped.
+
+        Every message is handed out at least once. `start` counts for what is there when the group begins; topics and
+        partitions that come later are read from their beginning.
+        """
+        from stentor.client.group import Group
+        from stentor.client.group_core import join_group
+
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        options: GroupOptions = {
+            "start": start,
+            "instance": instance,
+            "auto_commit": auto_commit,
+            "silence": silence,
+            "timeout": timeout,
+        }
+        core = self._async._core  # noqa: SLF001 - two halves of one thing
+        return Group(self._call(join_group(core, name, topics, inbox.put, **options)), inbox)
+
     def read(
         self,
         topics: str | list[str],
@@ -309,17 +344,61 @@ class Client(Admin):
 
         return TabularTopic(self, self._call(find_schema(self._core, name, schema, timeout)))
 
-    def table(self, name: str, *, timeout: float | None = None) -> Table:
+    @overload
+    def table(self, name: str, *, subtree: str = "", timeout: float | None = None) -> Table: ...
+
+    @overload
+    def table(
+        self,
+        name: str,
+        *,
+        type: type[T],
+        format: Format = "json",
+        subtree: str = "",
+        timeout: float | None = None,
+    ) -> TypedTable[T]: ...
+
+    @overload
+    def table(
+        self,
+        name: str,
+        *,
+        type: UnionType,
+        format: Format = "json",
+        subtree: str = "",
+        timeout: float | None = None,
+    ) -> TypedTable[Any]: ...
+
+    def table(
+        self,
+        name: str,
+        *,
+        type: Any = None,  # noqa: A002 - the word of the API
+        format: Format = "json",  # noqa: A002 - the same
+        subtree: str = "",
+        timeout: float | None = None,
+    ) -> Any:
         """A copy of a table, kept up to date, and the way to change it.
 
-        Make tables with `create_topic(name, kind="table")`.
+        Make tables with `create_topic(name, kind="table")`. With a type the values of the table are of that type:
+        checked when they are put, and decoded when they are read. With a subtree it is a copy of those keys alone.
         """
         from stentor.client.table import Table
         from stentor.client.table_copy import TableCopy
+        from stentor.client.typed_table import TypedTable, ValueCodec
 
-        copy = TableCopy(self._core, name)
+        codec: ValueCodec[Any] | None = None if type is None else ValueCodec(name, type, format)
+        copy = TableCopy(self._core, name, subtree)
         self._call(copy.open(self._core.deadline(timeout)))
-        return Table(self, copy)
+        table = Table(self, copy)
+        return table if codec is None else TypedTable(table, codec)
+
+    @property
+    def names(self) -> Names:
+        """Where services are: register and resolve names."""
+        from stentor.client.names import Names
+
+        return Names(self, self._async.names._core)  # noqa: SLF001 - two halves of one thing
 
     # --- life -----------------------------------------------------------------------------------
 

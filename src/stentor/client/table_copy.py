@@ -11,22 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stentor import limits
-from stentor.client.convert import as_bytes
-from stentor.client.decode import decode_messages
+from stentor.client.decode import PlainRows, decode_rows
 from stentor.client.message import Receipt
 from stentor.client.producer_core import ProducerCore
 from stentor.client.subscription_core import SubscriptionCore
-from stentor.core.table import ABSENT
-from stentor.errors import Closed, InvalidArgument, LimitExceeded, StentorError
-from stentor.wire import batch, messages, table_rows
-from stentor.wire.header import CONDITIONAL
+from stentor.client.table_changes import encode_changes, inside, terms_of, texts
+from stentor.client.table_keys import check_subtree
+from stentor.client.table_leases import Leases
+from stentor.client.table_state import CopyState, state_of
+from stentor.core.names import check_topic_name
+from stentor.errors import (
+    Closed,
+    Compacted,
+    InvalidArgument,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    StentorError,
+    TopicNotFound,
+)
+from stentor.wire import messages, table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +44,8 @@ if TYPE_CHECKING:
     from stentor.client.deadline import Deadline
     from stentor.client.message import Message
     from stentor.client.reader import Delivery
+    from stentor.client.table_leases import NewLease
+    from stentor.client.table_reload import TableResync
     from stentor.wire.rows import Headers
 
 TableSequence = tuple[int, ...]
@@ -47,6 +58,8 @@ class TableEntry(msgspec.Struct, frozen=True, gc=False):
     key: str
     value: bytes
     version: int  # grows with every change of the key; for `if_version`
+    ttl: float | None = None  # it expires so many seconds after it was last put or touched; None: never
+    session: bytes = b""  # of an ephemeral key: the session that it belongs to
 
 
 class TableChange(msgspec.Struct, frozen=True):
@@ -55,18 +68,25 @@ class TableChange(msgspec.Struct, frozen=True):
     key: str
     old: TableEntry | None  # None: it was not there
     new: TableEntry | None  # None: it was deleted
+    version: int = 0  # of the change itself, also of one that deletes
+    partition: int = 0
+    skipped: int = 0  # earlier changes of the key that this one includes, because the watcher was behind
+    expired: bool = False  # it was deleted because its time was over
+    headers: Sequence[tuple[str, bytes | None]] = ()  # of the message that made the change
 
 
-Watcher = Callable[[TableChange | StentorError], None]
-"""Who is told of changes, and of the end; in the client's loop."""
+Watcher = Callable[[list[TableChange] | StentorError], None]
+"""Who is told of changes, a batch at a time, and of the end; in the client's loop."""
 
 
 class TableCopy:
     """One copy of one table."""
 
-    def __init__(self, core: ClientCore, name: str) -> None:
+    def __init__(self, core: ClientCore, name: str, subtree: str = "") -> None:
+        check_topic_name(name)
         self.core = core
         self.name = name
+        self.subtree = check_subtree(subtree)  # what it is a copy of; empty: the whole table
         self.entries: dict[str, TableEntry] = {}
         # Held while a batch is applied, and while somebody begins or ends to watch: who wants several keys at one
         # sequence takes it, and who watches and then reads misses nothing in between.
@@ -77,24 +97,63 @@ class TableCopy:
         self._waiting: list[tuple[TableSequence, asyncio.Future[None]]] = []
         self._subscription: SubscriptionCore | None = None
         self._producer: ProducerCore | None = None
-        self._topic_id = 0
+        self.topic_id = 0
+        self.leases = Leases(self)
+        self.resync_listeners: list[Callable[[TableResync], None]] = []
+        self._whole = False  # it has once had everything, and its log goes on from where it is
+        self._reloading: asyncio.Task[None] | None = None
+        self._current_at = core.loop.time()  # when it was last known to have everything that is committed
 
     # --- opening and closing --------------------------------------------------------------------
 
     async def open(self, deadline: Deadline) -> None:
         """Take the whole table, as it is committed now."""
         route = await self._route(deadline)
-        self.applied = [0] * len(route.partitions)
-        self._topic_id = route.id
         self._producer = _Changes(self.core, route, ack="all", keep_failures=False)
-        self._subscription = SubscriptionCore(self.core, self.name, start="earliest", put=self._take)
         self.core.closers.add(self.close)
         try:
-            await self._subscription.open(deadline)
-            await self.catch_up(deadline)
+            await self.follow(route.id, len(route.partitions), deadline)
         except BaseException:
             await self.close()
             raise
+        self._whole = True
+
+    async def follow(self, topic_id: int, partitions: int, deadline: Deadline) -> None:
+        """Take the whole table; without its lock, while nobody reads it."""
+        self.topic_id = topic_id
+        self.applied = [0] * partitions
+        self._subscription = SubscriptionCore(
+            self.core, self.name, start="earliest", put=self._take, subtree=self.subtree, copies=True
+        )
+        try:
+            await self._subscription.open(deadline)
+        except PartitionNotFound as error:
+            raise self._deleted() from error
+        for reader in self._subscription.readers_now():
+            if reader.topic_id != topic_id:
+                raise self._deleted()
+            self.applied[reader.partition] = max(self.applied[reader.partition], reader.start)
+        await self.catch_up(deadline)
+
+    def adopt(self, fresh: TableCopy, changes: list[TableChange]) -> None:
+        """Go on as another copy, which is further; it is nobody's any more. Watchers are told what is different."""
+        subscription, self._subscription, fresh._subscription = self._subscription, fresh._subscription, None
+        assert self._subscription is not None
+        self._subscription.put = self._take
+        with self.lock:
+            self.entries, self.applied = fresh.entries, fresh.applied
+            watchers = tuple(self.watchers)
+        for change in changes:
+            if change.key in self.leases.own or (change.new is not None and change.new.session):
+                self.leases.see(change.key, change.new, change.partition, expired=change.new is None)
+        self._whole = True
+        if subscription is not None:
+            subscription.put = _ignore
+            self.core.loop.create_task(subscription.close())
+        if changes:
+            for watcher in watchers:
+                watcher(changes)
+        self._tell_reached()
 
     async def _route(self, deadline: Deadline) -> messages.TopicRoute:
         """Of the table as it is now: what this client knows of the name may be older, and nothing is made here."""
@@ -116,25 +175,40 @@ class TableCopy:
     async def close(self) -> None:
         """Let go. Who waits for something is told."""
         self.core.closers.discard(self.close)
+        await self.leases.end()
         subscription, self._subscription = self._subscription, None
         producer, self._producer = self._producer, None
+        if self._reloading is not None:
+            self._reloading.cancel()
         if subscription is not None:
             await subscription.close()
         if producer is not None:
             await producer.close()
-        self._fail(self._closed())
+        self.fail(self._closed())
 
     def _closed(self) -> Closed:
         return Closed(f"This copy of table {self.name} is closed.", hint="Open the table again.")
 
-    def watch(self, watcher: Watcher) -> None:
-        """Tell somebody of all changes from now on, and of the end."""
-        with self.lock:
-            self.check()
-            self.watchers.append(watcher)
+    def _deleted(self) -> TopicNotFound:
+        return TopicNotFound(f"Table {self.name} was deleted.", hint="If it was made anew, open it.", object=self.name)
+
+    def check_inside(self, key: object) -> None:
+        """A copy of a subtree knows nothing of other keys: neither what they hold nor that they are absent."""
+        if self.subtree and isinstance(key, str) and not key.startswith(self.subtree):
+            raise InvalidArgument(
+                f"{key!r} is outside of {self.subtree}, the subtree of table {self.name} that this copy has.",
+                hint="Open the table without a subtree, or with one that includes it.",
+                object=self.name,
+            )
+
+    def part(self, subtree: object) -> str:
+        """A subtree of what this copy has; empty, it is all of that."""
+        found = check_subtree(subtree) or self.subtree
+        self.check_inside(found)
+        return found
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Tell it no more."""
+        """Tell a watcher no more."""
         with self.lock:
             if watcher in self.watchers:
                 self.watchers.remove(watcher)
@@ -144,7 +218,8 @@ class TableCopy:
         if self.failure is not None:
             raise self.failure
 
-    def _fail(self, error: StentorError) -> None:
+    def fail(self, error: StentorError) -> None:
+        """The copy ends here; who waits for something is told."""
         if self.failure is not None:
             return
         with self.lock:
@@ -162,45 +237,102 @@ class TableCopy:
     def _take(self, item: Delivery | StentorError | None) -> None:
         """A delivery of the subscription, or its end."""
         if item is None or isinstance(item, StentorError):
-            self._fail(item or self._closed())
+            again = self._whole or (isinstance(item, Compacted) and self._reloading is None)
+            if again and item is not None and self._is_gone(item):
+                self._reload(item)
+            elif self._reloading is None or self._whole:
+                self.fail(self._deleted() if isinstance(item, PartitionNotFound) else item or self._closed())
             return
         reader, subscription = item.reader, self._subscription
         if self.failure is not None or subscription is None:
             return
         try:
-            runs = decode_messages(item.body, self.name, reader.partition, self.applied[reader.partition], None)
-            for run in runs:
-                self._apply(list(run.messages))
+            for rows in decode_rows(item.body, self.name, reader.partition, self.applied[reader.partition]):
+                # A broker that does not know subtrees sends everything.
+                self._apply(reader.partition, inside(rows, self.subtree.encode()) if self.subtree else rows)
         except StentorError as error:
-            self._fail(error)
+            self.fail(error)
             return
         reader.taken = self.applied[reader.partition] = item.next_offset
         subscription.streams.grant(reader, len(item.body))
+        if all(each.taken >= each.committed for each in subscription.readers_now()):
+            self._current_at = self.core.loop.time()
         self._tell_reached()
 
-    def _apply(self, rows: list[Message]) -> None:
+    def _is_gone(self, error: StentorError) -> bool:
+        """Whether the log no longer has what comes next for this copy."""
+        readers = [] if self._subscription is None else self._subscription.readers_now()
+        start = error.start or 0 if isinstance(error, OffsetOutOfRange) else 0
+        return isinstance(error, Compacted) or any(reader.finished and reader.received < start for reader in readers)
+
+    def _reload(self, why: StentorError) -> None:
+        from stentor.client.table_reload import reload
+
+        self._whole = False
+        self._reloading = self.core.loop.create_task(reload(self, why))
+
+    def _apply(self, partition: int, rows: PlainRows | list[Message]) -> None:
+        if isinstance(rows, PlainRows):
+            self._set(partition, texts(rows.keys), rows.values, rows.offsets)
+            return
         changes: list[TableChange] = []
-        entries = self.entries
+        entries, own = self.entries, self.leases.own
+        with_terms = bool(rows) and rows[0]._block.headers is not None  # noqa: SLF001 - asked once for a run
         with self.lock:
             watchers = tuple(self.watchers)
             watched = bool(watchers)
             for row in rows:
                 key = (row.key or b"").decode(errors="replace")
                 old = entries.get(key) if watched else None
+                terms = terms_of(row.headers) if with_terms else table_rows.NO_TERMS
                 if row.value is None:
                     new = None
                     entries.pop(key, None)
+                elif terms.ttl_us:
+                    new = entries[key] = TableEntry(key, row.value, row.offset, terms.ttl_us / 1e6, terms.session)
                 else:
                     new = entries[key] = TableEntry(key, row.value, row.offset)
+                if terms.session or key in own:
+                    self.leases.see(key, new, partition, expired=terms.why == table_rows.EXPIRED)
                 if watched and (old is not None or new is not None):
-                    changes.append(TableChange(key, old, new))
-        for change in changes:
+                    expired = terms.why == table_rows.EXPIRED
+                    headers = row.headers if with_terms else ()
+                    changes.append(TableChange(key, old, new, row.offset, partition, expired=expired, headers=headers))
+            if rows:
+                self.applied[partition] = rows[-1].offset + 1  # with the lock: who has it sees what is at this sequence
+        if changes:
             for watcher in watchers:
-                watcher(change)
+                watcher(changes)
+
+    def _set(self, partition: int, keys: list[str], values: list[bytes], versions: Sequence[int]) -> None:
+        """Set many keys. Nothing here is Python row by row, unless somebody watches."""
+        entries = self.entries
+        made = map(TableEntry, keys, values, versions)
+        with self.lock:
+            watchers = tuple(self.watchers)
+            if not watchers and not self.leases.own:
+                entries.update(zip(keys, made, strict=True))
+                self.applied[partition] = versions[-1] + 1
+                return
+            changes = []
+            for key, new in zip(keys, made, strict=True):
+                changes.append(TableChange(key, entries.get(key), new, new.version, partition))
+                entries[key] = new
+                if key in self.leases.own:
+                    self.leases.see(key, new, partition, expired=False)
+            self.applied[partition] = versions[-1] + 1
+        for watcher in watchers:
+            watcher(changes)
 
     @property
     def sequence(self) -> TableSequence:
         return tuple(self.applied)
+
+    @property
+    def state(self) -> CopyState:
+        subscription = self._subscription
+        readers = [] if subscription is None else subscription.readers_now()
+        return state_of(readers, self.applied, self._current_at, self.core.loop.time(), whole=self._whole)
 
     def has(self, sequence: TableSequence) -> bool:
         return all(have >= wanted for have, wanted in zip(self.applied, sequence, strict=True))
@@ -213,13 +345,18 @@ class TableCopy:
             elif not reached.done():
                 reached.set_result(None)
 
-    async def wait(self, sequence: TableSequence, deadline: Deadline) -> None:
-        """Until the copy has everything up to a sequence."""
+    def check_sequence(self, sequence: TableSequence) -> TableSequence:
+        """A sequence has an offset for each partition of the table."""
         if len(sequence) != len(self.applied):
             raise InvalidArgument(
                 f"Table {self.name} has {len(self.applied)} partitions; the sequence has {len(sequence)}.",
                 hint="Use the sequence of a copy of the same table.",
             )
+        return tuple(sequence)
+
+    async def wait(self, sequence: TableSequence, deadline: Deadline) -> None:
+        """Until the copy has everything up to a sequence."""
+        sequence = self.check_sequence(sequence)
         self.check()
         if self.has(sequence):
             return
@@ -238,24 +375,33 @@ class TableCopy:
         self.check()
         # Asked by its id: whoever asks by name makes a topic of that name, if somebody has deleted the table.
         wishes = [
-            messages.FindOffset(topic_id=self._topic_id, partition=index, at="latest")
+            messages.FindOffset(topic_id=self.topic_id, partition=index, at="latest")
             for index in range(len(self.applied))
         ]
-        found = await asyncio.gather(*(self.core.find_offset(wish, self.name, deadline) for wish in wishes))
+        try:
+            found = await asyncio.gather(*(self.core.find_offset(wish, self.name, deadline) for wish in wishes))
+        except PartitionNotFound as error:
+            raise self._deleted() from error
         await self.wait(tuple(each.offset for each in found), deadline)
 
     # --- changing -------------------------------------------------------------------------------
 
     async def change(
-        self, rows: Mapping[str, bytes | None], conditions: Mapping[str, int], deadline: Deadline
+        self,
+        rows: Mapping[str, bytes | None],
+        conditions: Mapping[str, int],
+        deadline: Deadline,
+        lease: NewLease | None = None,
+        more_headers: Mapping[str, Headers] | None = None,
     ) -> list[int]:
         """Set or delete keys, all at once or not at all; their versions. The copy has the change then."""
         self.check()
         producer = self._producer
         if producer is None:
             raise self._closed()  # in a moment
-        partition = self._partition_of(rows, producer)
-        encoded = _encode(rows, conditions)
+        partition = self._partition_of(rows)
+        encoded = encode_changes(rows, conditions, lease, more_headers or {})
+        asked = self.core.loop.time()
         done: asyncio.Future[Receipt] = self.core.loop.create_future()
         lane = producer.lanes[partition]
         lane.add_encoded(encoded, [(0, _resolve(done), encoded.first_timestamp_us)])
@@ -270,11 +416,26 @@ class TableCopy:
             raise self.core.late_publish(deadline.seconds, lane.refusal) from error
         wanted = list(self.applied)
         wanted[partition] = receipt.offset + len(rows)
+        if lease is not None and lease.session:
+            for version, key in enumerate(rows, receipt.offset):
+                self.leases.put_at(key, version, asked)
         await self.wait(tuple(wanted), deadline)
         return [receipt.offset + index for index in range(len(rows))]
 
-    def _partition_of(self, rows: Mapping[str, bytes | None], producer: ProducerCore) -> int:
-        found = {producer.lane_for(key.encode(), None).partition for key in rows}
+    async def touch(self, key: str, deadline: Deadline) -> None:
+        """The time of a key begins anew."""
+        self.check()
+        await self.leases.touch(self.partition_of(key), [key.encode()], b"", deadline)
+
+    def partition_of(self, key: str) -> int:
+        """The partition that a key is in."""
+        producer = self._producer
+        if producer is None:
+            raise self._closed()
+        return producer.lane_for(key.encode(), None).partition
+
+    def _partition_of(self, rows: Mapping[str, bytes | None]) -> int:
+        found = set(map(self.partition_of, rows))
         if len(found) > 1:
             raise InvalidArgument(
                 f"These keys are in {len(found)} partitions of table {self.name}; one change is for one partition.",
@@ -291,6 +452,10 @@ class _Changes(ProducerCore):
         return False
 
 
+def _ignore(_: object) -> None:
+    """Nobody wants what a subscription brings that was replaced."""
+
+
 def _resolve(done: asyncio.Future[Receipt]) -> Callable[[Receipt | None, StentorError | None], None]:
     def resolve(receipt: Receipt | None, error: StentorError | None) -> None:
         if done.done():
@@ -301,57 +466,3 @@ def _resolve(done: asyncio.Future[Receipt]) -> Callable[[Receipt | None, Stentor
             done.set_result(receipt)
 
     return resolve
-
-
-def _encode(rows: Mapping[str, bytes | None], conditions: Mapping[str, int]) -> batch.Encoded:
-    now_us = time.time_ns() // 1000
-    keys, values = [key.encode() for key in rows], list(rows.values())
-    for key, value in zip(keys, values, strict=True):
-        batch.check_message(key, value)
-    if not conditions:
-        return batch.encode_at(now_us, keys, values)
-    headers: list[Headers | None] = [
-        [table_rows.condition(conditions[key])] if key in conditions else None for key in rows
-    ]
-    encoded = batch.encode([now_us] * len(keys), keys, values, headers)
-    return msgspec.structs.replace(encoded, attributes=encoded.attributes | CONDITIONAL)
-
-
-def check_key(key: object) -> str:
-    """A key is a path: words with slashes between them."""
-    if not isinstance(key, str):
-        raise InvalidArgument(f"A key of a table is text, not {type(key).__name__}.")
-    if not key or key.startswith("/") or key.endswith("/") or "//" in key:
-        raise InvalidArgument(
-            f"{key!r} is no key of a table.", hint="Use a path such as 'app/limits/rate': words with slashes between."
-        )
-    encoded = as_bytes(key, "key") or b""
-    if len(encoded) > limits.MESSAGE_KEY_BYTES_MAX:
-        raise LimitExceeded(
-            f"A key has {len(encoded)} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
-            hint="Use a shorter path.",
-        )
-    return key
-
-
-def check_subtree(subtree: object) -> str:
-    """A subtree is a path that ends with a slash; empty, it is the whole table."""
-    if not isinstance(subtree, str):
-        raise InvalidArgument(f"A subtree is text, not {type(subtree).__name__}.")
-    if subtree and (not subtree.endswith("/") or subtree.startswith("/") or "//" in subtree):
-        raise InvalidArgument(
-            f"{subtree!r} is no subtree: it would end in the middle of a word.",
-            hint=f"Use a path that ends with a slash, such as {subtree.strip('/') + '/'!r}.",
-        )
-    return subtree
-
-
-def condition_of(if_version: Any, *, if_absent: bool) -> int | None:
-    """What a change depends on, if on anything."""
-    if if_absent and if_version is not None:
-        raise InvalidArgument("A change depends on a version or on absence, not on both.")
-    if if_absent:
-        return ABSENT
-    if if_version is not None and (isinstance(if_version, bool) or not isinstance(if_version, int) or if_version < 0):
-        raise InvalidArgument(f"if_version={if_version!r} is no version.", hint="Use the version of an entry.")
-    return if_version

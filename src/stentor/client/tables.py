@@ -12,7 +12,7 @@ from stentor.errors import InvalidArgument, LimitExceeded, MissingPackage
 from stentor.wire.arrow_body import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _RAMP_MIN: Final = 4096  # smaller batches share one ramp
 
@@ -26,14 +26,14 @@ MESSAGE_SCHEMA: Final = pa.schema(
 )
 
 
-def with_position(batch: Any, topic: str, partition: int, first_offset: int) -> Any:
-    """Put topic, partition and offset in front of a batch's columns."""
+def with_position(batch: Any, topic: str, partition: int, first_offset: Any) -> Any:
+    """Put topic, partition and offset in front of a batch's columns. The offsets follow the first one, or are given."""
     count = batch.num_rows
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(topic, pa.string()), count),
             pa.repeat(pa.scalar(partition, pa.int32()), count),
-            offsets(first_offset, count),
+            offsets(first_offset, count) if isinstance(first_offset, int) else first_offset,
             *batch.columns,
         ],
         schema=MESSAGE_SCHEMA,
@@ -45,6 +45,18 @@ def offsets(first: int, count: int) -> Any:
     import pyarrow.compute as pc  # not at the start of every command
 
     return pc.add(_ramp(max(_RAMP_MIN, 1 << (count - 1).bit_length())).slice(0, count), first)
+
+
+def runs(first: Any, batch: Any) -> Iterator[tuple[int, Any]]:
+    """A batch as parts whose offsets follow each other one by one, each with its first offset."""
+    if isinstance(first, int):
+        yield first, batch
+        return
+    begin, found = 0, first.to_pylist()
+    for index in range(1, len(found) + 1):
+        if index == len(found) or found[index] != found[index - 1] + 1:
+            yield found[begin], batch.slice(begin, index - begin)
+            begin = index
 
 
 @lru_cache(maxsize=32)

@@ -104,6 +104,12 @@ def to_rows(batch: Any, schema: RowSchema) -> Any:
     return tabular_values.decode_rows(batch.column("value"), schema.arrow, schema.topic, partition, first)
 
 
+def of_version(producer: Producer, version: int) -> Producer:
+    """The same producer, whose batches say that they hold rows of a version of the topic's schema."""
+    producer._core.schema_id = version  # noqa: SLF001 - two halves of one thing
+    return producer
+
+
 class _Schemed:
     """What all faces share."""
 
@@ -134,8 +140,7 @@ class TableProducer(_Schemed, Entered[Producer]):
 
     def __init__(self, producer: Producer, schema: RowSchema) -> None:
         super().__init__(schema)
-        self._inner = producer
-        producer._core.schema_id = schema.version  # noqa: SLF001 - two halves of one thing
+        self._inner = of_version(producer, schema.version)
 
     def send_batch(
         self,

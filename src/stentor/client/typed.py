@@ -123,24 +123,24 @@ class Codec(Generic[T]):
                     hint="Use a msgspec Struct, dataclass or pydantic model.",
                 ) from error
 
-    def encode(self, value: T, topic: str) -> bytes | None:
-        """A value for a topic as bytes; InvalidArgument says what about it does not fit."""
+    def encode(self, value: T, topic: str, what: str = "") -> bytes | None:
+        """A value for a topic as bytes; InvalidArgument says what about it does not fit. `what` says what it is."""
+        what = what or f"A value for topic {topic}"
         if value is None and self._nullable:
             return None
         if value is None or (self._class is not None and not isinstance(value, self._class)):
-            raise self._refused(topic, f"it is of type {type(value).__name__}")
+            raise self._refused(what, topic, f"it is of type {type(value).__name__}")
         try:
             plain = value
             if self._pydantic is not None:
                 plain = self._pydantic.dump_python(value, mode="json", by_alias=True, warnings=False)
             encoded: bytes = self._encoder.encode(plain)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise self._refused(topic, f"it cannot be encoded: {_first_line(error)}") from error
+            raise self._refused(what, topic, f"it cannot be encoded: {_first_line(error)}") from error
         try:
             self.decode(encoded)
         except (ValueError, RecursionError) as error:
-            field, what = _field_of(error)
-            raise self._refused(topic, f"its field {field} is wrong: {what}" if field else what, field) from error
+            raise self._refused(what, topic, self.why(error), _field_of(error)[0]) from error
         return encoded
 
     def encode_many(self, values: Sequence[T], topic: str) -> list[Any]:
@@ -149,9 +149,20 @@ class Codec(Generic[T]):
             raise InvalidArgument(f"Values are a list, not {type(values).__name__}.")
         return [self.encode(value, topic) for value in values]
 
-    def _refused(self, topic: str, why: str, field: str = "") -> InvalidArgument:
+    @property
+    def name(self) -> str:
+        """Of the type."""
+        return self._name
+
+    @staticmethod
+    def why(error: Exception) -> str:
+        """What is wrong with bytes that are no value, and in which field."""
+        field, what = _field_of(error)
+        return f"its field {field} is wrong: {what}" if field else what
+
+    def _refused(self, what: str, topic: str, why: str, field: str = "") -> InvalidArgument:
         return InvalidArgument(
-            f"A value for topic {topic} does not fit {self._name}: {why}.",
+            f"{what} does not fit {self._name}: {why}.",
             hint="Nothing was published.",
             operation="publish",
             object=topic,
@@ -176,10 +187,8 @@ class Codec(Generic[T]):
         try:
             return self.decode(value)
         except (ValueError, RecursionError) as error:  # msgspec's and pydantic's own; or a value nested too deeply
-            field, what = _field_of(error)
-            why = f"its field {field} is wrong: {what}" if field else what
             hint = "Open the topic with on_error='skip' or 'raw' to go on."
-            raise self._misfit(message, why, hint) from error
+            raise self._misfit(message, self.why(error), hint) from error
 
     def _misfit(self, message: Message, why: str, hint: str) -> DecodeFailed:
         place = f"{message.topic}/{message.partition}@{message.offset}"

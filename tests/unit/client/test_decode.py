@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from stentor.client.decode import decode_messages, offset_batches
+from stentor.client.decode import PlainRows, decode_messages, decode_rows, offset_batches
 from stentor.errors import CorruptData
-from stentor.wire import batch, header
+from stentor.wire import batch, header, sparse
 
 
 def _delivery(generator, kind, batches):
@@ -122,3 +122,84 @@ def test_headers_that_are_not_what_they_claim_to_be_are_corrupt_data_though_chec
         assert [message.offset for message in next(found).messages] == [0, 1, 2]
         with pytest.raises(CorruptData):
             next(found)
+
+
+def _as_rows(chunk, floor=0):
+    found = []
+    for rows in decode_rows(chunk, "t", 0, floor):
+        if isinstance(rows, PlainRows):
+            found += zip(rows.offsets, rows.keys, rows.values, strict=True)
+        else:
+            found += [(message.offset, message.key, message.value) for message in rows]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["alike", "different", "mixed", "with headers"])
+def test_a_table_gets_the_rows_that_a_reader_gets(kind):
+    generator = random.Random(kind)
+    for _ in range(10):
+        chunk, expected = _delivery(generator, kind, generator.randint(1, 200))
+        assert _as_rows(chunk) == [row[:3] for row in expected]
+        floor = generator.randrange(len(expected) + 1)
+        assert _as_rows(chunk, floor) == [row[:3] for row in expected[floor:]]
+
+
+def _one_batch(keys, values, headers=None, compression=""):
+    encoded = batch.encode([1000] * len(keys), keys, values, headers, compression=compression)
+    packed = batch.address(encoded, topic_id=1, partition=0, producer_id=3, generation=0, sequence=0)
+    header.stamp(memoryview(packed), 0, base_offset=70, epoch=1, appended_at_us=5)
+    return bytes(packed) + bytes(encoded.body)
+
+
+def _sizes(kind, count):
+    generator = random.Random(kind)
+    return [20 if kind == "even" else generator.randint(1, 40) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["even", "uneven"])
+@pytest.mark.parametrize("count", [40, 1000])
+def test_large_batches_that_only_set_keys_come_by_columns(kind, count):
+    keys, values = ([os.urandom(size) for size in _sizes(kind, count)] for _ in range(2))
+    assert list(decode_rows(_one_batch(keys, values), "t", 0, 0)) == [PlainRows(keys, values, range(70, 70 + count))]
+    assert _as_rows(_one_batch(keys, values), 75) == list(zip(range(70, 70 + count), keys, values, strict=True))[5:]
+
+
+@pytest.mark.parametrize("what", ["a deletion", "headers", "compression", "empty values"])
+def test_other_batches_come_by_columns_only_if_nothing_is_lost(what):
+    keys, values = [b"k%d" % number for number in range(50)], [b"value"] * 50
+    headers = [[("h", b"x")]] + [None] * 49 if what == "headers" else None
+    if what == "a deletion":
+        values[7] = None
+    elif what == "empty values":
+        values = [b""] * 50
+    chunk = _one_batch(keys, values, headers, "zstd" if what == "compression" else "")
+    (rows,) = decode_rows(chunk, "t", 0, 0)
+    assert isinstance(rows, PlainRows) == (what == "empty values")
+    assert _as_rows(chunk) == list(zip(range(70, 120), keys, values, strict=True))
+
+
+def test_a_table_gets_no_row_of_a_damaged_batch():
+    sound = _one_batch([b"key"] * 50, [b"value"] * 50)
+    for position in range(header.HEADER_BYTES, len(sound), 97):
+        damaged = sound[:position] + bytes([sound[position] ^ 1]) + sound[position + 1 :]
+        with pytest.raises(CorruptData):
+            _as_rows(damaged)
+
+
+def test_a_table_passes_over_a_refused_batch():
+    refused = bytearray(_one_batch([b"key"] * 50, [b"value"] * 50))
+    header.mark_refused(memoryview(refused), 0)
+    header.seal(memoryview(refused), 0)
+    assert _as_rows(bytes(refused)) == []
+
+
+@pytest.mark.parametrize("count", [5, 500])
+def test_rows_that_are_left_of_a_batch_keep_their_offsets(count):
+    keys = [b"k%04d" % number for number in range(count)]
+    whole = _one_batch(keys, keys)
+    kept = range(0, count, 3)
+    left = sparse.keep(header.check_header(whole, 0), whole[header.HEADER_BYTES :], kept)
+    expected = [(70 + number, keys[number], keys[number]) for number in kept]
+    assert _as_rows(left) == expected
+    assert _as_rows(left, 74) == [row for row in expected if row[0] >= 74]
+    assert _as_rows(sparse.keep(header.check_header(whole, 0), whole[header.HEADER_BYTES :], ())) == []

@@ -16,11 +16,12 @@ from stentor import selectors
 from stentor.client.help import MEANINGS, OWN_MEANINGS, arguments
 
 PAIRS = (("Client", "AsyncClient"), ("Producer", "AsyncProducer"), ("Subscription", "AsyncSubscription"),
-         ("History", "AsyncHistory"), ("Table", "AsyncTable"))  # fmt: skip
+         ("History", "AsyncHistory"), ("Table", "AsyncTable"), ("TableWatch", "AsyncTableWatch"),
+         ("Names", "AsyncNames"), ("Group", "AsyncGroup"))  # fmt: skip
 KINDS = {name: pair[0] for pair in PAIRS for name in pair}
 RULE = re.compile(r"\b[CDEKS]\d{1,2}a?\b")
 NEEDS_NO_EXAMPLE = {"close"}
-PROPERTIES = {"name", "sequence", "topic", "topics"}
+PROPERTIES = {"assignment", "member", "name", "names", "sequence", "session", "state", "topic", "topics"}
 NEEDS_A_CLUSTER = {"drain_broker", "forget_broker", "recover_partition"}
 
 

@@ -25,6 +25,9 @@ class Timers:
     def __init__(self):
         self.pending = []
 
+    def time(self):
+        return 0.0
+
     def call_later(self, seconds, callback):
         assert seconds == limits.LINK_WATCH_S
         self.pending.append(callback)
@@ -41,7 +44,7 @@ class Member:
 
     def __init__(self, name):
         self.broker = BrokerInfo(id=name, cluster_id="c", version="1", address=f"{name}:1")
-        self.alive = True
+        self.alive, self.lost_at = True, 0.0
         self.asked = []  # readers
 
     def open_stream(self, wish, reader):

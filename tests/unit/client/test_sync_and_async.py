@@ -15,26 +15,46 @@ import pytest
 import stentor
 import stentor.client
 from stentor.client import async_client, options, sync_client
+from stentor.client.group_core import join_group
 from stentor.client.help import awaited
 from stentor.client.producer_core import ProducerCore
 from stentor.client.subscription_core import SubscriptionCore
 
 ONE_SIDED = {"AsyncInbox": "threads have queue.SimpleQueue for it"}
-DO_NOT_WAIT = {"events", "positions", "statistics", "topic"}
+DO_NOT_WAIT = {"events", "lag", "positions", "statistics", "topic", "use_up"}
 """Calls that only look at what is there, or make something that calls later; an async client does not await them."""
 
 ASKS_A_BROKER = {("AsyncAdmin", "statistics"), ("AsyncClient", "statistics")}
 """What is called the same, and waits."""
 
 READS_A_COPY = {
-    ("AsyncTable", name)
-    for name in ("entries", "entry", "get", "items", "keys", "to_arrow", "to_pandas", "values", "watch")
+    (kind, name)
+    for kind in ("AsyncTable", "AsyncTypedTable")
+    for name in (
+        "entries",
+        "entry",
+        "get",
+        "get_many",
+        "holds",
+        "items",
+        "keys",
+        "on_change",
+        "on_resync",
+        "to_arrow",
+        "to_pandas",
+        "values",
+        "watch",
+    )
 }
 """What looks at a copy that is there; others of these names wait."""
 
 AWAITED_FORMS = {"__aiter__": "__iter__", "__aenter__": "__enter__", "__aexit__": "__exit__"}
 OPENED = {"OpeningRead": "History", "Connecting": "Client"}
-DEFAULTS = {"ProducerOptions": [ProducerCore], "SubscribeOptions": [SubscriptionCore, stentor.Client.read]}
+DEFAULTS = {
+    "GroupOptions": [join_group],
+    "ProducerOptions": [ProducerCore],
+    "SubscribeOptions": [SubscriptionCore, stentor.Client.read],
+}
 """Where the options that one side takes behind `**` have their defaults."""
 
 

@@ -56,6 +56,29 @@ def test_a_copy_is_read_like_a_dict(table):
     assert list(table) == ["a/c"]
 
 
+def test_large_batches_are_copied_and_watched_like_small_ones(client, name, table, other):
+    with other.watch() as watch, client.producer(name) as producer:
+        first = {f"k/{number}".encode(): b"%d" % number for number in range(200)}
+        producer.send_many(list(first.values()), list(first))
+        producer.send_many([b"new", None, b"\xff", *[b"last"] * 40], [b"k/7", b"k/8", "k/ü".encode(), *[b"k/9"] * 40])
+        producer.flush(10)
+        changes = [watch.get(timeout=10) for _ in range(243)]
+    table.wait(other.sequence, timeout=10)
+    expected = {key.decode(): value for key, value in first.items()} | {"k/7": b"new", "k/ü": b"\xff", "k/9": b"last"}
+    del expected["k/8"]
+    assert dict(table) == dict(other) == expected
+    assert other.entry("k/9") == TableEntry("k/9", b"last", 242)
+    assert [
+        (change.key, change.old and change.old.value, change.new and change.new.value) for change in changes[200:204]
+    ] == [
+        ("k/7", b"7", b"new"),
+        ("k/8", b"8", None),
+        ("k/ü", None, b"\xff"),
+        ("k/9", b"9", b"last"),
+    ]
+    assert changes[-1].old == TableEntry("k/9", b"last", 241)
+
+
 def test_a_change_is_in_the_copy_when_the_call_returns_and_in_others_when_they_waited(table, other):
     for number in range(20):
         made = table.put("n", str(number))
@@ -254,10 +277,9 @@ def test_a_watch_that_ends_takes_nothing_from_the_others(table):
         while leaving:
             leaving.pop().close()
 
-    copy.watchers.append(leave)
-    copy.watchers.append(seen.append)
+    copy.watchers += [leave, seen.append]
     table.put("a", "1")
-    assert [change.key for change in seen] == ["a"]
+    assert [change.key for changes in seen for change in changes] == ["a"]
 
 
 # --- what is wrong --------------------------------------------------------------------------------
@@ -503,6 +525,16 @@ def test_a_copy_outlives_its_broker(tmp_path):
             assert [watch.get(timeout=10).new for _ in range(2)] == [first, second]
             with pytest.raises(DeadlineExceeded):
                 watch.get(timeout=0.01)
+
+
+def test_a_watch_says_the_version_of_each_change_and_the_headers_of_its_message(table, other, client):
+    with other.watch() as watch:
+        table.put("a", "1")
+        table.delete("a")
+        client.publish(table.name, "2", key="b", headers={"from": b"me"})
+        changes = [watch.get(timeout=10) for _ in range(3)]
+    assert [change.version for change in changes] == [0, 1, 2]
+    assert [list(change.headers) for change in changes] == [[], [], [("from", b"me")]]
 
 
 # --- async ----------------------------------------------------------------------------------------

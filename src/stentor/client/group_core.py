@@ -1,0 +1,151 @@
+"""A member's subscription: the partitions that its group gives it, as they come and go.
+
+`GroupCore` is a `SubscriptionCore` whose partitions are not found by their names: `client.group_member` adds and drops
+them. Everything else, from streams to credit, is as in any subscription.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stentor.client.convert import as_seconds, check_topics
+from stentor.client.group_member import GroupTie
+from stentor.client.group_progress import GroupProgress
+from stentor.client.positions import check_position
+from stentor.client.reader import Event, Reader
+from stentor.client.subscription_core import SubscriptionCore
+from stentor.core import group_limits
+from stentor.core.names import check_group_name
+from stentor.errors import OffsetOutOfRange, PartitionNotFound, StentorError, TopicNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.client.core import ClientCore
+    from stentor.client.deadline import Deadline
+    from stentor.client.positions import Place
+    from stentor.core.records import Key
+    from stentor.wire.group_messages import AssignedPartition
+
+
+class GroupCore(SubscriptionCore):
+    """One member of a group, in the client's loop."""
+
+    def __init__(
+        self,
+        core: ClientCore,
+        name: str,
+        topics: str | list[str],
+        *,
+        start: Place,
+        instance: str,
+        silence_s: float,
+        auto_commit: bool,
+        progress: GroupProgress,
+        put: Callable[[Any], None],
+    ) -> None:
+        check_group_name(name)
+        check_position(start, "start")
+        super().__init__(core, topics, start=start, put=put)
+        self.name = name
+        self.progress = progress
+        self.tie = GroupTie(self, instance=instance, silence_s=silence_s, auto_commit=auto_commit)
+
+    async def open(self, deadline: Deadline) -> None:
+        """Join the group, until it says what this member owns."""
+        await self.places.find_named(deadline)
+        self.opened = True
+        self.core.route_listeners.add(self._routes_changed)
+        self.core.link_listeners.add(self._relinked)
+        self.core.closers.add(self.close)
+        try:
+            await self.tie.join(deadline)
+        except BaseException:
+            await self.close()
+            raise
+
+    def _routes_changed(self) -> None:
+        """Members of chains come and go; which topics count is the group's to know."""
+        self.streams.reopen()
+
+    # --- partitions that come and go ------------------------------------------------------------
+
+    async def begin(self, assigned: AssignedPartition, done: int) -> Reader:
+        """Read a partition, from where the group has come to; `done` is what this member has done of it before."""
+        reader = Reader(self, assigned.topic, assigned.topic_id, assigned.partition)
+        deadline = self.core.deadline(None)
+        if assigned.position is None and assigned.begins:
+            start: Any = self.places.starts.of(reader.topic, reader.partition)
+            found = await self.places.resolve(reader, start, deadline, stale=False)
+            offset = found.offset
+        else:
+            found = await self.places.resolve(reader, "earliest", deadline, stale=True)
+            offset = max(found.offset, assigned.position or 0)
+            if assigned.position is not None and assigned.position < found.offset:  # retention was faster
+                self.note(Event("skipped", reader.topic, reader.partition, assigned.position, found.offset))
+        reader.start = reader.received = reader.taken = max(offset, done)
+        reader.committed = max(found.committed, reader.start)
+        return reader
+
+    def read(self, reader: Reader) -> None:
+        """It is positioned: messages may come."""
+        self.readers[reader.topic_id, reader.partition] = reader
+        self.streams.open(reader)
+
+    def drop(self, key: Key) -> Reader | None:
+        """Read it no more. What is at hand of it is handed out no more, either."""
+        reader = self.readers.pop(key, None)
+        if reader is not None:
+            reader.dropped = True
+            self.streams.close(reader)
+            self.progress.drop(reader)
+        return reader
+
+    def reader_failed(self, reader: Reader, error: StentorError) -> None:
+        """A topic that is gone will be taken from this member; what retention has deleted is passed over."""
+        if reader.dropped or isinstance(error, PartitionNotFound | TopicNotFound):
+            return
+        if isinstance(error, OffsetOutOfRange) and error.start is not None and error.end is not None:
+            now = min(max(reader.received, error.start), max(error.start, error.end))
+            self.note(Event("skipped", reader.topic, reader.partition, reader.received, now))
+            reader.received = now
+            self.streams.open(reader)
+            return
+        reader.finished = True
+        self.put(error)
+
+    async def close(self) -> None:
+        """Commit, leave, and end."""
+        if self.closed:
+            return
+        await self.tie.end()
+        await super().close()
+
+
+async def join_group(
+    core: ClientCore,
+    name: str,
+    topics: str | list[str],
+    put: Callable[[Any], None],
+    *,
+    start: Place = "earliest",
+    instance: str | None = None,
+    auto_commit: bool = True,
+    silence: float = group_limits.GROUP_SILENCE_S,
+    timeout: float | None = None,
+) -> GroupCore:
+    """Become a member of a group."""
+    check_topics(topics)
+    member = GroupCore(
+        core,
+        name,
+        topics,
+        start=start,
+        instance=instance or "",
+        silence_s=as_seconds(silence),
+        auto_commit=auto_commit,
+        progress=GroupProgress(),
+        put=put,
+    )
+    await member.open(core.deadline(timeout))
+    return member

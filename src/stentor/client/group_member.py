@@ -1,0 +1,352 @@
+"""What ties a client to its group: heartbeats, partitions that come and go, commits. Lives in the client's loop.
+
+`core.group_member` says what may be held and until when. A heartbeat is a long poll of the group's head, over the link
+to that very broker: whether the link breaks tells it whether this process is gone. Partitions are taken and let go of
+beside the heartbeats, so that none of these waits for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from stentor import limits
+from stentor.core import group_limits
+from stentor.core.cursors import partition_of
+from stentor.core.group_member import GroupMembership
+from stentor.core.names import CURSORS_TOPIC
+from stentor.errors import (
+    Closed,
+    ConnectionFailed,
+    CoordinationUnavailable,
+    NotReady,
+    StaleGeneration,
+    StentorError,
+)
+from stentor.wire import group_messages
+
+if TYPE_CHECKING:
+    from stentor.client.deadline import Deadline
+    from stentor.client.group_core import GroupCore
+    from stentor.client.link import BrokerLink
+    from stentor.client.reader import Reader
+    from stentor.core.records import Key
+
+_BUSY_POLL_S = 0.01  # how often it is looked whether the message in work is done: somebody waits for its partition
+_AGAIN = (ConnectionFailed, CoordinationUnavailable, NotReady)
+
+
+class GroupTie:
+    """One member of a group, from joining to leaving."""
+
+    def __init__(self, owner: GroupCore, *, instance: str, silence_s: float, auto_commit: bool) -> None:
+        self._owner = owner
+        self._core = owner.core
+        self._instance = instance
+        self._silence_s = silence_s
+        self.auto_commit = auto_commit
+        self.generation = (0, 0)
+        self.life = self._new_life()
+        self._assigned: dict[Key, group_messages.AssignedPartition] = {}
+        self._done: dict[tuple[Key, tuple[int, int]], int] = {}  # how far this member came in what it owns
+        self._committed: dict[Key, int] = {}
+        self._moving: dict[Key, asyncio.Task[None]] = {}  # partitions that are being taken, or let go of
+        self._news = asyncio.Event()  # the head should hear from this member now
+        self._joined: asyncio.Future[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending = False
+        self._refusal: StentorError | None = None  # why the head does not answer yet
+
+    def _new_life(self) -> GroupMembership:
+        return GroupMembership(secrets.token_bytes(8).hex(), self._silence_s)
+
+    # --- joining and leaving --------------------------------------------------------------------
+
+    async def join(self, deadline: Deadline) -> None:
+        """Until the head has answered once."""
+        loop = self._core.loop
+        self._joined = loop.create_future()
+        self._tasks = [loop.create_task(self._keep()), loop.create_task(self._commit_often())]
+        try:
+            async with deadline.bound():
+                await asyncio.shield(self._joined)
+        except TimeoutError as error:
+            if isinstance(error, StentorError):
+                raise
+            raise self._core.late("group", deadline.seconds, self._refusal) from error
+
+    async def end(self) -> None:
+        """Commit what is finished, let go of everything, and leave. A static member stays, to come back."""
+        self._ending = True
+        tasks = [*self._tasks, *self._moving.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._joined is None or not self._joined.done() or self._joined.exception() is not None:
+            return
+        if self.auto_commit:
+            with suppress(StentorError, TimeoutError):
+                async with asyncio.timeout(group_limits.GROUP_GRACE_S):
+                    await self.commit()
+        self._drop_all()
+        self.life.holding = {}
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """A static member only says that it holds nothing: who comes back under its name can begin at once."""
+        if self._instance:
+            link = self._link()
+            if link is not None:
+                self.life.sent(self._core.loop.time())
+                with suppress(StentorError, TimeoutError):
+                    async with asyncio.timeout(limits.LINK_CLOSE_S):
+                        await link.request(self._heartbeat())
+            return
+        await self._tell(group_messages.LeaveGroup(group=self._owner.name, member=self.life.member))
+
+    async def _tell(self, leaving: group_messages.LeaveGroup) -> None:
+        with suppress(StentorError, TimeoutError):
+            async with asyncio.timeout(group_limits.GROUP_GRACE_S):
+                await self._ask(leaving)
+
+    # --- heartbeats -----------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Send heartbeats until the end."""
+        while not self._ending:
+            try:
+                if not await self._beat():
+                    await self._core.changes(limits.LINK_WATCH_S)
+            except StaleGeneration:
+                self._begin_anew()
+            except Closed:
+                return
+            except StentorError as error:
+                self._fail(error)
+                return
+
+    def _fail(self, error: StentorError) -> None:
+        """This member cannot go on: another process took its place, or the call was wrong."""
+        self._drop_all()
+        if self._joined is not None and not self._joined.done():
+            self._joined.set_exception(error)
+            self._joined.exception()  # whoever joins hears of it, if somebody still waits
+        else:
+            self._owner.put(error)
+        leaving = group_messages.LeaveGroup(group=self._owner.name, member=self.life.member)
+        self._tasks.append(self._core.loop.create_task(self._tell(leaving)))
+
+    async def _beat(self) -> bool:
+        """One heartbeat and its answer. False: try again when something has changed."""
+        self._look_at_lease()
+        link = self._link()
+        if link is None:
+            return False
+        self._news.clear()
+        loop, life = self._core.loop, self.life
+        life.sent(loop.time())
+        asking = loop.create_task(link.request(self._heartbeat()))
+        news = loop.create_task(self._news.wait())
+        try:
+            await asyncio.wait({asking, news}, timeout=self._patience_s(), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                self._look_at_lease()
+                return True  # the next one takes the place of this one
+            answer = asking.result()
+        except _AGAIN as error:
+            if isinstance(error, ConnectionFailed):
+                life.link_lost(loop.time())
+            self._refusal = error
+            return False
+        finally:
+            asking.cancel()
+            news.cancel()
+            asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._answered(answer)
+        return True
+
+    def _patience_s(self) -> float:
+        ends, now = self.life.lease_ends, self._core.loop.time()
+        left = group_limits.GROUP_BEAT_S if ends is None else max(0.0, ends - now)
+        return min(group_limits.GROUP_BEAT_S, left)
+
+    def _heartbeat(self) -> group_messages.GroupHeartbeat:
+        life = self.life
+        holding: dict[int, list[int]] = {}
+        for topic_id, partition in life.holding:
+            holding.setdefault(topic_id, []).append(partition)
+        return group_messages.GroupHeartbeat(
+            group=self._owner.name,
+            member=life.member,
+            number=life.number,
+            topics=self._owner.patterns,
+            instance=self._instance,
+            silence_ms=int(self._silence_s * 1000),
+            seen=life.seen,
+            holding=holding,
+        )
+
+    def _link(self) -> BrokerLink | None:
+        """The link to the head of the group; None while it is not known, or being made."""
+        route = self._core.routes.get(CURSORS_TOPIC)
+        if route is None:
+            return self._core.link  # any broker makes the internal topic
+        chain = route.partitions[partition_of(self._owner.name, len(route.partitions))].chain
+        return self._core.links.to(chain[0]) if chain else None
+
+    async def _ask(self, request: Any) -> Any:
+        """Ask the head, again if that changes meanwhile; the caller sets the deadline."""
+        while True:
+            link = self._link()
+            if link is not None:
+                try:
+                    return await link.request(request)
+                except _AGAIN:
+                    pass
+            await self._core.changes(limits.LINK_WATCH_S)
+
+    # --- what the head says ---------------------------------------------------------------------
+
+    def _answered(self, answer: group_messages.GroupAssigned) -> None:
+        life, listed = self.life, None
+        self.generation = answer.generation
+        if answer.partitions is not None:
+            self._assigned = {(each.topic_id, each.partition): each for each in answer.partitions}
+            listed = {key: each.since for key, each in self._assigned.items()}
+        life.answered(answer.number, listed)
+        self._look_at_lease()
+        for key in life.asked_back:
+            self._move(key, self._let_go(key))
+        for key in life.gained:
+            if key not in self._moving:
+                life.take(key)
+                self._move(key, self._take(key))
+        if self._joined is not None and not self._joined.done():
+            self._joined.set_result(None)
+
+    def _move(self, key: Key, work: Any) -> None:
+        """Take a partition, or let go of it: one after the other."""
+        before = self._moving.get(key)
+        if before is not None:
+            if before.get_name() == "let go":
+                work.close()
+                return  # it is under way
+            before.cancel()
+        task = self._core.loop.create_task(work)
+        task.set_name("let go" if work.__name__ == "_let_go" else "take")
+        self._moving[key] = task
+
+        def done(finished: asyncio.Task[None]) -> None:
+            if self._moving.get(key) is finished:
+                del self._moving[key]
+            if not finished.cancelled() and finished.exception() is not None:
+                self._owner.put(finished.exception())
+
+        task.add_done_callback(done)
+
+    async def _take(self, key: Key) -> None:
+        life, assigned = self.life, self._assigned[key]
+        reader: Reader | None = None
+        while reader is None:
+            try:
+                reader = await self._owner.begin(assigned, self._done.get((key, assigned.since), 0))
+            except StentorError as error:
+                if not (error.retriable or isinstance(error, LookupError | TimeoutError)):
+                    raise
+                await self._core.changes(limits.LINK_WATCH_S)  # a topic that is gone is asked back soon
+        if life is not self.life or life.holding.get(key) != assigned.since:
+            return
+        self._committed[key] = -1 if assigned.position is None else assigned.position
+        self._owner.read(reader)
+
+    async def _let_go(self, key: Key) -> None:
+        """Finish what is in work, commit it, and tell the head."""
+        life = self.life
+        since = life.holding.get(key)
+        reader = self._owner.drop(key)
+        if reader is not None and since is not None:
+            until = self._core.loop.time() + group_limits.GROUP_LET_GO_S
+            while self._owner.progress.is_busy(reader) and self._core.loop.time() < until:
+                await asyncio.sleep(_BUSY_POLL_S)
+                self._owner.progress.drop(reader)
+            self._done[key, since] = self._owner.progress.position(reader)
+            if self.auto_commit:
+                await self._commit_last(key, reader, since)
+        life.let_go(key)
+        self._news.set()
+
+    async def _commit_last(self, key: Key, reader: Reader, since: tuple[int, int]) -> None:
+        offset = self._owner.progress.position(reader)
+        if offset <= self._committed.get(key, -1):
+            return
+        position = group_messages.GroupPosition(topic_id=key[0], partition=key[1], offset=offset, since=since)
+        with suppress(StaleGeneration, TimeoutError):
+            async with asyncio.timeout(group_limits.GROUP_LET_GO_S):
+                await self._send([position])
+
+    def _look_at_lease(self) -> None:
+        if self.life.has_ended(self._core.loop.time()):
+            self._drop_all()
+
+    def _begin_anew(self) -> None:
+        """The group goes on without this member: it joins again, as another one."""
+        self._drop_all()
+        self.life = self._new_life()
+
+    def _drop_all(self) -> None:
+        """Hand out nothing more. What is done of it is remembered, in case that it still belongs to this member."""
+        for task in self._moving.values():
+            task.cancel()
+        self._moving = {}
+        self._done = {}
+        for key, reader in list(self._owner.readers.items()):
+            assigned = self._assigned.get(key)
+            if assigned is not None:
+                self._done[key, assigned.since] = self._owner.progress.position(reader)
+            self._owner.drop(key)
+        self._committed = {}
+
+    # --- commits --------------------------------------------------------------------------------
+
+    async def _commit_often(self) -> None:
+        while not self._ending:
+            await asyncio.sleep(group_limits.GROUP_COMMIT_S)
+            if self.auto_commit:
+                with suppress(StentorError, TimeoutError):  # the next one says it again
+                    async with asyncio.timeout(group_limits.GROUP_BEAT_S):
+                        await self.commit()
+
+    async def commit(self) -> None:
+        """Commit what is finished of all partitions. StaleGeneration if some belong to others by now; what still
+        belongs to this member is committed.
+        """
+        holding, progress = self.life.holding, self._owner.progress
+        positions = []
+        for key, reader in list(self._owner.readers.items()):
+            offset = progress.position(reader)
+            if key in holding and offset > self._committed.get(key, -1):
+                positions.append(
+                    group_messages.GroupPosition(topic_id=key[0], partition=key[1], offset=offset, since=holding[key])
+                )
+        size, stale = group_limits.GROUP_COMMIT_PARTITIONS_MAX, None
+        for start in range(0, len(positions), size):
+            some = positions[start : start + size]
+            try:
+                await self._send(some)
+            except StaleGeneration as error:
+                stale = error
+                for each in some if len(some) > 1 else ():
+                    with suppress(StaleGeneration):
+                        await self._send([each])
+        if stale is not None:
+            raise stale
+
+    async def _send(self, positions: list[group_messages.GroupPosition]) -> None:
+        request = group_messages.CommitGroup(group=self._owner.name, member=self.life.member, positions=positions)
+        await self._ask(request)
+        for each in positions:
+            key = each.topic_id, each.partition
+            if key in self._committed:
+                self._committed[key] = max(self._committed[key], each.offset)

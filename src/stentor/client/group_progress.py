@@ -1,0 +1,64 @@
+"""How far the application has come with what a group handed it: finished, or in work.
+
+A message is in work from the moment it is handed out until the next one is asked for. All but the message in work is
+known from the readers: `taken` moves when the application asks for what is behind a delivery. So the application's
+thread writes down two references per message, and the client's loop reads them when it commits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from stentor.client.message import Message
+    from stentor.client.reader import Reader
+
+
+class HandsOut(Protocol):
+    """What hands messages to the application."""
+
+    def use_up(self, reader: Reader) -> None: ...
+
+
+class GroupProgress:
+    """What the application's thread tells, and the client's loop reads."""
+
+    def __init__(self) -> None:
+        self.working: Message | None = None  # the last one that was handed out
+        self.finished: Message | None = None  # the last one that is done with
+        self.rows: tuple[Reader, int] | None = None  # the same for Arrow: everything below this offset was handed out
+        self.rows_done: tuple[Reader, int] | None = None
+        self.at_hand: HandsOut | None = None  # what hands out
+
+    def finish(self) -> None:
+        """Everything that was handed out is done with."""
+        if self.working is not None:
+            self.finished = self.working
+        if self.rows is not None:
+            self.rows_done = self.rows
+
+    def position(self, reader: Reader) -> int:
+        """Everything of a partition below this offset is done with."""
+        offset, finished, rows = reader.taken, self.finished, self.rows_done
+        if finished is not None and _is_of(finished, reader):
+            offset = max(offset, finished.offset + 1)
+        if rows is not None and rows[0] is reader:
+            offset = max(offset, rows[1])
+        return offset
+
+    def is_busy(self, reader: Reader) -> bool:
+        """Whether something of a partition is in work."""
+        working, rows = self.working, self.rows
+        if working is not None and working is not self.finished and _is_of(working, reader):
+            return True
+        return rows is not None and rows is not self.rows_done and rows[0] is reader
+
+    def drop(self, reader: Reader) -> None:
+        """What is at hand of a partition is not handed out any more."""
+        at_hand = self.at_hand
+        if at_hand is not None:
+            at_hand.use_up(reader)
+
+
+def _is_of(message: Message, reader: Reader) -> bool:
+    return message.partition == reader.partition and message.topic == reader.topic and message.offset >= reader.start
