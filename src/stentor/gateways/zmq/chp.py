@@ -1,0 +1,124 @@
+"""The frames of the Clustered Hashmap Protocol (ZeroMQ RFC 12/CHP), and what they mean in a table.
+
+    ICANHAZ?   "ICANHAZ?" | subtree                                          client to snapshot port
+    KVSYNC     key        | sequence u64 big endian | –    | –          | value      one for each key of the subtree
+    KTHXBAI    "KTHXBAI"  | sequence                | –    | –          | subtree    after the last of them
+    KVPUB      key        | sequence                | UUID | properties | value      a change; no value: deleted
+    HUGZ       "HUGZ"     | 0                       | –    | –          | –          a sign of life
+    KVSET      key        | any                     | UUID | properties | value      client to collector port
+
+A key on the wire begins with a slash and a table's key does not: `/client/7` is `client/7`. A sequence is the offset
+after a change, so that it grows from 1 and is the same at every gateway of a table. Properties are lines `name=value`.
+
+The Guide's models 1 to 4 leave out UUID and properties: three frames. KVSET is taken in both forms.
+
+No socket is here: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from stentor.client.table_keys import check_key
+from stentor.client.table_leases import checked_seconds
+from stentor.errors import StentorError
+
+ICANHAZ: Final = b"ICANHAZ?"
+KTHXBAI: Final = b"KTHXBAI"
+HUGZ: Final = b"HUGZ"
+UUID_BYTES: Final = 16
+PROPERTIES_BYTES_MAX: Final = 64 * 1024
+"""Properties are settings of a change, such as `ttl=30`."""
+
+UUID_HEADER: Final = "chp-uuid"
+"""The header of a table's row that says which KVSET made it."""
+PROPERTIES_HEADER: Final = "chp-properties"
+"""The header of a table's row with the properties of that KVSET, as they came."""
+
+_SEQUENCE: Final = struct.Struct(">Q")
+
+Frames = list[bytes]
+
+
+class BadFrames(Exception):  # noqa: N818 - what a client sent, and no failure of ours
+    """What a client sent is none of this protocol's messages; says why."""
+
+
+class WantedChange(NamedTuple):
+    """What a KVSET wants."""
+
+    key: str  # the table's
+    value: bytes | None  # None: the key is deleted
+    uuid: bytes  # empty: none was given
+    properties: bytes
+    ttl_s: float | None
+
+
+def wire_key(key: str) -> bytes:
+    """A table's key as clients write it."""
+    return b"/" + key.encode()
+
+
+def table_key(key: bytes) -> str:
+    """A key of the wire as tables write it."""
+    if not key.startswith(b"/"):
+        raise BadFrames(f"the key {key[:40]!r} does not begin with a slash")
+    try:
+        return check_key(key[1:].decode())
+    except UnicodeDecodeError:
+        raise BadFrames(f"the key {key[:40]!r} is not UTF-8") from None
+    except StentorError as error:
+        raise BadFrames(error.message) from None
+
+
+def parse_icanhaz(frames: Frames) -> bytes:
+    """The subtree that a client wants; empty: everything."""
+    if not frames or frames[0] != ICANHAZ:
+        raise BadFrames(f"a request of {len(frames)} frames begins with {frames[0][:40] if frames else b''!r}")
+    if len(frames) > 2:
+        raise BadFrames(f"ICANHAZ? has {len(frames)} frames")
+    return frames[1] if len(frames) == 2 else b""
+
+
+def parse_kvset(frames: Frames) -> WantedChange:
+    """What a client wants to change."""
+    if len(frames) == 5:
+        key, sequence, uuid, properties, value = frames
+    elif len(frames) == 3:
+        (key, sequence, value), uuid, properties = frames, b"", b""
+    else:
+        raise BadFrames(f"KVSET has {len(frames)} frames")
+    if len(sequence) != _SEQUENCE.size:
+        raise BadFrames(f"the sequence of a KVSET has {len(sequence)} bytes")
+    if len(uuid) not in (0, UUID_BYTES):
+        raise BadFrames(f"the UUID of a KVSET has {len(uuid)} bytes")
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        raise BadFrames(f"the properties of a KVSET have {len(properties)} bytes")
+    unique = uuid if any(uuid) else b""  # all bytes zero say that there is none
+    return WantedChange(table_key(key), value or None, unique, properties, ttl_of(properties))
+
+
+def ttl_of(properties: bytes) -> float | None:
+    """The seconds that a key lives, if the properties say so. Zero, which the Guide's clients send, means for ever."""
+    found: float | None = None
+    for line in properties.splitlines():
+        name, equals, value = line.partition(b"=")
+        if not equals:
+            raise BadFrames(f"the property {line[:40]!r} is not of the form name=value")
+        if name == b"ttl":
+            try:
+                found = checked_seconds(float(value), "ttl") if float(value) else None
+            except ValueError:  # ours is one, too
+                raise BadFrames(f"the ttl {value[:40]!r} is no number of seconds that a key may live") from None
+    return found
+
+
+def message(key: bytes, sequence: int, uuid: bytes, properties: bytes, value: bytes) -> Frames:
+    """Five frames: KVSYNC, KTHXBAI, KVPUB, HUGZ."""
+    return [key, _SEQUENCE.pack(sequence), uuid, properties, value]
+
+
+def short(frames: Frames) -> Frames:
+    """The same for clients of the Guide's models 1 to 4."""
+    return [frames[0], frames[1], frames[4]]

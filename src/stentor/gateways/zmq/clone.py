@@ -1,0 +1,157 @@
+"""A table for Clone clients: the three ports of the Clustered Hashmap Protocol.
+
+    ICANHAZ? ──► P       snapshots of this gateway's copy of the table
+    KVPUB    ◄── P + 1   each change of the table, and HUGZ
+    KVSET    ──► P + 2   changes, made by the head of the table's chain
+
+Sequences are the table's own, so all gateways of a table agree on them, and a client may go from one to another at any
+time. There is no primary and no backup: each gateway serves as long as its copy is current. A gateway that cannot ask
+the brokers whether it is gives no HUGZ, and its clients turn to another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+import zmq
+
+from stentor.client.deadline import Deadline
+from stentor.client.table_copy import TableCopy
+from stentor.errors import InvalidArgument, StentorError
+from stentor.gateways.zmq import bounds, chp
+from stentor.gateways.zmq.collector import Collector
+from stentor.gateways.zmq.publisher import ClonePublisher
+from stentor.gateways.zmq.relay import CollectorRelay
+from stentor.gateways.zmq.snapshots import CurrentCopy, Snapshots
+from stentor.gateways.zmq.sockets import bind, tcp
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from zmq.asyncio import Context, Socket
+
+    from stentor.client.async_client import AsyncClient
+    from stentor.client.table_copy import TableChange
+    from stentor.gateways.zmq.statistics import GatewayStatistics
+
+logger = logging.getLogger(__name__)
+
+
+class CloneServer:
+    """One table on three ports."""
+
+    def __init__(
+        self, client: AsyncClient, context: Context, table: str, counts: GatewayStatistics, *, three_frames: bool
+    ) -> None:
+        self._client = client
+        self._context = context
+        self._counts = counts
+        self._three_frames = three_frames
+        self._copy = TableCopy(client._core, table)  # noqa: SLF001 - a gateway is part of the client
+        self._collector = Collector(self._copy, counts)
+        self._publisher: ClonePublisher | None = None
+        self._snapshots: Snapshots | None = None
+        self._relay: CollectorRelay | None = None
+        self._collecting: list[Socket] = []
+        self._sequence = 0  # of the last KVPUB
+        self._directory = ""
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self, host: str, port: int) -> None:
+        """Take a copy of the table, and open the ports."""
+        await self._client.create_topic(self._copy.name, kind="table", partitions=1, exist_ok=True)
+        self._copy.watchers.append(self._changed)  # from the first row on: the UUIDs of earlier changes are in the log
+        await self._copy.open(self._client._core.deadline(None))  # noqa: SLF001 - as above
+        if len(self._copy.applied) != 1:
+            raise InvalidArgument(
+                f"Table {self._copy.name} has {len(self._copy.applied)} partitions; for ZeroMQ it needs one.",
+                hint="Only one partition gives all changes one sequence. Make another table with one partition.",
+                object=self._copy.name,
+            )
+        publisher = ClonePublisher(self._context, tcp(host, port + 1), self._counts, three_frames=self._three_frames)
+        self._publisher = publisher
+        self._snapshots = Snapshots(
+            self._context, tcp(host, port), CurrentCopy(self._copy), self._counts, three_frames=self._three_frames
+        )
+        await self._start_collecting(host, port + 2)
+
+    async def _start_collecting(self, host: str, port: int) -> None:
+        self._directory = tempfile.mkdtemp(prefix="stentor-zmq-")
+        paths = f"{self._directory}/sub", f"{self._directory}/pull"
+        for kind, path in zip((zmq.SUB, zmq.PULL), paths, strict=True):
+            self._collecting.append(bind(self._context, kind, f"ipc://{path}"))
+        self._collecting[0].subscribe(b"")
+        self._relay = CollectorRelay(*paths, self._counts)
+        await self._relay.start(host, port)
+
+    def work(self) -> list[Coroutine[None, None, None]]:
+        """What runs until the gateway ends. The first that ends by itself ends it."""
+        assert self._publisher is not None
+        assert self._snapshots is not None
+        return [
+            self._wait_for_failure(),
+            self._publisher.follow_subscriptions(),
+            self._snapshots.answer(),
+            *(self._collector.receive(socket) for socket in self._collecting),
+            self._collector.make(),
+            self._beat(),
+        ]
+
+    async def _wait_for_failure(self) -> None:
+        """A copy that ended, because somebody deleted the table for example."""
+        await self._failed
+
+    def _changed(self, changes: list[TableChange] | StentorError) -> None:
+        if isinstance(changes, StentorError):
+            if not self._failed.done():
+                self._failed.set_exception(changes)
+            return
+        for change in changes:
+            self._collector.note(change)
+            self._sequence = max(self._sequence, change.version + 1)
+            if self._publisher is not None:
+                self._publisher.publish(self._kvpub(change))
+                self._counts.published += 1
+
+    def _kvpub(self, change: TableChange) -> chp.Frames:
+        headers, new = dict(change.headers), change.new
+        uuid, properties = headers.get(chp.UUID_HEADER) or b"", headers.get(chp.PROPERTIES_HEADER) or b""
+        if not properties and new is not None and new.ttl and not new.session:
+            properties = b"ttl=%g\n" % new.ttl  # from now on: a time of day would be of one machine's clock
+        value = b"" if new is None else new.value
+        return chp.message(chp.wire_key(change.key), self._sequence, uuid, properties, value)
+
+    async def _beat(self) -> None:
+        """HUGZ every second, as long as the copy is known to be current."""
+        assert self._publisher is not None
+        loop = asyncio.get_running_loop()
+        current_at, due = loop.time(), loop.time()
+        while True:
+            due = max(due + bounds.HUGZ_INTERVAL_S, loop.time())
+            try:
+                await self._copy.catch_up(Deadline(due - loop.time()))
+                current_at = loop.time()
+            except StentorError as error:
+                self._copy.check()
+                logger.debug("the copy of table %s may be behind: %s", self._copy.name, error)
+            await asyncio.sleep(due - loop.time())
+            if loop.time() - current_at <= bounds.CONTACT_S_MAX:
+                self._publisher.give_hugz()
+
+    async def close(self) -> None:
+        """Close the ports and let go of the table."""
+        if self._relay is not None:
+            await self._relay.close()
+        for part in (self._publisher, self._snapshots, *self._collecting):
+            if part is not None:
+                part.close()
+        self._publisher = None
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        await self._copy.close()
+        if self._failed.done() and not self._failed.cancelled():
+            self._failed.exception()  # it has been said, or we close
