@@ -38,6 +38,7 @@ def run(command, directory):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_block_of_the_readme_runs_as_it_stands(shop, tmp_path):
     ((_, code),) = [block for block in BLOCKS if block[0] == "python" and "stentor.spark" in block[1]]
     prints = next(after for before, after in pairwise(BLOCKS) if before[1] == code)[1]

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from stentor.errors import TopicNotFound
-from stentor.spark.pipelines.metrics import SOURCE, TARGET, last_windows, run, windows
+from stentor.errors import InvalidArgument, TopicNotFound
+from stentor.spark.pipelines.metrics import SOURCE, TARGET, _keep_newest, last_windows, run, windows
 from stentor.testing import broker as another_broker
 
 NOON_S = int(datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp())
@@ -166,6 +166,45 @@ class TestStream:
         newest = last_windows(client)
         assert [(window.topic, window.start, window.messages) for window in newest] == [second]
         assert newest[0].latency_us_p99 is None
+
+    @pytest.mark.long
+    @pytest.mark.usefixtures("one_task")
+    def test_a_table_has_the_newest_window_also_when_a_query_begins_anew(self, spark, topic, tmp_path):
+        with another_broker() as other, other.client() as client:
+            for at in (10, 50, 65, 110, 200):
+                client.publish(SOURCE, said(at, counted(at)))
+            for state in ("state", "state", "another state"):
+                options = {"url": other.url, "window_s": 60, "late_s": 10, "into_table": topic}
+                run(spark, tmp_path / state, once=True, **options).awaitTermination()
+                assert [(w.topic, w.start, w.messages) for w in last_windows(client, topic)] == [
+                    ("orders", MINUTES[1], 60)
+                ]
+                assert client.offsets(topic) == {0: 1}
+
+    def test_a_table_keeps_the_later_window(self, spark, client, topic):
+        client.create_topic(topic, kind="table")
+        with client.table(topic) as table:
+            table.put_many({"late": '{"start": "2026-11-15T12:05:00Z"}', "broken": "not JSON", "other": "1"})
+        rows = [
+            ("late", MINUTES[4]),
+            ("new", MINUTES[1]),
+            ("new", MINUTES[3]),
+            ("new", MINUTES[2]),
+            ("broken", MINUTES[0]),
+        ]
+        found = spark.createDataFrame(rows, "topic string, start string")
+        for _ in range(2):
+            _keep_newest(found, 0, options={"table": topic})
+        with client.table(topic) as table:
+            starts = {key: json.loads(value)["start"] for key, value in table.items() if key != "other"}
+            assert starts == {"late": MINUTES[5], "new": MINUTES[3], "broken": MINUTES[0]}
+            assert table.sequence == (5,)
+
+    def test_a_topic_that_is_no_table_is_refused_before_spark_starts(self, spark, client, topic, tmp_path):
+        client.create_topic(topic)
+        client.create_topic(SOURCE, exist_ok=True)
+        with pytest.raises(InvalidArgument, match=f"Topic {topic} is no table"):
+            run(spark, tmp_path, once=True, into_table=topic)
 
     def test_what_others_publish_among_the_windows_is_left_out(self):
         with another_broker() as other, other.client() as client:

@@ -44,7 +44,7 @@ class TestOptions:
             ({"kafka.bootstrap.servers": "x"}, "option kafka.bootstrap.servers. Here it is called url."),
             ({"startingOffsetsByTimestamp": "{}"}, "Here it is called startingTimestamp."),
             ({"kafka.group.id": "x"}, "Leave it out: it has no meaning here."),
-            ({"subscribe": None}, "Exactly one of subscribe, subscribePattern and assign is needed, not none."),
+            ({"subscribe": None}, "Exactly one of subscribe, subscribePattern, assign and table is needed, not none."),
             ({"assign": "{}"}, "not subscribe and assign."),
             ({"subscribe": " , "}, "subscribe names no topic."),
             ({"subscribe": "a b"}, "'a b' is not a topic pattern."),
@@ -115,7 +115,10 @@ class TestReading:
     @pytest.mark.parametrize(
         ("options", "sentence"),
         [
-            ({}, "Exactly one of subscribe, subscribePattern and assign is needed, not none. For example .option("),
+            (
+                {},
+                "Exactly one of subscribe, subscribePattern, assign and table is needed, not none.",
+            ),
             ({"subscribe": "nobody"}, "There is no topic nobody. Make it with `stentor topic create nobody`"),
             ({"assign": '{"held": [0, 7]}'}, "Topic held has no partition 7. It has 0 to 1."),
             (

@@ -186,6 +186,25 @@ class TestPipeline:
         needed = "stentor: Exactly one of --out and --into is needed. --out DIR writes files, --into publishes.\n"
         assert cli(*arguments) == (2, "", needed)
 
+    def test_a_snapshot_of_a_table_says_its_sequence(self, cli, client, spark, topic, tmp_path):
+        client.create_topic(topic, kind="table", partitions=2)
+        with client.table(topic) as table:
+            for key in ("a", "b", "gone", "a"):
+                table.put(key, f"value of {key}")
+            table.delete("gone")
+            told = ",".join(map(str, table.sequence))
+            sequence = list(table.sequence)
+        for _ in range(2):
+            done = cli("pipeline", "snapshot", topic, "--out", tmp_path / "out")
+            assert done.out == f"2 keys of {topic} at sequence {told} in {tmp_path / 'out'}\n"
+        assert json.loads((tmp_path / "out" / "_snapshot.json").read_text()) == {"table": topic, "sequence": sequence}
+        rows = spark.read.parquet(str(tmp_path / "out")).selectExpr("key", "string(value)").collect()
+        assert sorted(map(tuple, rows)) == [("a", "value of a"), ("b", "value of b")]
+        client.create_topic(f"{topic}.copy", kind="table")
+        assert cli("pipeline", "snapshot", topic, "--into", f"{topic}.copy").code == 0
+        with client.table(f"{topic}.copy") as copy:
+            assert dict(copy.items()) == {"a": b"value of a", "b": b"value of b"}
+
     def test_the_newest_windows_are_shown(self, cli, monkeypatch):
         window = TopicWindow(
             start="2026-11-15T12:00:00Z",
@@ -224,7 +243,10 @@ class TestPipeline:
         assert done == (0, f"windows are in the topic {TARGET}\n", "")
         query.awaitTermination.assert_called_once_with()
         assert start.call_args.args[1:] == (str(tmp_path),)
-        assert start.call_args.kwargs == {"url": ANY, "window_s": 300, "late_s": 10, "once": True}
+        assert start.call_args.kwargs == {"url": ANY, "window_s": 300, "late_s": 10, "once": True, "into_table": None}
+        into = cli("pipeline", "metrics", "--checkpoint", tmp_path, "--into-table", "ops.load")
+        assert into == (0, "windows are in the table ops.load\n", "")
+        assert start.call_args.kwargs["into_table"] == "ops.load"
 
     def test_mistakes_are_one_sentence(self, cli, tmp_path):
         wrong = cli("pipeline", "metrics", "--checkpoint", tmp_path, "--once", "--window", "soon")

@@ -62,7 +62,7 @@ class TestTables:
         ("options", "sentence"),
         [
             ("subscribe 'a', assing '{}'", "does not know the option assing. Did you mean assign"),
-            ("columns 'key,value'", "Exactly one of subscribe, subscribePattern and assign is needed"),
+            ("columns 'key,value'", "Exactly one of subscribe, subscribePattern, assign and table is needed"),
         ],
     )
     def test_wrong_options_are_told_when_the_table_is_made(self, spark, table, options, sentence):

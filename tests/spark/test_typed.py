@@ -6,6 +6,10 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
+from stentor.errors import InvalidArgument, SchemaRefused
+from stentor.spark.options import write_options
+from stentor.spark.source import StentorDataSource
+
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
@@ -141,3 +145,77 @@ def test_a_topic_without_schema_is_refused_in_words(spark, client, topic):
     client.publish(topic, "text")
     with pytest.raises(Exception, match="has no schema"):
         typed(spark.read, topic).load().collect()
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def write(frame, topic, **options):
+    frame.write.format("stentor").mode("append").options(topic=topic, columns="typed", **options).save()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_frame_is_written_as_rows_of_the_schema(spark, client, orders, staged):
+    target = f"{orders}.copy"
+    client.create_topic(target, partitions=2)
+    client.tabular(target, SCHEMA)
+    frame = typed(spark.read, orders).load()
+    for _ in range(2):
+        write(frame, target, keyColumn="id", **({"txnAppId": target, "txnVersion": "1"} if staged else {}))
+    found = client.tabular(target).read().to_arrow().sort_by("id").to_pylist()
+    wanted = [row for row in TABLE.to_pylist() for _ in range(1 if staged else 2)]
+    assert found == wanted
+    assert {message.key for message in client.read(target)} == {b"1", b"2", b"3"}
+
+
+def test_a_stream_writes_rows_and_columns_may_be_left_out(spark, client, orders, tmp_path):
+    target = f"{orders}.copy"
+    client.tabular(target, SCHEMA)
+    frame = typed(spark.readStream, orders).option("startingOffsets", "earliest").load().select("item", "id")
+    sink = frame.writeStream.format("stentor").options(topic=target, columns="typed", checkpointLocation=str(tmp_path))
+    sink.trigger(availableNow=True).start().awaitTermination()
+    found = client.tabular(target).read().to_arrow().sort_by("id")
+    assert found.select(["id", "item"]).to_pylist() == TABLE.select(["id", "item"]).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        (["1L as id", "1 as colour"], {}, "The schema of topic {} has no column colour."),
+        (["'1' as id"], {}, "Column id for topic {} is string; int64 is needed."),
+        (["'tea' as item"], {}, "Column id for topic {} is missing, and is not nullable."),
+        (["1L as id"], {"keyColumn": "nothing"}, "The schema of topic {} has no column 'nothing' to be the key."),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_before_anything_is_written(spark, client, orders, columns, options, words):
+    with pytest.raises(SchemaRefused) as caught:
+        StentorDataSource({"topic": orders, "columns": "typed", **options}).writer(
+            spark.range(1).selectExpr(*columns).schema, overwrite=False
+        )
+    assert words.format(orders) in str(caught.value)
+
+
+def test_a_value_that_does_not_fit_is_refused_with_topic_and_column(spark, client, orders):
+    before = client.offsets(orders)
+    with pytest.raises(
+        Exception, match=f"Column id for topic {orders} has a null at id, which is not nullable. Nothing of its"
+    ):
+        write(spark.range(2).coalesce(1).selectExpr("if(id = 1, null, id) as id"), orders)
+    with pytest.raises(Exception, match=f"Column price for topic {orders} does not fit decimal128"):
+        write(spark.range(1).selectExpr("id", "cast(0.123 as decimal(12,3)) as price"), orders)
+    assert client.offsets(orders) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"topic": "a", "columns": "key,value"}, "is for reads. A write takes columns=typed or none."),
+        ({"columns": "typed"}, "columns=typed writes to one topic. Name it in the option topic."),
+        ({"table": "a", "columns": "typed"}, "columns=typed writes to one topic."),
+        ({"topic": "a", "keyColumn": "id"}, "keyColumn is for columns=typed."),
+    ],
+)
+def test_wrong_options_of_a_write_are_one_sentence(options, words):
+    with pytest.raises(InvalidArgument) as caught:
+        write_options(options, streaming=False)
+    assert words in str(caught.value)

@@ -167,6 +167,7 @@ class TestStream:
         assert len(set(found)) == len(found)
         assert {"0", "1", "2", "3", "4", "5", "6", "7", "9"} <= set(found)
 
+    @pytest.mark.long
     def test_an_application_that_begins_anew_is_stopped_before_its_rows_are_dropped(
         self, spark, client, topic, tmp_path
     ):
@@ -177,6 +178,7 @@ class TestStream:
         with pytest.raises(StreamingQueryException, match="another checkpoint"):
             pipeline.run()
 
+    @pytest.mark.long
     def test_a_complete_result_is_written_with_every_batch(self, spark, client, topic, tmp_path):
         for key in "aab":
             client.publish(f"{topic}.in", "x", key=key)

@@ -27,7 +27,7 @@ from stentor.client.tables import offsets
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql.types import StructType
 
@@ -43,6 +43,16 @@ TYPES: Final = {
     "topicId": "bigint",
     "appendedAt": "timestamp",
 }
+TABLE_TYPES: Final = {
+    "key": "string",
+    "value": "binary",
+    "version": "bigint",
+    "timestamp": "timestamp",
+    "change": "string",
+    "partition": "int",
+}
+TABLE_DEFAULT: Final = ("key", "value", "version", "timestamp", "change")
+"""The columns of a table that is read by key (`spark.keyed`)."""
 DEFAULT: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 TYPED: Final = "typed"
 """The word that stands for the columns of a topic's own schema (`spark.typed`)."""
@@ -53,12 +63,12 @@ BATCH_BYTES: Final = 8 << 20
 """Small batches are joined until they are this large: each one costs Spark something, however few rows it has."""
 
 
-def schema_of(names: Iterable[str]) -> str:
+def schema_of(names: Iterable[str], types: Mapping[str, str] = TYPES) -> str:
     """Column names as a schema in Spark's words."""
-    return ", ".join(f"{name} {TYPES[name]}" for name in names)
+    return ", ".join(f"{name} {types[name]}" for name in names)
 
 
-def table_schema(names: Iterable[str], options: dict[str, str]) -> StructType:
+def table_schema(names: Iterable[str], options: dict[str, str], columns: Mapping[str, str] = TYPES) -> StructType:
     """The schema of a table in Spark's catalog. Its first column carries the options.
 
     Spark keeps the options of CREATE TABLE, but hands none of them to a Python source that reads or writes the table;
@@ -75,7 +85,7 @@ def table_schema(names: Iterable[str], options: dict[str, str]) -> StructType:
         "timestamp": types.TimestampType(),
         TYPES["headers"]: types.ArrayType(header),
     }
-    schema = types.StructType([types.StructField(name, kinds[TYPES[name]]) for name in names])
+    schema = types.StructType([types.StructField(name, kinds[columns[name]]) for name in names])
     return with_options(schema, options)
 
 
@@ -91,13 +101,14 @@ def options_in(schema: StructType) -> dict[str, str]:
     return json.loads(found[0]) if found else {}
 
 
-def check_schema(schema: StructType) -> None:
-    """A user's schema may leave columns out; names and types must be those of a topic."""
+def check_schema(schema: StructType, types: Mapping[str, str] = TYPES) -> None:
+    """A user's schema may leave columns out; names and types must be those of a topic, or of a table."""
+    what = "topic" if types is TYPES else "table"
     for field in schema.fields:
-        if field.dataType.simpleString() != TYPES.get(field.name):
+        if field.dataType.simpleString() != types.get(field.name):
             raise InvalidArgument(
-                f"Column {field.name} {field.dataType.simpleString()} is not a column of a topic.",
-                hint=f"A topic has: {schema_of(TYPES)}. Cast or parse after load().",
+                f"Column {field.name} {field.dataType.simpleString()} is not a column of a {what}.",
+                hint=f"A {what} has: {schema_of(types, types)}. Cast or parse after load().",
             )
 
 

@@ -34,6 +34,7 @@ import pyarrow as pa
 
 import stentor
 from stentor.client.identity import SECRET_VARIABLE, FormerIdentity, producer_id_of
+from stentor.client.tabular import of_version
 from stentor.errors import InternalError, InvalidArgument, OffsetOutOfRange, StentorError, TopicNotFound
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     staged_partition: int
     staged_offset: int
     rows: int
+    schema_id: int = 0  # the version of the topic's schema that the rows are of; 0: it has none
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -95,7 +97,7 @@ def commits_topic(application: str) -> str:
 class Stage:
     """A task's rows on their way to the staging topic."""
 
-    def __init__(self, client: Client, application: str, task: int) -> None:
+    def __init__(self, client: Client, application: str, task: int, schema_id: int = 0) -> None:
         name = staged_topic(application)
         made = client.create_topic(
             name,
@@ -107,6 +109,7 @@ class Stage:
         )
         self._client = client
         self._id = made.id
+        self._schema_id = schema_id
         self._partition = task % STAGED_PARTITIONS
         self._producer = client.producer(name, batch_bytes=CHUNK_BYTES)
         self._gathered: dict[tuple[str, int], list[Any]] = {}
@@ -131,7 +134,7 @@ class Stage:
         def note(receipt: Any, error: StentorError | None) -> None:
             if error is None:
                 place = (self._id, self._partition, receipt.offset)
-                self._chunks.append(Chunk(topic, topic_id, partition, *place, rows))
+                self._chunks.append(Chunk(topic, topic_id, partition, *place, rows, self._schema_id))
 
         return note
 
@@ -292,7 +295,8 @@ class Ledger:
                 f"Epoch {manifest.epoch} of application {self._application} was started with another producer secret.",
                 hint=f"Set {SECRET_VARIABLE} as it was until this epoch is published; then it may change.",
             )
-        return self._client.producer(topic, identity=identity, generation=place, batch_bytes=manifest.group_bytes // 2)
+        made = self._client.producer(topic, identity=identity, generation=place, batch_bytes=manifest.group_bytes // 2)
+        return of_version(made, manifest.chunks[0].schema_id)  # one for all: rows with a schema go to one topic
 
     @property
     def _identity(self) -> str:

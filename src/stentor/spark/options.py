@@ -14,6 +14,7 @@ import msgspec
 from stentor.client.convert import allows_stale
 from stentor.client.options import Compression
 from stentor.client.positions import Stale
+from stentor.client.table_keys import check_subtree
 from stentor.core.names import check_pattern, check_topic_name
 from stentor.errors import InvalidArgument
 from stentor.spark import columns
@@ -32,6 +33,9 @@ _READ: Final = (
     "subscribe",
     "subscribePattern",
     "assign",
+    "table",
+    "subtree",
+    "sequence",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -49,6 +53,9 @@ _READ: Final = (
 _WRITE: Final = (
     *_CONNECTION,
     "topic",
+    "table",
+    "columns",
+    "keyColumn",
     "exactlyOnce",
     "applicationId",
     "txnAppId",
@@ -56,6 +63,7 @@ _WRITE: Final = (
     "dropRepeated",
     "compression",
 )
+_OF_PARTS_OF_A_LOG: Final = ("startingOffsets", "startingTimestamp", "minPartitions", "maxRecordsPerPartition")
 _OF_SPARK: Final = ("path", "checkpointlocation", "queryname", "outputmode")
 """Options that Spark itself adds or understands."""
 _TABLE_OPTION: Final = "option."
@@ -95,6 +103,9 @@ class SparkReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     fail_on_data_loss: bool = True
     stale: Stale = "refuse"
     columns: tuple[str, ...] = columns.DEFAULT
+    table: str | None = None  # its rows are read by key, not as messages
+    subtree: str = ""  # of the table
+    sequence: tuple[int, ...] | None = None  # of the table, at which a snapshot is taken
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +113,9 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     connection: SparkConnection
     topic: str | None = None
+    is_table: bool = False  # rows set and delete keys of it
+    is_typed: bool = False  # rows have the columns of the topic's schema
+    key_column: str | None = None  # of such rows
     exactly_once: bool = True
     application: str | None = None
     version: int | None = None  # of a batch write that may be repeated
@@ -126,8 +140,11 @@ def table_options(given: Mapping[str, str]) -> dict[str, str]:
     }
     _Options(found, tuple(dict.fromkeys((*_READ, *_WRITE))), "read and write")
     read_options(to_read(found), streaming=False)
-    if "topic" in found:
-        write_options(_of(found, _WRITE), streaming=False)
+    if "topic" in found or "table" in found:
+        chosen = _of(found, _WRITE)
+        if chosen.get("columns") != columns.TYPED:
+            chosen.pop("columns", None)  # those that are read
+        write_options(chosen, streaming=False)
     return found
 
 
@@ -141,7 +158,7 @@ def to_read(options: Mapping[str, str]) -> dict[str, str]:
 
 def names_topics(given: Mapping[str, str]) -> bool:
     """Whether options of a read say what is read."""
-    return not {name.lower() for name in given}.isdisjoint(("subscribe", "subscribepattern", "assign", "path"))
+    return not {name.lower() for name in given}.isdisjoint(("subscribe", "subscribepattern", "assign", "path", "table"))
 
 
 def _of(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
@@ -164,6 +181,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SparkReadOptio
         )
     if end == "earliest" or (start == "latest" and not streaming):
         raise InvalidArgument("A batch read from latest, or to earliest, is empty.", hint="Choose other offsets.")
+    table, sequence = _table(options, streaming=streaming)
     return SparkReadOptions(
         connection=_connection(options),
         topics=topics,
@@ -180,7 +198,48 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SparkReadOptio
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
         stale=_stale(options, streaming=streaming),
         columns=_columns(options),
+        table=table,
+        subtree=check_subtree(options.text("subtree")),
+        sequence=sequence,
     )
+
+
+def _table(options: _Options, *, streaming: bool) -> tuple[str | None, tuple[int, ...] | None]:
+    """The table that is read, and the sequence of it; what makes no sense for a table is refused."""
+    if not options.has("table"):
+        for name in ("subtree", "sequence"):
+            if options.has(name):
+                raise InvalidArgument(f"{name} is for tables.", hint="Name one: .option('table', 'shop.config').")
+        return None, None
+    if streaming:
+        if options.has("sequence"):
+            raise InvalidArgument(
+                "A stream of a table has no sequence: it has all changes.",
+                hint="Leave it out, or choose startingOffsets.",
+            )
+        return options.text("table"), None
+    for name in _OF_PARTS_OF_A_LOG:
+        if options.has(name):
+            raise InvalidArgument(
+                f"{name} is not for snapshots of a table.",
+                hint="Leave it out: a snapshot reads each partition of the table from its beginning, in one task.",
+            )
+    return options.text("table"), _sequence(options)
+
+
+def _sequence(options: _Options) -> tuple[int, ...] | None:
+    if not options.has("sequence"):
+        return None
+    if options.has("endingOffsets") or options.has("endingTimestamp"):
+        raise InvalidArgument("sequence says where a snapshot ends.", hint="Leave out the other option that does.")
+    parts = [part.strip() for part in options.text("sequence").strip().strip("()[]").split(",")]
+    parts = parts[:-1] if parts[-1] == "" else parts  # as Python shows a tuple of one
+    if not parts or not all(part.isdigit() for part in parts):
+        raise InvalidArgument(
+            f"sequence={options.text('sequence')!r} is not a sequence of a table.",
+            hint="Use the offset of each partition, such as 120,98: str(table.sequence).",
+        )
+    return tuple(map(int, parts))
 
 
 def _stale(options: _Options, *, streaming: bool) -> Stale:
@@ -211,16 +270,20 @@ def topic_options(given: Mapping[str, str]) -> SparkReadOptions:
 
 
 def _topics(options: _Options) -> tuple[list[str], str | None, dict[str, list[int]] | None]:
-    named = [name for name in ("subscribe", "subscribePattern", "assign", "path") if options.has(name)]
+    named = [name for name in ("subscribe", "subscribePattern", "assign", "table", "path") if options.has(name)]
     if len(named) != 1:
         raise InvalidArgument(
-            f"Exactly one of subscribe, subscribePattern and assign is needed, not {' and '.join(named) or 'none'}.",
+            "Exactly one of subscribe, subscribePattern, assign and table is needed, not"
+            f" {' and '.join(named) or 'none'}.",
             hint="For example .option('subscribe', 'orders.*'), or load('orders'). CREATE TABLE takes them as OPTIONS,"
             " if it lists no columns: name those in the option columns.",
         )
     text = options.text(named[0])
     if named[0] == "subscribePattern":
         return [], _regex(text), None
+    if named[0] == "table":
+        check_topic_name(text)
+        return [text], None, None
     if named[0] == "assign":
         assigned = _assigned(text)
         return sorted(assigned), None, assigned
@@ -300,6 +363,8 @@ def _moment(text: str, name: str) -> datetime:
 
 
 def _columns(options: _Options) -> tuple[str, ...]:
+    if options.has("table"):
+        return _table_columns(options)
     if not options.has("columns"):
         return (*columns.DEFAULT, "headers") if options.flag("includeHeaders", default=False) else columns.DEFAULT
     if options.has("includeHeaders"):
@@ -316,6 +381,20 @@ def _columns(options: _Options) -> tuple[str, ...]:
     return names
 
 
+def _table_columns(options: _Options) -> tuple[str, ...]:
+    if options.has("includeHeaders"):
+        raise InvalidArgument("Rows of a table have no headers.", hint="Leave includeHeaders out.")
+    if not options.has("columns"):
+        return columns.TABLE_DEFAULT
+    names = tuple(part.strip() for part in options.text("columns").split(",") if part.strip())
+    if not names or not set(names) <= columns.TABLE_TYPES.keys() or len(set(names)) < len(names):
+        raise InvalidArgument(
+            f"columns={options.text('columns')!r} is not a list of columns of a table.",
+            hint=f"Choose from {', '.join(columns.TABLE_TYPES)}, each once.",
+        )
+    return names
+
+
 # --- writing ------------------------------------------------------------------------------------
 
 
@@ -323,6 +402,10 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     """Options of a write."""
     options = _Options(given, _WRITE, "write")
     topic = options.text("topic", options.text("path", "")) or None
+    if options.has("table"):
+        if topic is not None:
+            raise InvalidArgument("topic and table exclude each other.", hint="Keep the one that is written to.")
+        topic = options.text("table")
     if topic is not None:
         check_topic_name(topic)
     if streaming and (options.has("txnAppId") or options.has("txnVersion")):
@@ -343,12 +426,30 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     return WriteOptions(
         connection=_connection(options),
         topic=topic,
+        is_table=options.has("table"),
+        is_typed=_is_typed(options, topic),
+        key_column=options.text("keyColumn") or None,
         exactly_once=exactly_once,
         application=application,
         version=options.number("txnVersion"),
         drop_repeated=options.flag("dropRepeated", default=False),
         compression=cast("Compression | None", options.text("compression", "") or None),
     )
+
+
+def _is_typed(options: _Options, topic: str | None) -> bool:
+    """Whether rows have the columns of a topic's own schema."""
+    if not options.has("columns"):
+        if options.has("keyColumn"):
+            raise InvalidArgument("keyColumn is for columns=typed.", hint="Call the column `key`, and leave it out.")
+        return False
+    if options.text("columns").strip() != columns.TYPED:
+        raise InvalidArgument(
+            f"columns={options.text('columns')!r} is for reads.", hint=f"A write takes columns={columns.TYPED} or none."
+        )
+    if topic is None or options.has("table"):
+        raise InvalidArgument("columns=typed writes to one topic.", hint="Name it in the option topic.")
+    return True
 
 
 # --- all of them --------------------------------------------------------------------------------

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 
+from stentor.client.exact import read_exactly
 from stentor.errors import InvalidArgument, OffsetOutOfRange, StentorError, TopicNotFound
 from stentor.memory import keep_freed_memory
-from stentor.spark import offsets
+from stentor.spark import keyed, offsets
 from stentor.spark.columns import Shaper
 from stentor.spark.errors import plainly
+from stentor.spark.keyed import TableShaper
 from stentor.spark.offsets import OffsetRange, Places
 from stentor.spark.topics import SparkTopics
 from stentor.spark.typed import RowShaper
@@ -63,6 +65,9 @@ def _settle() -> None:
 class _RangeReader:
     """Reads a range of one partition; in a task."""
 
+    _is_snapshot = False
+    """Whether a table is read as the latest row of each key, or as its changes."""
+
     def __init__(self, options: SparkReadOptions, schema: StructType, typed: list[SchemaColumn] | None = None) -> None:
         self._options = options
         self._schema = schema
@@ -78,7 +83,9 @@ class _RangeReader:
         except StentorError as error:
             raise error.with_traceback(None) from None
 
-    def _shaper(self, part: OffsetRange) -> Shaper | RowShaper:
+    def _shaper(self, part: OffsetRange) -> Shaper | RowShaper | TableShaper:
+        if self._options.table is not None:
+            return TableShaper(self._schema, part.partition, self._options.subtree, snapshot=self._is_snapshot)
         if self._typed is None:
             return Shaper(self._schema, part.topic, part.topic_id, part.partition)
         return RowShaper(self._schema, self._typed, part.topic, part.partition)
@@ -108,7 +115,10 @@ class _RangeReader:
             return
         if found.id != part.topic_id:
             raise offsets.recreated(part.topic)
-        read = client.read(part.topic, partition=part.partition, start=start, end=part.end)
+        if self._options.table is not None and self._is_snapshot:
+            read = read_exactly(client, part.topic, part.partition, start, part.end)
+        else:
+            read = client.read(part.topic, partition=part.partition, start=start, end=part.end)
         stamped = self._typed is None and "appendedAt" in self._schema.fieldNames()
         yield from read.offset_batches(appended_at=stamped)
 
@@ -122,16 +132,27 @@ def _lost(part: OffsetRange, start: int, error: StentorError) -> StentorError:
 
 
 class TopicReader(_RangeReader, DataSourceReader):
-    """A bounded read: what the topics held when it was planned."""
+    """A bounded read: what the topics held when it was planned, or the snapshot of a table then."""
+
+    _is_snapshot = True
 
     @plainly
     def partitions(self) -> Sequence[OffsetRange]:
         options = self._options
         topics = SparkTopics(options)
-        start = topics.resolved(options.start, "earliest", "starting")
-        end = topics.resolved(options.end, "latest", "ending")
+        start = topics.resolved(options.start, "earliest", "startingOffsets")
+        end = self._end(topics)
         ranges = offsets.ranges_between(start, {name: end[name] for name in end if name in start})
+        if options.table is not None:
+            return ranges  # what is the latest row of a key is only known to who reads the whole partition
         return offsets.divided(ranges, options.rows_per_partition_max, options.partitions_min)
+
+    def _end(self, topics: SparkTopics) -> Places:
+        options = self._options
+        if options.table is None or options.sequence is None:
+            return topics.resolved(options.end, "latest", "endingOffsets")
+        wanted = keyed.sequence_end(options.table, options.sequence, topics.at("latest")[options.table])
+        return topics.resolved(wanted, "latest", "sequence")
 
 
 class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -151,7 +172,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
 
     @plainly
     def initialOffset(self) -> dict[str, Any]:
-        return offsets.to_offset(self._topics.resolved(self._options.start, "latest", "starting"))
+        return offsets.to_offset(self._topics.resolved(self._options.start, "latest", "startingOffsets"))
 
     def getDefaultReadLimit(self) -> Any:
         most = self._options.rows_per_trigger_max

@@ -5,6 +5,8 @@
     frame.write.format("stentor").option("topic", "totals").mode("append").save()
     frame.writeStream.format("stentor").option("topic", "totals").option("checkpointLocation", …).start()
 
+With the option `table` instead, it is a table by key: its snapshot, the stream of its changes, and writing to it.
+
 Spark calls these methods by the names and keywords of its API, in processes of its own.
 """
 
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from stentor.spark import columns, typed
+from stentor.spark import columns, keyed, typed
 from stentor.spark.errors import plainly
 from stentor.spark.options import (
     is_table,
@@ -54,12 +56,13 @@ class StentorDataSource(DataSource):
     def schema(self) -> str | StructType:
         if not is_table(self.options):
             names = read_columns(self.options)
-            return self._typed_schema(self.options) if names == (columns.TYPED,) else columns.schema_of(names)
+            types = keyed.types_of(self.options)
+            return self._typed_schema(self.options) if names == (columns.TYPED,) else columns.schema_of(names, types)
         options = table_options(self.options)
         names = read_columns(to_read(options))
         if names == (columns.TYPED,):
             return columns.with_options(self._typed_schema(to_read(options)), options)
-        return columns.table_schema(names, options)
+        return columns.table_schema(names, options, keyed.types_of(options))
 
     @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -87,7 +90,11 @@ class StentorDataSource(DataSource):
         return typed.spark_schema(typed.find_columns(topic_options(given)))
 
     def _checked(self, options: SparkReadOptions, schema: StructType) -> list[SchemaColumn] | None:
-        """The topic's own schema, where its columns are read; else the columns must be those of messages."""
+        """The topic's own schema, where its columns are read; else the columns must be those of messages or tables."""
+        if options.table is not None:
+            columns.check_schema(schema, columns.TABLE_TYPES)
+            keyed.check_table(options.connection.client(), options.table)
+            return None
         if options.columns != (columns.TYPED,):
             columns.check_schema(schema)
             return None

@@ -92,7 +92,7 @@ class SparkTopics:
             low, high = earliest.offsets[partition], latest.offsets[partition]
             if not low <= offset <= high and self._options.fail_on_data_loss:
                 raise OffsetOutOfRange(
-                    f"{name}/{partition} holds offsets {low} to {high}; {what}Offsets says {offset}.",
+                    f"{name}/{partition} holds offsets {low} to {high}; {what} says {offset}.",
                     hint="Choose offsets in that range, or set failOnDataLoss to false to read what the topic holds.",
                     object=f"{name}/{partition}",
                 )

@@ -2,6 +2,8 @@
 
     spark.read.format("stentor").option("subscribe", "orders").option("columns", "typed").load()
 
+Written with the same option, rows must have columns of the schema: `TypedRows` makes messages of them.
+
 Spark has fewer types than Arrow: numbers without a sign become the next larger ones, and all times count microseconds.
 A time that cannot be told in microseconds is an error, not another time.
 """
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from stentor.client.tabular import RowSchema, to_messages
 from stentor.client.tabular_values import arrow_schema, decode_rows
 from stentor.errors import DecodeFailed, InvalidArgument, SchemaRefused
 from stentor.spark.columns import spark_arrow_schema
@@ -21,9 +24,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
+    from stentor.client.sync_client import Client
     from stentor.spark.options import SparkReadOptions
     from stentor.wire.schemas import SchemaColumn
 
+_PARTLY: Final = (
+    "Nothing of its Arrow batch was sent. Others may have been, unless this is a stream or has txnAppId and txnVersion."
+)
 _LARGER: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -40,10 +47,14 @@ def find_columns(options: SparkReadOptions) -> list[SchemaColumn]:
             hint="Read each topic separately, and union the frames that match.",
         )
     (name,) = options.topics
-    known = options.connection.client().describe_topic(name).schemas
+    return _schemas(options.connection.client(), name)[-1]
+
+
+def _schemas(client: Client, name: str) -> list[list[SchemaColumn]]:
+    known = client.describe_topic(name).schemas
     if not known:
         raise SchemaRefused(f"Topic {name} has no schema.", hint="Leave out columns=typed: the values are bytes.")
-    return known[-1]
+    return known
 
 
 def spark_schema(columns: list[SchemaColumn]) -> StructType:
@@ -102,3 +113,43 @@ class RowShaper:
                 hint="Leave the column out with a schema, or read it without Spark.",
                 object=place,
             ) from error
+
+
+class TypedRows:
+    """Makes messages of rows with the columns of a topic's newest schema. Pickled to the tasks that do it."""
+
+    def __init__(self, client: Client, topic: str, key: str | None) -> None:
+        known = _schemas(client, topic)
+        self.version = len(known)
+        self._topic = topic
+        self._columns = known[-1]
+        self._key = key
+
+    def check(self, schema: StructType) -> None:
+        """SchemaRefused says which column cannot be written, before any task runs."""
+        empty = spark_arrow_schema(schema).empty_table()
+        for field in self._arrow:
+            if not field.nullable and field.name not in empty.column_names:
+                raise SchemaRefused(
+                    f"Column {field.name} for topic {self._topic} is missing, and is not nullable.",
+                    hint=f"The columns are: {', '.join(empty.column_names)}.",
+                    object=self._topic,
+                    column=field.name,
+                )
+        to_messages(empty, self._row_schema, self._key)
+
+    @property
+    def _arrow(self) -> Any:
+        return arrow_schema(self._columns)
+
+    @property
+    def _row_schema(self) -> RowSchema:
+        return RowSchema(self._topic, self.version, self._arrow)
+
+    def messages(self, batch: Any) -> Any:
+        """A batch of Spark's as the columns of messages; all of it is checked before any of it is sent."""
+        try:
+            made = to_messages(batch, self._row_schema, self._key).combine_chunks()
+        except SchemaRefused as error:
+            raise SchemaRefused(error.message, hint=_PARTLY, object=self._topic, **error.detail) from error
+        return pa.RecordBatch.from_arrays([column.combine_chunks() for column in made.columns], names=made.column_names)

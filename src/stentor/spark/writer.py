@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from stentor.client.tabular import of_version
 from stentor.errors import InternalError, InvalidArgument
+from stentor.spark import keyed
 from stentor.spark.errors import plainly
 from stentor.spark.ledger import Chunk, Ledger, Stage
-from stentor.spark.rows import Router, check_columns
+from stentor.spark.rows import Router, TableRouter, check_columns, check_table_columns
+from stentor.spark.typed import TypedRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,14 +43,16 @@ class RowsWritten(WriterCommitMessage):
 class _Direct:
     """Rows straight to their topics."""
 
-    def __init__(self, client: Client, compression: Compression | None) -> None:
+    def __init__(self, client: Client, compression: Compression | None, schema_id: int = 0) -> None:
         self._client = client
         self._compression = compression
+        self._schema_id = schema_id
         self._producers: dict[str, Any] = {}
 
     def add(self, topic: str, partition: int, rows: Any) -> None:
         if topic not in self._producers:
-            self._producers[topic] = self._client.producer(topic, compression=self._compression)
+            producer = self._client.producer(topic, compression=self._compression)
+            self._producers[topic] = of_version(producer, self._schema_id)
         self._producers[topic].send_batch(rows, partition=partition)
 
     def finish(self) -> list[Chunk]:
@@ -60,8 +65,16 @@ class _TaskWriter:
     """What a task does; pickled to it, so it carries options only."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_columns(schema, options.topic)
         self._options = options
+        self._typed: TypedRows | None = None
+        if options.is_typed:
+            self._typed = TypedRows(options.connection.client(), options.topic or "", options.key_column)
+            self._typed.check(schema)
+        elif options.is_table:
+            check_table_columns(schema)
+            keyed.check_table(options.connection.client(), options.topic or "")
+        else:
+            check_columns(schema, options.topic)
 
     @plainly
     def write(self, iterator: Iterator[Any]) -> RowsWritten:
@@ -74,15 +87,18 @@ class _TaskWriter:
         query = context.getLocalProperty("sql.streaming.queryId") or ""
         application = options.application or query
         sink: Stage | _Direct
+        typed = self._typed
+        schema_id = 0 if typed is None else typed.version
         if options.exactly_once:
-            sink = Stage(client, application, context.partitionId())
+            sink = Stage(client, application, context.partitionId(), schema_id)
         else:
-            sink = _Direct(client, options.compression)
-        router = Router(options.topic, lambda topic: len(client.find_topic(topic).partitions), context.partitionId())
+            sink = _Direct(client, options.compression, schema_id)
+        kind = TableRouter if options.is_table else Router
+        router = kind(options.topic, lambda topic: len(client.find_topic(topic).partitions), context.partitionId())
         rows = 0
         for batch in iterator:
             rows += batch.num_rows
-            for topic, partition, part in router.parts(batch):
+            for topic, partition, part in router.parts(batch if typed is None else typed.messages(batch)):
                 sink.add(topic, partition, part)
         return RowsWritten(rows, application, query, sink.finish())
 
@@ -101,7 +117,8 @@ class TopicWriter(_TaskWriter, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema)
         if overwrite:
-            raise InvalidArgument("A topic cannot be overwritten.", hint="Use mode('append').")
+            what = "table" if options.is_table else "topic"
+            raise InvalidArgument(f"A {what} cannot be overwritten.", hint="Use mode('append').")
 
     @plainly
     def commit(self, messages: list[Any]) -> None:

@@ -4,17 +4,23 @@ Every broker publishes its counters every few seconds. Counters only grow, so wh
 from the last record before it to the last record in it: the windows of a day add up to what happened in the day. A
 broker that started anew begins at zero. A window is published once, when the watermark has passed it: records that
 come later than `late_s` are left out.
+
+Into a table instead, the pipeline puts the newest window of each topic, with the topic as the key. A window never
+replaces a later one, so it may be repeated, with its checkpoint or with a new one.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+import stentor
 from stentor.errors import TopicNotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -172,8 +178,9 @@ def run(
     window_s: int = 60,
     late_s: int = 30,
     once: bool = False,
+    into_table: str | None = None,
 ) -> StreamingQuery:
-    """Start the query from `_metrics` to `_metrics.windows`."""
+    """Start the query from `_metrics` to `_metrics.windows`, or into a table, which is made if there is none."""
     from stentor.spark.session import activate
     from stentor.spark.values import to_json_value
 
@@ -183,24 +190,65 @@ def run(
     source = spark.readStream.format("stentor").options(
         subscribe=SOURCE, startingOffsets="earliest", columns="value", **where
     )
-    found = to_json_value(windows(source.load(), window_s=window_s, late_s=late_s), key="topic")
-    writer = found.writeStream.format("stentor").outputMode("append").options(topic=TARGET, **where)
-    writer = writer.option("checkpointLocation", str(checkpoint))
+    found = windows(source.load(), window_s=window_s, late_s=late_s)
+    if into_table is None:
+        records = to_json_value(found, key="topic")
+        writer = records.writeStream.format("stentor").options(topic=TARGET, **where)
+    else:
+        _make_table(into_table, url)
+        keep = partial(_keep_newest, options={"table": into_table, **where})
+        writer = found.writeStream.foreachBatch(keep)
+    writer = writer.outputMode("append").option("checkpointLocation", str(checkpoint))
     return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="5 seconds")).start()
 
 
-def last_windows(client: Client) -> list[TopicWindow]:
-    """The newest window of every topic."""
-    if not client.topics(TARGET):
-        raise TopicNotFound(
-            "There are no windows yet.", hint="Compute them with `stentor pipeline metrics`.", object=TARGET
-        )
+def _make_table(name: str, url: str | None) -> None:
+    from stentor.spark.keyed import check_table
+
+    with stentor.connect(url, name="metrics pipeline") as client:
+        client.create_topic(name, kind="table", exist_ok=True)
+        check_table(client, name)
+
+
+def _keep_newest(found: DataFrame, _: int, *, options: dict[str, str]) -> None:
+    """Put the newest window of each topic into a table, unless the table has that one or a later one."""
+    from pyspark.sql import functions as f
+
+    from stentor.spark.session import activate
+    from stentor.spark.values import to_json_value
+
+    if found.isEmpty():
+        return
+    spark = found.sparkSession
+    activate(spark)  # Spark calls this in a thread of its own
+    newest = found.groupBy("topic").agg(f.max_by(f.struct(*found.columns), "start").alias("row")).select("row.*")
+    there = spark.read.format("stentor").options(columns="key,value", **options).load()
+    # Times of this form are in order as text.
+    known = there.select("key", f.get_json_object(f.col("value").cast("string"), "$.start").alias("known"))
+    fresh = newest.join(known, newest.topic == known.key, "left").where("known is null or known < start")
+    rows = to_json_value(fresh.select(*found.columns), key="topic")
+    rows.write.format("stentor").mode("append").options(**options).save()
+
+
+def last_windows(client: Client, table: str | None = None) -> list[TopicWindow]:
+    """The newest window of every topic; of the table into which they were put, if one is named."""
+    if not client.topics(table or TARGET):
+        how = "`stentor pipeline metrics`" if table is None else f"`stentor pipeline metrics --into-table {table}`"
+        raise TopicNotFound("There are no windows yet.", hint=f"Compute them with {how}.", object=table or TARGET)
     newest: dict[str, TopicWindow] = {}
-    for message in client.read(TARGET):
-        window = _window(message.value)
+    for value in _values(client, table):
+        window = _window(value)
         if window is not None and (window.topic not in newest or newest[window.topic].start <= window.start):
             newest[window.topic] = window
     return [newest[topic] for topic in sorted(newest)]
+
+
+def _values(client: Client, table: str | None) -> Iterator[bytes | None]:
+    if table is None:
+        yield from (message.value for message in client.read(TARGET))
+        return
+    with client.table(table) as opened:
+        yield from opened.values()
 
 
 def _window(value: bytes | None) -> TopicWindow | None:

@@ -2,14 +2,18 @@
 
 Within a partition the highest offset is the latest. A key that is in several partitions, because their number was
 changed, counts by its message's time. A key whose latest value is null is deleted. Messages without a key are left out.
+
+A table is read by key, so Spark need not shuffle it, and its sequence is written down.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import stentor
 from stentor.errors import InvalidArgument
 from stentor.spark.pipelines.times import Times
 from stentor.spark.pipelines.views import topic_view
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from pyspark.sql import DataFrame, SparkSession
+
+_FACTS: Final = "_snapshot.json"
+"""Spark passes over files whose names begin like this."""
 
 
 def latest(
@@ -53,13 +60,36 @@ def latest(
     return across.select("row.*").where("value is not null")
 
 
-def to_lake(frame: DataFrame, path: str | Path) -> None:
-    """Write a snapshot as Parquet; an earlier one at this place is replaced when the new one is complete."""
+def table_sequence(name: str, *, url: str | None = None) -> tuple[int, ...] | None:
+    """The sequence of a table now; None for a topic that is no table."""
+    with stentor.connect(url, name="snapshot pipeline") as client:
+        if client.describe_topic(name).settings.kind != "table":
+            return None
+        ends = client.offsets(name)
+        return tuple(ends[partition] for partition in sorted(ends))
+
+
+def of_table(spark: SparkSession, name: str, sequence: tuple[int, ...], *, url: str | None = None) -> DataFrame:
+    """A table at a sequence, one row per key: key, value, version, timestamp."""
+    activate(spark)
+    reader = spark.read.format("stentor").options(table=name, columns="key,value,version,timestamp")
+    if url is not None:
+        reader = reader.option("url", url)
+    return reader.option("sequence", ",".join(map(str, sequence))).load()
+
+
+def to_lake(frame: DataFrame, path: str | Path, facts: dict[str, object] | None = None) -> None:
+    """Write a snapshot as Parquet; an earlier one at this place is replaced when the new one is complete.
+
+    Facts about it go into `_snapshot.json` beside its files.
+    """
     place = Path(path)
     if place.exists() and (not place.is_dir() or not all(map(_is_of_snapshot, place.iterdir()))):
         raise InvalidArgument(f"{place} holds something that is not a snapshot.", hint="Name another directory.")
     fresh, old = (place.with_name(f".{place.name}.{which}") for which in ("new", "old"))
     frame.write.mode("overwrite").option("compression", "zstd").parquet(str(fresh))
+    if facts:
+        (fresh / _FACTS).write_text(json.dumps(facts) + "\n")
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():
         place.rename(old)
@@ -68,13 +98,14 @@ def to_lake(frame: DataFrame, path: str | Path) -> None:
 
 
 def _is_of_snapshot(path: Path) -> bool:
-    return path.name.endswith((".parquet", ".crc", "_SUCCESS"))
+    return path.name.endswith((".parquet", ".crc", "_SUCCESS", _FACTS))
 
 
 def to_topic(frame: DataFrame, topic: str, *, url: str | None = None, name: str | None = None) -> None:
     """Publish a snapshot; with a name it may be repeated and is there once."""
     activate(frame.sparkSession)
-    writer = frame.select("key", "value", "headers", "timestamp").write.format("stentor").option("topic", topic)
+    names = [name for name in ("key", "value", "headers", "timestamp") if name in frame.columns]
+    writer = frame.select(*names).write.format("stentor").option("topic", topic)
     if url is not None:
         writer = writer.option("url", url)
     if name is not None:
