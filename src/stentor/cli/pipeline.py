@@ -27,36 +27,52 @@ def metrics(
     once: Annotated[
         bool, typer.Option("--once", help="Stop at the present end, instead of running until Ctrl-C.")
     ] = False,
+    into_table: Annotated[
+        str | None,
+        typer.Option(
+            "--into-table",
+            metavar="NAME",
+            help="Put the newest window of each topic into this table, instead of all windows into a topic.",
+        ),
+    ] = None,
     master: spark_session.Master = None,
     conf: spark_session.Conf = None,
     url: options.Url = None,
 ) -> None:
-    """Sum up the brokers' metrics by topic and window, into the topic _metrics.windows.
+    """Sum up the brokers' metrics by topic and window, into the topic _metrics.windows or into a table.
 
     \b
     Examples:
       stentor pipeline metrics --checkpoint ./metrics-state --window 1m
+      stentor pipeline metrics --checkpoint ./newest-state --into-table ops.load
       stentor pipeline show
     """
     from stentor.spark.pipelines.metrics import TARGET, run
 
     with spark_session.spark_session("metrics", master, conf) as spark:
         window_s, late_s = parse_seconds(window, "--window"), parse_seconds(late, "--late")
-        query = run(spark, checkpoint, url=url, window_s=window_s, late_s=late_s, once=once)
+        query = run(spark, checkpoint, url=url, window_s=window_s, late_s=late_s, once=once, into_table=into_table)
         try:
             query.awaitTermination()
         except KeyboardInterrupt:
             query.stop()
-    print(f"windows are in the topic {TARGET}")
+    print(f"windows are in the topic {TARGET}" if into_table is None else f"windows are in the table {into_table}")
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
-def show(json: options.Json = False, url: options.Url = None, timeout: options.Timeout = options.TIMEOUT_S) -> None:
+def show(
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="NAME", help="Read the windows from this table.")
+    ] = None,
+    json: options.Json = False,
+    url: options.Url = None,
+    timeout: options.Timeout = options.TIMEOUT_S,
+) -> None:
     """Print the newest window of every topic, as `stentor pipeline metrics` computed it."""
     from stentor.spark.pipelines.metrics import last_windows
 
     with options.connect(url, timeout, "pipeline show") as client:
-        found = last_windows(client)
+        found = last_windows(client, table)
     if json:
         print_json(found)
         return
@@ -98,6 +114,8 @@ def snapshot(
 ) -> None:
     """Write the latest value of every key of a topic, as of now or of a time.
 
+    A table needs no Spark: see `stentor snapshot`. Here it is written in parallel, to a directory or a topic.
+
     \b
     Examples:
       stentor pipeline snapshot prices --out ./prices
@@ -111,13 +129,18 @@ def snapshot(
         )
     with spark_session.spark_session("snapshot", master, conf) as spark:
         moment = None if until is None else parse_moment(until, "--until")
-        frame = pipeline.latest(spark, topic, url=url, lake=lake, until=moment).cache()
+        sequence = pipeline.table_sequence(topic, url=url) if lake is None and moment is None else None
+        if sequence is None:
+            frame = pipeline.latest(spark, topic, url=url, lake=lake, until=moment).cache()
+        else:
+            frame = pipeline.of_table(spark, topic, sequence, url=url).cache()
         keys = frame.count()
         if out is not None:
-            pipeline.to_lake(frame, out)
+            pipeline.to_lake(frame, out, None if sequence is None else {"table": topic, "sequence": sequence})
         elif into is not None:
             pipeline.to_topic(frame, into, url=url)
-    print(f"{plural(keys, 'key')} of {topic} in {out or into}")
+    at = "" if sequence is None else f" at sequence {','.join(map(str, sequence))}"
+    print(f"{plural(keys, 'key')} of {topic}{at} in {out or into}")
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)

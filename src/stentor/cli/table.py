@@ -27,8 +27,7 @@ from stentor.limits import MESSAGE_VALUE_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stentor import Table, TableChange
-    from stentor.client.table import TableWatch
+    from stentor import Table, TableChange, TableEntry, TableWatch
 
 app = options.make_app(invoke_without_command=True, help="Create, read, change, watch, dump and load tables.")
 
@@ -72,13 +71,13 @@ def _open(name: str, url: str | None, timeout: float, command: str) -> Iterator[
 
 
 def _check_key(key: str) -> None:
-    from stentor.client.table_copy import check_key
+    from stentor.client.table_keys import check_key
 
     check_key(key)
 
 
 def _check_subtree(subtree: str) -> None:
-    from stentor.client.table_copy import check_subtree
+    from stentor.client.table_keys import check_subtree
 
     check_subtree(subtree)
 
@@ -179,6 +178,10 @@ def put(
     if_absent: Annotated[
         bool, typer.Option("--if-absent", help="Make the change only if the key is not there.")
     ] = False,
+    ttl: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Delete the key after this many seconds, unless it is put or touched."),
+    ] = None,
     quiet: Quiet = False,
     json: options.Json = False,
     url: options.Url = None,
@@ -193,17 +196,21 @@ def put(
       stentor table put shop.config app/rate 100
       stentor table put shop.config app/rate 200 --if-version 17
       stentor table put shop.config leader "$(hostname)" --if-absent
+      stentor table put shop.config workers/7 busy --ttl 30
       stentor table put shop.config app/certificate < certificate.der
     """
     from stentor.cli.output import print_json
+    from stentor.client.table_leases import checked_seconds
 
     _check_key(key)
+    if ttl is not None:
+        checked_seconds(ttl, "--ttl")
     if if_absent and if_version is not None:
         raise InvalidArgument("--if-version and --if-absent cannot be used together.", hint="Use one of them.")
     data = _standard_input() if value is None else value.encode("utf-8", "surrogateescape")
     with _open(name, url, timeout, "put") as opened:
         try:
-            entry = opened.put(key, data, if_version=if_version, if_absent=if_absent)
+            entry = opened.put(key, data, if_version=if_version, if_absent=if_absent, ttl=ttl)
         except ConditionFailed as error:
             raise _told(error, opened, key, if_version) from error
     if quiet:
@@ -212,6 +219,31 @@ def put(
         print_json({"table": name, "key": key, "version": entry.version})
     else:
         print(f"{name} {key} version {entry.version}")
+
+
+@app.command(context_settings=options.CONTEXT_SETTINGS)
+def touch(
+    name: Name,
+    key: Key,
+    quiet: Quiet = False,
+    url: options.Url = None,
+    timeout: options.Timeout = options.TIMEOUT_S,
+) -> None:
+    """Let the time of a key that expires begin anew.
+
+    It exits with 1 if the key is not there, and with 2 if it does not expire.
+
+    \b
+    Examples:
+      stentor table touch shop.config workers/7
+    """
+    _check_key(key)
+    with _open(name, url, timeout, "touch") as opened:
+        opened.touch(key)
+        entry = opened.entry(key)
+    if not quiet:
+        stays = "" if entry is None or entry.ttl is None else f" for {entry.ttl:g} s"
+        print(f"{key} of {name} stays{stays}")
 
 
 def _standard_input() -> bytes:
@@ -280,6 +312,8 @@ def list_keys(
 ) -> None:
     """List the keys of a table with their versions and sizes.
 
+    Keys that expire have a ttl: the seconds for which they stay when nobody puts or touches them.
+
     \b
     Examples:
       stentor table list shop.config
@@ -293,14 +327,24 @@ def list_keys(
         entries = sorted(opened.entries(subtree), key=lambda entry: entry.key)
     if json:
         shown = ({"value": formats.to_json(entry.value)} if values else {} for entry in entries)
-        facts = ({"key": each.key, "version": each.version, "size": len(each.value)} for each in entries)
+        facts = (
+            {"key": each.key, "version": each.version, "size": len(each.value)} | _ttl_of(each) for each in entries
+        )
         print_json([fact | value for fact, value in zip(facts, shown, strict=True)])
         return
     rows: list[tuple[object, ...]] = [(each.key, each.version, show_bytes(len(each.value))) for each in entries]
+    timed = any(each.ttl is not None for each in entries)
+    if timed:
+        ttls = ("" if each.ttl is None else f"{each.ttl:g} s" for each in entries)
+        rows = [(*row, ttl) for row, ttl in zip(rows, ttls, strict=True)]
     if values:
         rows = [(*row, formats.printable(entry.value, _VALUE_WIDTH)) for row, entry in zip(rows, entries, strict=True)]
-    headings = ("KEY", "VERSION", "SIZE", *(("VALUE",) if values else ()))
-    print_table(headings, rows, right=("VERSION", "SIZE"))
+    headings = ("KEY", "VERSION", "SIZE", *(("TTL",) if timed else ()), *(("VALUE",) if values else ()))
+    print_table(headings, rows, right=("VERSION", "SIZE", "TTL"))
+
+
+def _ttl_of(entry: TableEntry) -> dict[str, Any]:
+    return {} if entry.ttl is None else {"ttl": entry.ttl, "ephemeral": bool(entry.session)}
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
@@ -354,7 +398,7 @@ def _line(change: TableChange) -> bytes:
 
     key = formats.printable(change.key.encode(), len(change.key) * 4)
     if change.new is None:
-        return f"deleted  {key}\n".encode()
+        return f"{'expired' if change.expired else 'deleted'}  {key}\n".encode()
     value = formats.printable(change.new.value, max(_VALUE_WIDTH, len(change.new.value)))
     return f"put      {key}  version {change.new.version}  {value}".rstrip().encode() + b"\n"
 
@@ -368,7 +412,8 @@ def _json_line(change: TableChange) -> bytes:
         None if entry is None else {"value": to_json(entry.value), "version": entry.version}
         for entry in (change.old, change.new)
     )
-    return msgspec.json.encode({"key": change.key, "old": old, "new": new}) + b"\n"
+    why = {"expired": True} if change.expired else {}
+    return msgspec.json.encode({"key": change.key, "old": old, "new": new, **why}) + b"\n"
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)

@@ -2,8 +2,9 @@
 
     {"key": "app/rate", "value": "100", "version": 17}
 
-A value that is not UTF-8 is {"base64": "..."}. A null value deletes the key. `load` ignores the version: the key gets a
-new one.
+A value that is not UTF-8 is {"base64": "..."}. A null value deletes the key. A key that expires has its seconds as
+"ttl", also if it belongs to a client, and begins them anew when it is loaded. `load` ignores the version: the key gets
+a new one.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ CHANGE_BYTES_MAX: Final = 1024 * 1024
 
 CHANGE_KEYS_MAX: Final = 1_000
 
-FIELDS: Final = frozenset({"key", "value", "version"})
+FIELDS: Final = frozenset({"key", "value", "version", "ttl"})
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 def as_object(entry: TableEntry) -> dict[str, Any]:
     """An entry as JSON has it."""
-    return {"key": entry.key, "value": to_json(entry.value), "version": entry.version}
+    shown = {"key": entry.key, "value": to_json(entry.value), "version": entry.version}
+    return shown if entry.ttl is None else shown | {"ttl": entry.ttl}
 
 
 def write_line(entry: TableEntry) -> bytes:
@@ -41,9 +43,10 @@ def write_line(entry: TableEntry) -> bytes:
     return _encode(as_object(entry)) + b"\n"
 
 
-def parse_line(line: bytes, place: str) -> tuple[str, bytes | None]:
-    """The key and the value of one line."""
-    from stentor.client.table_copy import check_key
+def parse_line(line: bytes, place: str) -> tuple[str, bytes | None, float | None]:
+    """The key, the value and the ttl of one line."""
+    from stentor.client.table_keys import check_key
+    from stentor.client.table_leases import checked_seconds
 
     try:
         found = msgspec.json.decode(line)
@@ -55,10 +58,11 @@ def parse_line(line: bytes, place: str) -> tuple[str, bytes | None]:
         raise _wrong(place, f"has the unknown field {min(unknown)!r}")
     if missing := {"key", "value"} - set(found):
         raise _wrong(place, f"has no field {min(missing)!r}")
+    ttl = found.get("ttl")
     try:
-        return check_key(found["key"]), from_json(found["value"])
+        return check_key(found["key"]), from_json(found["value"]), None if ttl is None else checked_seconds(ttl, "ttl")
     except InvalidArgument as error:
-        raise _wrong(place, f"has a key that no table takes: {error.message.rstrip('.')}") from error
+        raise _wrong(place, f"has what no table takes: {error.message.rstrip('.')}") from error
     except ValueError as error:
         raise _wrong(place, f"has {error}") from error
 
@@ -79,13 +83,17 @@ class Gathered:
         self._table = table
         self._changes: list[dict[str, bytes | None]] = [{} for _ in table.sequence]
         self._sizes = [0] * len(self._changes)
+        self._ttls: list[float | None] = [None] * len(self._changes)
         self.loaded = 0
 
-    def add(self, key: str, value: bytes | None) -> None:
+    def add(self, key: str, value: bytes | None, ttl: float | None = None) -> None:
         index = crc32(key.encode()) % len(self._changes)
         size = len(key) + len(value or b"")
         if self._sizes[index] + size > CHANGE_BYTES_MAX or len(self._changes[index]) >= CHANGE_KEYS_MAX:
             self._put(index)
+        if ttl != self._ttls[index] and value is not None:
+            self._put(index)
+            self._ttls[index] = ttl
         self._changes[index][key] = value
         self._sizes[index] += size
 
@@ -94,7 +102,7 @@ class Gathered:
         if not changes:
             return
         self._changes[index], self._sizes[index] = {}, 0
-        self._table.put_many(changes)
+        self._table.put_many(changes, ttl=self._ttls[index])
         self.loaded += len(changes)
 
     def finish(self) -> None:

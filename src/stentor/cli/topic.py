@@ -25,6 +25,18 @@ if TYPE_CHECKING:
 app = options.make_app(invoke_without_command=True, help="Create, list, describe, alter, delete and recover topics.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the topic, in dotted parts, such as orders.eu.")]
+Cleanup = Annotated[
+    str | None,
+    typer.Option(
+        metavar="delete|compact|compact,delete",
+        help="What becomes of old messages: retention deletes them (delete), or the latest of each key stays (compact)."
+        " It cannot be changed.",
+    ),
+]
+DeletionsKept = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="How long a compacted topic keeps deletions of keys, such as 1d."),
+]
 Kind = Annotated[
     str | None,
     typer.Option(
@@ -109,6 +121,8 @@ def create(
     name: Name,
     partitions: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of partitions.")] = None,
     kind: Kind = None,
+    cleanup: Cleanup = None,
+    deletions_kept: DeletionsKept = None,
     replicas: Replicas = None,
     min_replicas: MinReplicas = None,
     placement: Placement = None,
@@ -139,7 +153,7 @@ def create(
     settings = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
     settings |= _waiting(wait_for_cursor, wait_bytes)
     settings |= given(partitions=partitions, replicas=replicas, min_replicas=min_replicas, placement=placement)
-    settings |= given(kind=kind)
+    settings |= given(kind=kind, cleanup=cleanup) | _kept(deletions_kept)
     check_topic_name(name)
     check_replicas(replicas, min_replicas)
     with options.connect(url, timeout, "topic create") as client:
@@ -168,7 +182,7 @@ def tell_differences(topic: TopicInfo, settings: dict[str, Any]) -> None:
     if differing:
         complain(
             f"Topic {topic.name} already exists and was not changed: {', '.join(differing)}."
-            " `stentor topic alter` changes settings, except the number of partitions and the kind."
+            " `stentor topic alter` changes settings, except the number of partitions, the kind and the cleanup."
         )
 
 
@@ -212,6 +226,7 @@ def alter(
     replicas: Replicas = None,
     min_replicas: MinReplicas = None,
     placement: Placement = None,
+    deletions_kept: DeletionsKept = None,
     flush: Flush = None,
     flush_interval_ms: FlushInterval = None,
     retention_age: RetentionAge = None,
@@ -234,7 +249,7 @@ def alter(
     """
     changes = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
     changes |= _waiting(wait_for_cursor, wait_bytes)
-    changes |= given(replicas=replicas, min_replicas=min_replicas, placement=placement)
+    changes |= given(replicas=replicas, min_replicas=min_replicas, placement=placement) | _kept(deletions_kept)
     if not changes:
         raise InvalidArgument("No setting was named.", hint="Name a setting to change, such as --retention-age 7d.")
     check_topic_name(name)
@@ -338,6 +353,12 @@ def _settings(
     return settings
 
 
+def _kept(deletions_kept: str | None) -> dict[str, Any]:
+    if deletions_kept is None:
+        return {}
+    return {"deletions_kept_s": parse_seconds(deletions_kept, "--deletions-kept")}
+
+
 def _waiting(wait_for_cursor: str | None, wait_bytes: str | None) -> dict[str, Any]:
     """What retention waits for; `none` lifts it."""
     settings: dict[str, Any] = {}
@@ -396,6 +417,7 @@ def print_topic(topic: TopicInfo, *, as_json: bool) -> None:
             ("topic", topic.name),
             ("id", f"{topic.id:016x}"),
             ("kind", settings.kind),
+            *([("cleanup", settings.cleanup)] if settings.cleanup != "delete" else []),
             ("replicas", _replicas(settings)),
             ("flush", flush),
             ("retention", _retention(topic)),
@@ -405,6 +427,9 @@ def print_topic(topic: TopicInfo, *, as_json: bool) -> None:
     )
     print()
     _print_partitions(topic)
+    if settings.compacted:
+        print()
+        _print_compacted(topic.partitions)
     if settings.waits_for or any(partition.recorded for partition in topic.partitions):
         print()
         _print_passed(topic.partitions, "PASSED" if settings.retention_waits_for else "RECORDED")
@@ -431,6 +456,16 @@ def _print_partitions(topic: TopicInfo) -> None:
         for each in topic.partitions
     )
     print_table(headings, rows, right=headings[:7])
+
+
+def _print_compacted(partitions: list[PartitionInfo]) -> None:
+    """How far each partition is compacted, and what that has saved on its head since that was started."""
+    headings = ("PARTITION", "COMPACTED TO", "MESSAGES REMOVED", "BYTES SAVED")
+    rows = (
+        (each.partition, each.compacted_to, f"{each.messages_removed:,}", show_bytes(each.bytes_saved))
+        for each in partitions
+    )
+    print_table(headings, rows, right=headings)
 
 
 def _print_passed(partitions: list[PartitionInfo], passed: str) -> None:

@@ -51,6 +51,14 @@ _PARTITION_GAUGES: Final[dict[str, Read]] = {
     "waiting": lambda row: row.replica.waiting,
     "replicas": lambda row: row.chain.replicas,
     "replicas_wanted": lambda row: row.chain.replicas_wanted,
+    "compacted_to": lambda row: row.compaction.compacted_to,
+    "compaction_running": lambda row: row.compaction.running,
+}
+_COMPACTION_COUNTERS: Final[dict[str, Read]] = {
+    "compactions": lambda row: row.compaction.runs,
+    "compaction_bytes_before": lambda row: row.compaction.bytes_before,
+    "compaction_bytes_after": lambda row: row.compaction.bytes_after,
+    "compaction_messages_removed": lambda row: row.compaction.messages_removed,
 }
 _LAG_GAUGES: Final[dict[str, tuple[str, Read]]] = {
     "lag_max": ("Messages that the slowest subscriber is behind", lambda row: row.lag_max),
@@ -76,6 +84,8 @@ def _lines(statistics: BrokerStatistics) -> Iterator[str]:
     rows = [(f'{{partition="{row.partition}",topic="{_escaped(row.topic)}"}}', row) for row in statistics.partitions]
     for name, read in _PARTITION_COUNTERS.items():
         yield from _samples(f"stentor_partition_{name}_total", f"Published: {name}", "counter", read, rows)
+    for name, read in _COMPACTION_COUNTERS.items():
+        yield from _samples(f"stentor_partition_{name}_total", f"Compaction: {name}", "counter", read, rows)
     for name, read in _PARTITION_GAUGES.items():
         yield from _samples(f"stentor_partition_{name}", f"Partition: {name}", "gauge", read, rows)
     followed = [(label, row) for label, row in rows if row.streams]

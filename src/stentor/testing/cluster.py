@@ -49,14 +49,14 @@ _LOG_LINES: Final = 8
 class BrokerProcess:
     """One `stentor serve`."""
 
-    def __init__(self, name: str, directory: Path, arguments: list[str], prefix: list[str], host: str) -> None:
+    def __init__(self, name: str, directory: Path, settings: dict[str, Any], prefix: list[str], host: str) -> None:
         self.name = name
         self.directory = directory
         self.log_file = directory.with_suffix(".log")
         self.port = 0
         self.http_port = 0
         self.host = host
-        self._arguments = arguments
+        self.settings = settings
         self._prefix = prefix
         self._process: subprocess.Popen[str] | None = None
 
@@ -78,7 +78,7 @@ class BrokerProcess:
         """Start it on the ports it had before, so that everyone finds it again."""
         if self.running:
             return
-        command = [*self._prefix, sys.executable, "-m", "stentor", "serve", *self._arguments]
+        command = [*self._prefix, sys.executable, "-m", "stentor", "serve", *_flags(self.settings)]
         command += ["--data", str(self.directory), "--host", self.host]
         command += ["--port", str(self.port), "--http-port", str(self.http_port)]
         with self.log_file.open("a", encoding="utf-8") as log:
@@ -118,6 +118,17 @@ class BrokerProcess:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._process = None
+
+
+def _flags(settings: dict[str, Any]) -> list[str]:
+    flags: list[str] = []
+    for setting, value in settings.items():
+        flag = setting.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            flags += [f"--{flag}", str(value)]
+    return flags
 
 
 class LocalCluster:
@@ -186,15 +197,9 @@ class LocalCluster:
 
     def _make(self, index: int) -> BrokerProcess:
         name = f"b{index}"
-        arguments = ["--coordination", self.etcd.url, "--broker-id", name]
+        settings = {"coordination": self.etcd.url, "broker_id": name, **self._settings}
         if zone := self.zone(index):
-            arguments += ["--zone", zone]
-        for setting, value in self._settings.items():
-            flag = setting.replace("_", "-")
-            if isinstance(value, bool):
-                arguments.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                arguments += [f"--{flag}", str(value)]
+            settings["zone"] = zone
         prefix, host = [], "127.0.0.1"
         if self._network is not None:
             self._network.add(name)
@@ -202,7 +207,7 @@ class LocalCluster:
         if self._disk_bytes:
             self._disks[name] = Disk(self.directory / name, self._disk_bytes)
             self._disks[name].mount()
-        process = BrokerProcess(name, self.directory / name, arguments, prefix, host)
+        process = BrokerProcess(name, self.directory / name, settings, prefix, host)
         if self._port:
             process.port, process.http_port = self._port + 2 * index, self._port + 2 * index + 1
         self.brokers[name] = process
@@ -323,8 +328,11 @@ class LocalCluster:
         self.brokers[name].signal(signal.SIGTERM)
         self.brokers[name].wait(_STOP_S)
 
-    def restart(self, name: str) -> None:
-        """Start a broker that is not running, on its old ports and data."""
+    def restart(self, name: str, **settings: Any) -> None:
+        """Start a broker that is not running, on its old ports and data; with other settings, if any are named. One
+        that is None has its default again.
+        """
+        self.brokers[name].settings |= settings
         self.brokers[name].launch()
         self.brokers[name].wait_ready()
 

@@ -182,6 +182,77 @@ def test_delete_removes_a_key(cli, config):
     assert "app/rate" not in config
 
 
+# --- keys that expire ---------------------------------------------------------------------------
+
+
+def test_put_gives_a_key_a_time_and_touch_begins_it_anew(cli, config):
+    assert cli("table", "put", "config", "busy", "yes", "--ttl", "600").code == 0
+    config.sync()
+    assert config.entry("busy").ttl == 600
+    assert cli("table", "touch", "config", "busy") == (0, "busy of config stays for 600 s\n", "")
+    assert cli("table", "touch", "config", "busy", "--quiet") == (0, "", "")
+    missing = cli("table", "touch", "config", "nope")
+    assert (missing.code, missing.out) == (1, "")
+    assert "Table config has no key nope" in missing.err
+    stays = cli("table", "touch", "config", "web")
+    assert stays.code == 2
+    assert "web of table config has no ttl" in stays.err
+    assert "--ttl=0" in cli("table", "put", "config", "a", "1", "--ttl", "0").err
+
+
+def test_list_shows_times_where_there_are_some(cli, config):
+    assert "TTL" not in cli("table", "list", "config").out
+    config.put("busy", "yes", ttl=1.5)
+    config.put("me", "here", ephemeral=True, grace=600)
+    config.touch("busy")
+    lines = [line.split() for line in cli("table", "list", "config", "--values").out.splitlines()]
+    assert lines[0] == ["KEY", "VERSION", "SIZE", "TTL", "VALUE"]
+    assert ["600", "s", "here"] in [line[-3:] for line in lines]
+    found = {each["key"]: each for each in json.loads(cli("table", "list", "config", "--json").out)}
+    assert (found["me"]["ttl"], found["me"]["ephemeral"], "ttl" in found["web"]) == (600, True, False)
+
+
+@pytest.fixture
+def expiring(config):
+    """Somebody puts a key that expires, again and again."""
+    stop = threading.Event()
+
+    def put():
+        while not stop.wait(0.05):
+            if "busy" not in config:
+                config.put("busy", "yes", ttl=0.1)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    yield
+    stop.set()
+    thread.join(WAIT_S)
+
+
+def test_watch_says_what_expired(cli, expiring):
+    lines = cli("table", "watch", "config", "--count", "2").out.splitlines()
+    assert "expired  busy" in lines
+    told = map(json.loads, cli("table", "watch", "config", "--count", "2", "--json").out.splitlines())
+    assert {change["new"] is None: change.get("expired", False) for change in told} == {False: False, True: True}
+
+
+def test_a_dump_has_times_and_load_gives_them(cli, client, config, tmp_path):
+    config.put("busy", "yes", ttl=600)
+    dumped = cli("table", "dump", "config").out
+    assert '{"key":"busy","value":"yes","version":3,"ttl":600.0}' in dumped.splitlines()
+    file = tmp_path / "dump"
+    file.write_text(dumped + '{"key": "soon", "value": "1", "ttl": 500}\n{"key": "late", "value": "1"}\n')
+    client.create_topic("loaded", kind="table")
+    assert cli("table", "load", "loaded", str(file)).code == 0
+    with client.table("loaded") as loaded:
+        ttls = {entry.key: entry.ttl for entry in loaded.entries()}
+    assert {key: ttl for key, ttl in ttls.items() if ttl is not None} == {"busy": 600, "soon": 500}
+    assert len(ttls) == 6
+    file.write_text('{"key": "soon", "value": "1", "ttl": -1}\n')
+    assert "ttl=-1 must be above 0" in cli("table", "load", "loaded", str(file)).err
+    client.delete_topic("loaded")
+
+
 # --- list and watch -----------------------------------------------------------------------------
 
 
@@ -340,9 +411,9 @@ def test_load_takes_files_and_null_deletes(cli, config, client, tmp_path):
         (b"[]", "is not a JSON object"),
         (b'{"key": "a"}', "has no field 'value'"),
         (b'{"value": "a"}', "has no field 'key'"),
-        (b'{"key": "a", "value": "b", "ttl": 3}', "has the unknown field 'ttl'"),
-        (b'{"key": "/a", "value": "b"}', "has a key that no table takes: '/a' is no key of a table."),
-        (b'{"key": 3, "value": "b"}', "has a key that no table takes: A key of a table is text, not int."),
+        (b'{"key": "a", "value": "b", "age": 3}', "has the unknown field 'age'"),
+        (b'{"key": "/a", "value": "b"}', "has what no table takes: '/a' is no key of a table."),
+        (b'{"key": 3, "value": "b"}', "has what no table takes: A key of a table is text, not int."),
         (b'{"key": "a", "value": {"base64": "?"}}', "has bad base64"),
     ],
     ids=["nonsense", "list", "no value", "no key", "unknown", "bad key", "number", "base64"],
@@ -351,6 +422,15 @@ def test_a_line_that_is_no_entry_is_named(line, said):
     with pytest.raises(stentor.InvalidArgument) as caught:
         parse_line(line, "standard input line 7")
     assert said in caught.value.message
+
+
+def test_keys_that_stay_for_different_times_are_put_one_after_the_other():
+    table = Recorder()
+    gathered = Gathered(table)
+    for value, ttl in ((b"1", None), (b"2", 5.0), (b"3", 5.0), (None, None), (b"4", None)):
+        gathered.add("a", value, ttl)
+    gathered.finish()
+    assert table.calls == [{"a": b"1"}, ({"a": None}, 5.0), {"a": b"4"}]
 
 
 def test_load_says_how_far_it_came(cli, config, monkeypatch):
@@ -373,8 +453,8 @@ class Recorder:
     def __init__(self):
         self.calls = []
 
-    def put_many(self, changes):
-        self.calls.append(changes)
+    def put_many(self, changes, *, ttl):
+        self.calls.append(changes if ttl is None else (changes, ttl))
 
 
 def test_changes_are_gathered_by_partition_and_size(monkeypatch):

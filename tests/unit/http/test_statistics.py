@@ -17,11 +17,13 @@ NAMES = {
     "cluster.chains": "partitions short joining chain_lengths behind removals changes",
     "lagging": "client address topic partition taken lag lag_s",
     "partitions": "topic partition batches_in bytes_in bytes_out messages_in messages_out streams lag_max lag_sum"
-    " lag_max_s tail_cache_bytes chain replica dedupe log",
+    " lag_max_s tail_cache_bytes chain replica dedupe log compaction",
     "partitions.chain": "replicas replicas_wanted",
     "partitions.replica": "position epoch linked active end durable committed failed joint waiting",
     "partitions.dedupe": "producers searches",
     "partitions.log": "start end synced_end bytes segments appends syncs sync_us_total sync_us_max failed damaged",
+    "partitions.compaction": "horizon compacted_to deletions_until runs running bytes_before bytes_after"
+    " messages_removed last_at_us",
 }
 BY_NAME = {"cluster.peers", "cluster.chains.chain_lengths"}  # their keys are brokers and lengths
 
