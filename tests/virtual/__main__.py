@@ -2,6 +2,8 @@
 
 python -m tests.virtual SEED [SEED …] [--log]       replay some, with what everyone logs
 python -m tests.virtual --seeds 1000 [--from S]     run a range, on all cores; --cursors: with clients that move cursors
+python -m tests.virtual --seeds 1000 --compaction   with the log of a table compacted all the time
+python -m tests.virtual --seeds 1000 --groups       with a consumer group that reads, too
 python -m tests.virtual --campaign --minutes 10     go on where the last campaign stopped
 """
 
@@ -45,10 +47,10 @@ class _Log(logging.Handler):
         print(f"{world.now / SECOND:.4f} {who} {record.levelname[0]} {record.name} {record.getMessage()}")
 
 
-def replay(seeds: list[int], *, log: bool, cursors: bool) -> int:
+def replay(seeds: list[int], *, log: bool, **layout: bool) -> int:
     failed = 0
     for seed in seeds:
-        run = Run(seed, cursors=cursors)
+        run = Run(seed, **layout)
         logging.getLogger().handlers[:] = [_Log(run)] if log else [logging.NullHandler()]
         try:
             run.run()
@@ -77,7 +79,7 @@ def run_many(
     processes: int,
     deadline: float = float("inf"),
     on_done: Callable[[Outcome], None] = lambda _: None,
-    cursors: bool = False,
+    **layout: bool,
 ) -> int:
     """Run seeds with a progress bar; returns how many failed."""
     began, done, sent, failed = time.monotonic(), 0, 0, []
@@ -85,7 +87,7 @@ def run_many(
     with progress_bar() as progress:
         show = print if progress is None else progress.console.print
         task = None if progress is None else progress.add_task("", total=total, rate="…", failed=0)
-        for outcome in run_seeds(seeds, processes=processes, deadline=deadline, cursors=cursors):
+        for outcome in run_seeds(seeds, processes=processes, deadline=deadline, **layout):
             done += 1
             sent += outcome.sent
             if outcome.failure:
@@ -131,17 +133,21 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=1, help="the first of them")
     parser.add_argument("--log", action="store_true", help="show what everyone logs, in virtual time")
     parser.add_argument("--cursors", action="store_true", help="let some clients move named cursors")
+    parser.add_argument("--expiry", action="store_true", help="let keys of a table expire, and their owners die")
+    parser.add_argument("--compaction", action="store_true", help="compact the log of a table all the time")
+    parser.add_argument("--groups", action="store_true", help="let a consumer group read, too")
     parser.add_argument("--campaign", action="store_true", help="seeds that nobody has run yet")
     parser.add_argument("--minutes", type=float, default=10, help="how long a campaign goes on")
     parser.add_argument("--processes", type=int, default=0, help="how many at a time; 0 means one per core")
     wishes = parser.parse_args()
     prepare("tests.virtual", log=wishes.log)
+    layout = {name: True for name in ("cursors", "expiry", "compaction", "groups") if getattr(wishes, name)}
     if wishes.campaign:
         return bool(campaign(wishes.minutes, wishes.processes))
     if wishes.seed:
-        return bool(replay(wishes.seed, log=wishes.log, cursors=wishes.cursors))
+        return bool(replay(wishes.seed, log=wishes.log, **layout))
     seeds = range(wishes.first, wishes.first + wishes.seeds)
-    return bool(run_many(seeds, processes=wishes.processes, cursors=wishes.cursors))
+    return bool(run_many(seeds, processes=wishes.processes, **layout))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ class Checker:
         self.values: dict[Key, dict[int, Batch]] = defaultdict(dict)  # by offset: what was committed somewhere
         self.producers: dict[Key, dict[tuple[int, int, int], int]] = defaultdict(dict)  # where each batch is
         self.committed: dict[Key, int] = defaultdict(int)  # the highest commit point that anybody knew
+        self.horizons: dict[Key, int] = {}  # the highest horizon that anybody knew to be committed
+        self.archive: dict[Key, dict[tuple[int, int], tuple[Any, bytes]]] = defaultdict(dict)  # by epoch and offset
         self._starts = Starts(self.require)
         self.acked: dict[Key, dict[int, int]] = defaultdict(dict)  # up to where at `all`, by the epoch it was said in
         self.acknowledgements = 0
@@ -144,6 +146,8 @@ class Checker:
         self.topics[key[0]] = partition.topic
         readable = (key, me.broker, me.log_id) not in self.excused
         copy = self.copies[partition.replica] = Copy(partition, self.world.current, readable=readable)
+        copy.horizons = self.horizons
+        self._note_horizon(copy)
         self._by_directory[str(partition.log.directory)] = copy
         self.newest[key, me.broker, me.log_id] = copy
         log_id, epoch, floor = self._on_disk.get((me.broker, key), (0, 0, 0))
@@ -216,6 +220,8 @@ class Checker:
         self._taken.add((replica, publish.ticket))
         name = publish.producer_id, publish.generation, publish.sequence
         end = append.base_offset + publish.count
+        if event.body:
+            self.archive[self.copies[replica].key][append.epoch, append.base_offset] = event.batch, bytes(event.body)
         self.copies[replica].batches.append(
             Batch(append.base_offset, end, append.epoch, *name, publish.checksum, append.refused)
         )
@@ -229,7 +235,7 @@ class Checker:
         copy.cut(event.end)
         undone = all(pending_end(state) <= event.end for state in replica.states)
         self.require(undone, "a log was cut, and a table has what it lost", copy.place, event)
-        if copy.batches and copy.batches[0].base_offset == 0:
+        if copy.batches and copy.batches[0].base_offset == 0 and not copy.horizon:
             derived = derive(copy.batches)
             self.require(
                 remembered(replica.dedupe) == derived, "a log was cut, and not what is derived from it", copy.place
@@ -300,7 +306,7 @@ class Checker:
         self._taken.discard((replica, answer.ticket))
         if publish is None or publish.producer_id == 0 or not copy.readable:
             return
-        gone = answer.base_offset < copy.partition.log.start
+        gone = answer.base_offset < max(copy.partition.log.start, copy.horizon)
         held = None if gone else copy.at(answer.base_offset)
         name = (publish.producer_id, publish.generation, publish.sequence)
         self.require(
@@ -400,6 +406,7 @@ class Checker:
             named = replica.record.chain[place]
             self.require(named == replica.me, "a member that is not named takes part", copy.place, named, replica.me)
         self._note_safe(copy)
+        self._note_horizon(copy)
         self.require(log.synced_end <= copy.safe, "said to be on disk, and is not", copy.place, log.synced_end)
         if not copy.partition.sync.is_cutting:
             self.require(replica.durable <= copy.safe, "said to be on disk, and is not", copy.place, replica.durable)
@@ -434,6 +441,13 @@ class Checker:
             replica.states.check_invariants()
         except AssertionError as error:
             self.require(False, "an invariant of derived state", copy.place, error)  # noqa: FBT003
+
+    def _note_horizon(self, copy: Copy) -> None:
+        horizon = copy.partition.compaction.horizon
+        if horizon.offset > self.horizons.get(copy.key, 0):
+            self.horizons[copy.key] = horizon.offset
+            known = max(self.committed[copy.key], copy.partition.replica.committed)
+            self.require(horizon.offset < known, "a horizon beyond the commit point", copy.place, horizon, known)  # C23
 
     def _note_safe(self, copy: Copy) -> None:
         if copy.safe != copy.noted:
@@ -569,7 +583,7 @@ class Checker:
                 log = copy.partition.log
                 if not copy.readable:
                     continue  # a bit flipped, and nobody has read it yet
-                found = read_log(log)
+                found = [batch for batch in read_log(log) if batch.base_offset >= copy.horizon]
                 self.require(
                     found == copy.between(log.start, log.end), "a file that is not what its machine thinks", copy.place
                 )

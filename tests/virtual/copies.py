@@ -38,6 +38,14 @@ class Batch(NamedTuple):
     refused: bool = False
 
     @property
+    def passed_over(self) -> bool:
+        return self.refused
+
+    @property
+    def control(self) -> bool:
+        return False
+
+    @property
     def name(self) -> tuple[int, int, int]:
         return self.producer_id, self.generation, self.sequence
 
@@ -90,13 +98,20 @@ class Copy:
         self.compared = 0  # up to here its committed batches were compared with what others have
         self.readable = readable  # else a fault took something of it, and what it holds is not known
         self.batches = read_log(partition.log) if readable else []
+        self.horizons: dict[Key, int] = {}  # below these, logs are compacted, each by itself: nothing is compared there
+
+    @property
+    def horizon(self) -> int:
+        return self.horizons.get(self.key, 0)
 
     def at(self, offset: int) -> Batch | None:
+        if offset < self.horizon:
+            return None
         index = bisect_left(self.batches, offset, key=_BASE)
         return self.batches[index] if index < len(self.batches) else None
 
     def between(self, start: int, end: int) -> list[Batch]:
-        first = bisect_left(self.batches, start + 1, key=_END)
+        first = bisect_left(self.batches, max(start, self.horizon) + 1, key=_END)
         return self.batches[first : bisect_left(self.batches, end + 1, key=_END)]
 
     def cut(self, end: int) -> None:

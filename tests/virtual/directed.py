@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import msgspec
-from tests.virtual import directed_cursors, directed_operators
+from tests.virtual import directed_cursors, directed_expiry, directed_operators
 from tests.virtual.scene import WAIT_S, Scene, require, scene
 from tests.virtual.store import StoreAccess
 from tests.virtual.workload import TOPIC
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, broker_key, decode_broker, encode
-from stentor.broker.partitions.partition import Request
+from stentor.broker.partitions.interfaces import Request
 from stentor.core.acks import ALL
 from stentor.core.membership import ControllerKey
 from stentor.core.records import Member
@@ -580,4 +580,4 @@ RUNS: dict[str, Callable[[], None]] = {
         standstill, lone_observer, lapsed_leases, wave_of_silence, storeless_controller, one_of_three_returns, liar,
         poisoned_producer, unreached_head, overtaken_reading, undrained_meanwhile, state_in_pieces,
     )
-} | directed_operators.RUNS | directed_cursors.RUNS  # fmt: skip
+} | directed_operators.RUNS | directed_cursors.RUNS | directed_expiry.RUNS  # fmt: skip

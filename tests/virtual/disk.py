@@ -55,6 +55,10 @@ class Disk:
         elif path.endswith(GROWING):
             self._synced[path] = os.stat(path).st_size  # noqa: PTH116 - called often
 
+    def replaced(self, path: str) -> None:
+        """Another file has this name now, and all of it is safe."""
+        self._synced[path] = os.stat(path).st_size  # noqa: PTH116 - called often
+
     def crash(self, rng: random.Random) -> None:
         """The power is cut: of what was written since the last sync any part may be gone."""
         for path in self.files(*GROWING):
@@ -200,6 +204,17 @@ class Machine:
 
         return ask
 
+    def replace(self, real: Callable[..., None]) -> Callable[..., None]:
+        """A log that is put in the place of another one was synced before, under another name."""
+
+        def put(source: Any, target: Any) -> None:
+            real(source, target)
+            disk, path = self._disk(), str(target)
+            if disk is not None and path.endswith(LOG_SUFFIX):
+                disk.replaced(path)
+
+        return put
+
     def wall_ns(self) -> int:
         process = self._world.current
         return (self._world.now if process is None else process.now_us()) * 1000
@@ -221,6 +236,7 @@ def virtual_machine(world: World, disks: dict[str, Disk], power_cut: Callable[[s
         (os, "fdatasync", machine.sync),
         (os, "statvfs", machine.room(os.statvfs)),
         (os, "fstatvfs", machine.room(os.fstatvfs)),
+        (os, "replace", machine.replace(os.replace)),
         (time, "monotonic", machine.monotonic),
         (time, "time_ns", machine.wall_ns),
         (secrets, "randbits", chance.getrandbits),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
+from tests.virtual import mutated_expiry
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, chain_key, encode
@@ -21,6 +22,7 @@ from stentor.broker.cluster.peer_links import Peers
 from stentor.broker.cluster.store_rollback import StoreRollback
 from stentor.broker.partitions.chain_desk import ChainDesk
 from stentor.broker.partitions.epoch_store import EpochStore
+from stentor.broker.partitions.expiring import Expiring
 from stentor.broker.partitions.letting_go import LettingGo
 from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.partition import Partition
@@ -37,6 +39,9 @@ from stentor.core.controller import Controller
 from stentor.core.cursors import Cursors, Moved
 from stentor.core.dedupe import Dedupe, Resend
 from stentor.core.downstream import Downstream
+from stentor.core.expiry import Expiry
+from stentor.core.group_coordinator import GroupCoordinator
+from stentor.core.horizon import Horizon
 from stentor.core.linking import Linking
 from stentor.core.membership import Membership
 from stentor.core.records import ChainRecord
@@ -45,10 +50,14 @@ from stentor.core.standing import Standing
 from stentor.core.state_transfer import StateTransfer
 from stentor.core.table import TableState
 from stentor.errors import StentorError
+from stentor.storage.compaction import Compaction, _Merger
 from stentor.storage.log import PartitionLog
+from stentor.wire import table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from stentor.wire.sparse import Rows
 
 _replace = msgspec.structs.replace
 
@@ -79,6 +88,27 @@ def _nothing(*_: Any, **__: Any) -> list[Any]:
     return []
 
 
+def _keep_the_first(self: Compaction, rows: Rows) -> list[bool]:
+    return [False] * len(rows.offsets)
+
+
+def _compact_everything(self: Compaction, state: Any, reader: Any, horizon: Horizon, *more: Any) -> None:
+    _COMPACTION(self, state, reader, Horizon(state.end, state.end), *more)
+
+
+_COMPACTION = Compaction.__init__
+
+
+def _flush_without_gaps(self: _Merger) -> None:
+    """What was emptied is left out, with the offsets that it covered."""
+    if self._like is not None and not self._rows.offsets:
+        self._like = None
+    _FLUSH(self)
+
+
+_FLUSH = _Merger.flush
+
+
 def _never(*_: Any, **__: Any) -> bool:
     return False
 
@@ -101,6 +131,15 @@ def _fold_anything(view, record):
 
 
 COMMIT, FOLD = Cursors.commit, cursors._fold
+ENDS_AT = GroupCoordinator.ends_at
+
+
+def _has_let_go(*_: Any) -> bool:
+    return True
+
+
+def _ends_early(self: GroupCoordinator, *about: Any, **more: Any) -> float:
+    return ENDS_AT(self, *about, **more) - 3.0
 
 
 # --- C2, C3: epochs and incarnations ----------------------------------------------------------------
@@ -515,12 +554,32 @@ mutation(
 )
 mutation("outcome", "C20: a resend of what was refused is refused again", (Dedupe, "apply", _forget_refused))
 mutation("undo", "C19: a table undoes what was cut off its log", (TableState, "cut", _nothing))
+mutation(
+    "in-full",
+    "C21: whoever becomes the head begins all times in full",
+    (Expiry, "lead", mutated_expiry.lead_on),
+    (Expiry, "rest", mutated_expiry.rest_a_while),
+)
+mutation(
+    "touch", "C21: a touch is promised only by who still leads", (Expiring, "_certain", mutated_expiry.unconfirmed)
+)
+mutation(
+    "expired-version",
+    "C21: only the version expires whose time is over (looked at, and written down: both off)",
+    (Expiry, "_still_there", _always),
+    (table_rows, "expired", mutated_expiry.expired_anyhow),
+)
+mutation("let-go", "a partition is given away once its owner let go", (GroupCoordinator, "_has_let_go", _has_let_go))
+mutation("group-leases", "a member keeps its whole lease", (GroupCoordinator, "ends_at", _ends_early))
 mutation("cursor-cut", "C19: what was not committed is undone by a cut", (Cursors, "cut", _nothing))
 mutation("cursor-commit", "C20: only what is committed is told", (Cursors, "commit", _commit_everything))
 mutation("cursor-back", "a cursor never goes back by itself", (cursors, "_fold", _fold_anything))
 mutation("retention", "C23: retention stops at the commit point", (LettingGo, "_retain", _retain_all))
 mutation("own-retention", "C23: only the head chooses where a log begins", (LettingGo, "retain", _retain_everywhere))
 mutation("own-start", "C23: a member's log begins where the head says", (ChainDesk, "_retire", _retire_committed))
+mutation("latest", "C23: the last message of each key stays", (Compaction, "_wanted", _keep_the_first))
+mutation("below", "C23: what is above the horizon stays", (Compaction, "__init__", _compact_everything))
+mutation("covered", "C23: batches keep the offsets that they cover", (_Merger, "flush", _flush_without_gaps))
 mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
 mutation("blame", "C14: nobody is blamed for those after it (said, and judged: both off)", HELD, FIRST_BLAMED)
 mutation("own-disk", "C31: a head reports that its own disk hangs", OWN_DISK)

@@ -205,6 +205,8 @@ class End(asyncio.Transport):
             what = self._arriving[0]
             if what is _FIN or what is _RST:
                 self._arriving.clear()
+                if what is _FIN:
+                    self._protocol.eof_received()
                 self._lose(None if what is _FIN else ConnectionResetError("reset by the other side"))
                 return
             view = self._protocol.get_buffer(-1)

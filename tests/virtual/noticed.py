@@ -57,6 +57,9 @@ DIRECTED = {
     "short-end": "one_of_three_returns",
     "cursor-cut": "moved_in_vain",
     "state": "state_in_pieces",
+    "in-full": "led_again",
+    "touch": "touched_in_vain",
+    "expired-version": "put_on_its_way",
 }
 SEEDS: dict[str, list[int]] = {
     "epochs": [2, 3],
@@ -80,8 +83,13 @@ SEEDS: dict[str, list[int]] = {
     "applied": [1, 2],
     "outcome": [1, 2],
     "undo": [2, 4],
+    "let-go": [2, 5],
+    "group-leases": [3, 8],
     "cursor-commit": [2, 3],
     "cursor-back": [1, 2],
+    "latest": [1, 2],
+    "below": [2, 3],
+    "covered": [1],
     "renewed": [2, 3],
     "own-retention": [2, 3],
     "own-start": [2, 3],
@@ -94,6 +102,11 @@ SEEDS: dict[str, list[int]] = {
 """Those that noticed a mutation when it was last searched."""
 _PARTING = {"favour": ("head", "head_bounces", "pair", "split", "pause", "slow_disk"), "ack": "head", "factor": 3}
 FAVOURED: dict[str, dict[str, Any]] = {
+    "latest": {"compaction": True},
+    "below": {"compaction": True},
+    "covered": {"compaction": True},
+    "let-go": {"groups": True, "retains": False},
+    "group-leases": {"groups": True, "retains": False},
     "cursor-commit": {"cursors": True},
     "cursor-back": {"cursors": True},
     "reconcile": _PARTING,

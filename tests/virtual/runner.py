@@ -8,12 +8,15 @@ import os
 import sys
 import warnings
 from collections import defaultdict
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from tests.virtual.cluster import Cluster
 from tests.virtual.copies import committed_cursors
+from tests.virtual.expiry_load import EXPIRING, LATE_S, ExpiryLoad
 from tests.virtual.faults import Faults
+from tests.virtual.group_load import GroupLoad
 from tests.virtual.operators import Operators
 from tests.virtual.table_load import TABLE, TableLoad
 from tests.virtual.workload import TOPIC, History, Workload
@@ -21,21 +24,37 @@ from tests.virtual.world import SECOND, BrokenError, World, number_objects
 
 from stentor import limits
 from stentor.broker.cursors import desk
+from stentor.broker.partitions import compaction, compactions
 from stentor.broker.sessions import inline_sync
 from stentor.core.names import CURSORS_TOPIC
 from stentor.errors import StentorError
+from stentor.storage import compaction as storage_compaction
+from stentor.storage.compaction import Compaction
 from stentor.wire.messages import TopicSettings
 
 SMALL = TopicSettings(partitions=1, segment_bytes=limits.SEGMENT_BYTES_MIN, retention_bytes=limits.SEGMENT_BYTES_MIN)
 """Of the topic that cursors are derived from: few chains, and snapshots that are soon needed."""
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stentor.broker.catalogue import Catalogue
+    from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
-    from stentor.storage.log import PartitionLog
 
 
 TABLE_EVERY = 5  # seeds
+OWNER_DIES = 0.15  # how often, after a fault
+
+OFTEN: tuple[tuple[Any, str, Any], ...] = (
+    (compactions, "COMPACTION_CHECK_S", 0.15),
+    (compactions, "COMPACTION_BYTES_PER_S", 100_000),
+    (compaction, "COMPACTION_BYTES_MIN", 1),
+    (compaction, "COMPACTION_SHARE", 0.1),
+    (storage_compaction, "COMPACTION_SLICE_BYTES", 2_000),
+    (storage_compaction, "COMPACTED_BATCH_BYTES", 3_000),
+)
+"""What makes compactions frequent, and lets faults come between their steps."""
 
 
 PIECE_BYTES = 100  # so that what is derived from a log goes to a new copy in several pieces
@@ -61,7 +80,10 @@ class Layout(NamedTuple):
     retains: bool  # only the newest messages are kept
     ack: str  # of one of the producers
     table: bool  # there is a table, too
+    compaction: bool = False  # logs of tables are compacted as soon as they can be, a few rows at a time
+    groups: bool = False  # a consumer group reads it, too; never by chance
     cursors: bool = False  # some move named cursors: never by chance, so that other runs stay as they are
+    expiry: bool = False  # there is a table whose keys expire: never by chance either
 
 
 class Run:
@@ -89,9 +111,15 @@ class Run:
             ack=rng.choice(["all", "head", "quorum"]),
             table=seed % TABLE_EVERY == 0,
         )._replace(**fixed)
+        if self.layout.compaction:
+            self.layout = self.layout._replace(table=True)
+        if self.layout.groups:  # a group must see every message
+            self.layout = self.layout._replace(retains=False)
         self.history = History(self.world)
         self.load = Workload(self.cluster, self.history, retains=self.layout.retains)
         self.tables = TableLoad(self.cluster)
+        self.expiry = ExpiryLoad(self.cluster)
+        self.groups = GroupLoad(self.cluster)
         self.operators = Operators(self.cluster)
         self.faults = Faults(self.cluster, factor=self.layout.factor, favour=favour)
 
@@ -100,10 +128,12 @@ class Run:
         run_min = inline_sync.RUN_MIN if self.layout.in_loop else 1_000_000_000
         with (
             self.cluster.living(),
+            self.expiry.promises.watching(),
             patch.object(limits, "JOIN_LAG_MESSAGES", lag),
             patch.object(limits, "STATE_PIECE_BYTES", PIECE_BYTES),
             patch.object(inline_sync, "RUN_MIN", run_min),
             patch.object(desk, "SETTINGS", SMALL),
+            self._compacting(),
         ):
             try:
                 self._begin()
@@ -115,6 +145,22 @@ class Run:
             except BrokenError as error:
                 told = [f"seed {self.seed}: {error}", *self.faults.done[-30:], *self.operators.done, self.state()]
                 raise FailedError("\n".join(told)) from error
+
+    @contextmanager
+    def _compacting(self) -> Iterator[None]:
+        """Compactions of a dead process are not tidied up: it was killed."""
+        kept: list[Compaction] = []
+        made = Compaction.__init__
+
+        def make(job: Compaction, *arguments: Any) -> None:
+            kept.append(job)
+            made(job, *arguments)
+
+        with ExitStack() as patches:
+            patches.enter_context(patch.object(Compaction, "__init__", make))
+            for module, name, value in OFTEN if self.layout.compaction else ():
+                patches.enter_context(patch.object(module, name, value))
+            yield
 
     def require(self, holds: bool, what: str) -> None:
         if not holds or self.world.broken:
@@ -149,7 +195,11 @@ class Run:
                     async with await cluster.client("maker") as client:
                         await client.create_topic(TOPIC, exist_ok=True, **wishes, **retention)
                         if layout.table:
-                            await client.create_topic(TABLE, exist_ok=True, **{**wishes, "partitions": 1}, kind="table")
+                            await client.create_topic(TABLE, exist_ok=True, **self._table_wishes(wishes))
+                        if layout.expiry:
+                            await client.create_topic(
+                                EXPIRING, exist_ok=True, **{**wishes, "partitions": 1}, kind="table"
+                            )
                 except StentorError:  # not all brokers have heard of each other yet, or one died meanwhile
                     await asyncio.sleep(0.1)
                 else:
@@ -170,6 +220,10 @@ class Run:
         cluster.process("looker").run(self.load.look("looker"))
         for number in range(3 if layout.table else 0):
             cluster.process(f"table{number}").run(self.tables.work(f"c{number}"))
+        if layout.expiry:
+            self.expiry.employ(3)
+        if layout.groups:
+            self.groups.begin()
         if layout.cursors:
             for number in range(2):
                 cluster.process(f"mover{number}").run(self.load.move(f"m{number}"))
@@ -180,19 +234,28 @@ class Run:
         while self.world.now < end:
             self.cluster.go(self.world.rng.uniform(0.02, 1.0))
             self.faults.one()
+            if self.layout.expiry and self.world.rng.random() < OWNER_DIES:
+                self.expiry.kill_one()
+            if self.layout.groups:
+                self.groups.fail()
 
     def _converge(self) -> None:
         cluster = self.cluster
         self.faults.heal()
         if not cluster.go(60, self._whole):
             self._ask_operators()
-        self.load.stopping = self.tables.stopping = True
+        self.load.stopping = self.tables.stopping = self.expiry.stopping = True
         self.require(cluster.go(60, lambda: not self.load.outstanding), "publishes are not answered")
         self.require(cluster.go(60, lambda: not self.tables.outstanding), "changes of a table are not answered")
         self.require(cluster.go(60, self._let_go), "members keep what the head let go")
         self.require(cluster.go(60, self._read), f"readers do not get everything: {self.load.positions}")
         if self.layout.table:
             self.require(cluster.go(60, self._copied), f"copies of a table lag: {self.tables.copies}")
+        if self.layout.expiry:
+            self.require(cluster.go(60, self.expiry.settled), "keys do not expire")
+            cluster.go(LATE_S)
+        if self.layout.groups:
+            self.require(cluster.go(60, self._handled), f"the group does not get everything: {self.groups.positions}")
         if self.layout.cursors:
             self.require(cluster.go(60, self._moved), "moves of cursors do not come to an end")
 
@@ -247,6 +310,13 @@ class Run:
         (found,) = self._ends(TABLE).values()
         return len(found) == 1 and self.tables.caught_up(max(found))
 
+    def _handled(self) -> bool:
+        """The same, of the group."""
+        if self.world.steps % 50 or not self.cluster.ready():
+            return False
+        ends = self._ends(TOPIC)
+        return all(len(found) == 1 for found in ends.values()) and self.groups.caught_up(ends)
+
     def _moved(self) -> bool:
         """The same, of the topic that cursors are derived from: its last move may still be on its way."""
         if self.world.steps % 50 or not self.cluster.ready():
@@ -285,11 +355,15 @@ class Run:
                     ends[key[1]] |= {partition.replica.end, partition.replica.committed}
         return ends
 
-    def _table_log(self) -> PartitionLog:
-        """Of one of its members; `Checker.finish` compares it with those of the others."""
-        (key,) = (topic.keys[0] for topic in self._catalogue().topics.values() if topic.record.name == TABLE)
-        head = self._catalogue().chains[key].record.chain[0].broker
-        return self.cluster.brokers[head].partitions[key].log
+    def _table_wishes(self, wishes: dict[str, Any]) -> dict[str, Any]:
+        kept = {"deletions_kept_s": self.seed % 3} if self.layout.compaction else {}
+        return {**wishes, "partitions": 1, "kind": "table", **kept}
+
+    def _members(self, name: str) -> list[Partition]:
+        """The copies of a table, the head's first; `Checker.finish` compares their logs."""
+        (key,) = (topic.keys[0] for topic in self._catalogue().topics.values() if topic.record.name == name)
+        chain = self._catalogue().chains[key].record.chain
+        return [self.cluster.brokers[member.broker].partitions[key] for member in chain]
 
     def _compare(self) -> None:
         """Everything acknowledged is there once, in order; nothing that was refused is."""
@@ -313,7 +387,13 @@ class Run:
             history.require(last.get((producer, partition), -1) < int(number), "out of order", partition, value)
             last[producer, partition] = int(number)
         if self.layout.table:
-            self.tables.compare(self._table_log())
+            head = self._members(TABLE)[0]
+            self.tables.compare(head.log, self.cluster.checker.archive[head.key], head.compaction.horizon)
+        if self.layout.expiry:
+            members = self._members(EXPIRING)
+            self.expiry.compare(members, self.cluster.checker.archive[members[0].key])
+        if self.layout.groups:
+            self.groups.compare(history.acknowledged)
         self.cluster.checker.finish()
         if self.layout.cursors:
             self._compare_cursors()

@@ -23,43 +23,41 @@ class Outcome(NamedTuple):
     seed: int
     failure: str = ""
     sent: int = 0
-    cursors: bool = False  # some clients moved named cursors
+    layout: tuple[str, ...] = ()  # what was there beside what chance chose, such as "cursors"
 
     @property
     def command(self) -> str:
-        return f"python -m tests.virtual {self.seed} --log{' --cursors' if self.cursors else ''}"
+        return f"python -m tests.virtual {self.seed} --log{''.join(f' --{name}' for name in self.layout)}"
 
     def __str__(self) -> str:
         return f"{self.failure}\n    replay it with: {self.command}"
 
 
-def try_seed(seed: int, *, cursors: bool = False) -> Outcome:
+def try_seed(seed: int, **layout: bool) -> Outcome:
     """One seed; what it finds is in the outcome."""
-    run = Run(seed, cursors=cursors)
+    run = Run(seed, **layout)
     try:
         run.run()
     except Exception as error:  # noqa: BLE001 - a crash of the harness is a finding too
-        return Outcome(seed, f"{type(error).__name__}: {error}", run.load.sent, cursors)
-    return Outcome(seed, "", run.load.sent, cursors)
+        return Outcome(seed, f"{type(error).__name__}: {error}", run.load.sent, tuple(layout))
+    return Outcome(seed, "", run.load.sent, tuple(layout))
 
 
-def _try_seeds(seeds: list[int], cursors: bool) -> list[Outcome]:
-    return [try_seed(seed, cursors=cursors) for seed in seeds]
+def _try_seeds(seeds: list[int], layout: dict[str, bool]) -> list[Outcome]:
+    return [try_seed(seed, **layout) for seed in seeds]
 
 
-def run_seeds(
-    seeds: range, *, processes: int = 0, deadline: float = float("inf"), cursors: bool = False
-) -> Iterator[Outcome]:
+def run_seeds(seeds: range, *, processes: int = 0, deadline: float = float("inf"), **layout: bool) -> Iterator[Outcome]:
     """Outcomes as they come, of every seed, or of as many as were begun before the deadline."""
     processes = processes or os.cpu_count() or 1
     chunks = (list(seeds[start : start + CHUNK]) for start in range(0, len(seeds), CHUNK))
     with _pool(processes) as pool:
-        under_way = [pool.submit(_try_seeds, chunk, cursors) for chunk in islice(chunks, 2 * processes)]
+        under_way = [pool.submit(_try_seeds, chunk, layout) for chunk in islice(chunks, 2 * processes)]
         while under_way:
             yield from under_way.pop(0).result()
             chunk = next(chunks, None) if time.monotonic() < deadline else None
             if chunk is not None:
-                under_way.append(pool.submit(_try_seeds, chunk, cursors))
+                under_way.append(pool.submit(_try_seeds, chunk, layout))
 
 
 @contextmanager

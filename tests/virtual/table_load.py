@@ -17,14 +17,15 @@ from tests.virtual.copies import READ_BYTES
 from stentor.errors import ConditionFailed, DeadlineExceeded, StentorError, UnknownOutcome
 from stentor.wire import batch as wire_batch
 from stentor.wire import header as batch_header
-from stentor.wire import table_rows
+from stentor.wire import sparse, table_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterator
 
     from tests.virtual.cluster import Cluster
 
     from stentor.client.table import AsyncTable
+    from stentor.core.horizon import Horizon
     from stentor.storage.log import PartitionLog
 
 TABLE = "table"
@@ -58,18 +59,46 @@ class Logged(NamedTuple):
     refused: bool
 
 
-def read_table(log: PartitionLog) -> list[Logged]:
-    """All of it, from the disk."""
-    found, offset = [], log.start
+Archive = dict[tuple[int, int], tuple[Any, bytes]]
+"""Every batch that a head appended, by epoch and offset: its header and its body."""
+
+
+def written_batches(log: PartitionLog, archive: Archive) -> Iterator[tuple[int, int, Any, bytes]]:
+    """All that the log ever held, as its heads wrote it: compactions may have taken some of it since. The offset,
+    epoch, header and body of each batch that is not for brokers.
+    """
+    offset, epochs = log.start, log.epochs()
+    while offset < log.end:
+        epoch = max((first, epoch) for epoch, first in epochs if first <= offset)[1]
+        header, body = archive[epoch, offset]
+        if not header.control:
+            yield offset, epoch, header, body
+        offset = header.end_offset
+
+
+def written(log: PartitionLog, archive: Archive) -> list[Logged]:
+    """The same, as changes."""
+    found = []
+    for offset, _, header, body in written_batches(log, archive):
+        _, keys, values, headers = wire_batch.body_columns(header, body)
+        conditions = [_condition(named) for named in headers or [None] * header.count]
+        names = [(key or b"").decode() for key in keys]
+        rows = tuple(zip(names, values, conditions, strict=True))
+        found.append(Logged(offset, rows, header.refused))
+    return found
+
+
+def held_rows(log: PartitionLog) -> list[tuple[int, str, bytes | None]]:
+    """What is on the disk: offset, key, value."""
+    found: list[tuple[int, str, bytes | None]] = []
+    offset = log.start
     while offset < log.end:
         part = log.read(offset, log.end, READ_BYTES)
-        for place, *_ in batch_header.extents(part.data):
+        for place, length, *_ in batch_header.extents(part.data):
             header = batch_header.check_header(part.data, place)
-            _, keys, values, headers = wire_batch.columns(part.data, place, header)
-            conditions = [_condition(named) for named in headers or [None] * header.count]
-            names = [(key or b"").decode() for key in keys]
-            rows = tuple(zip(names, values, conditions, strict=True))
-            found.append(Logged(header.base_offset, rows, header.refused))
+            rows = sparse.rows_of(header, part.data[place + batch_header.HEADER_BYTES : place + length])
+            names = [(key or b"").decode() for key in rows.keys]
+            found += zip(rows.offsets, names, rows.values, strict=True)
         if part.next_offset <= offset:
             break
         offset = part.next_offset
@@ -81,6 +110,28 @@ def _condition(headers: Any) -> int | None:
         if name == table_rows.CONDITION:
             return int.from_bytes(value, "little", signed=True)
     return None
+
+
+def all_rows(batches: list[Logged]) -> list[tuple[int, str, bytes | None]]:
+    """Of batches that have an effect: offset, key, value."""
+    return [
+        (offset, key, value)
+        for batch in batches
+        if not batch.refused
+        for offset, (key, value, _) in enumerate(batch.rows, batch.offset)
+    ]
+
+
+def folded(rows: list[tuple[int, str, bytes | None]], at: int) -> dict[str, int]:
+    """The version of each key at an offset."""
+    found: dict[str, int] = {}
+    for offset, key, value in rows:
+        if offset >= at:
+            break
+        found.pop(key, None)
+        if value is not None:
+            found[key] = offset
+    return found
 
 
 class TableLoad:
@@ -181,12 +232,14 @@ class TableLoad:
         copy = table._copy
         change = copy.change
 
-        async def recorded(rows: dict[str, bytes | None], conditions: dict[str, int], deadline: Any) -> list[int]:
+        async def recorded(
+            rows: dict[str, bytes | None], conditions: dict[str, int], deadline: Any, lease: Any = None
+        ) -> list[int]:
             wanted = tuple((key, value, conditions.get(key)) for key, value in rows.items())
             attempt = Attempt(name, wanted, self.world.now)
             self.attempts.append(attempt)
             try:
-                versions = await change(rows, conditions, deadline)
+                versions = await change(rows, conditions, deadline, lease)
             except StentorError as error:
                 attempt.outcome = _outcome(error)
                 raise
@@ -228,9 +281,10 @@ class TableLoad:
     def caught_up(self, end: int) -> bool:
         return all(table.sequence[0] == end for table in self.copies.values())
 
-    def compare(self, log: PartitionLog) -> None:
+    def compare(self, log: PartitionLog, archive: Archive, horizon: Horizon) -> None:
         """What the log says against what clients were told, and against what their copies hold."""
-        batches = read_table(log)
+        batches = written(log, archive)
+        self._check_compacted(log, batches, horizon)
         state = self._replay(batches)
         places = self._place(batches)
         self._check_order(places)
@@ -239,6 +293,19 @@ class TableLoad:
             self.require(table._copy.failure is None, "a copy failed", name, table._copy.failure)
             held = {entry.key: (entry.version, entry.value) for entry in table.entries()}
             self.require(held == state, "a copy differs from the log", name, held, state)
+
+    def _check_compacted(self, log: PartitionLog, batches: list[Logged], horizon: Horizon) -> None:
+        """C23: what is on the disk gives, at every offset from the horizon on, what the whole log gives."""
+        rows, held = all_rows(batches), held_rows(log)
+        everything = {row[0]: row for row in rows}
+        self.require(all(everything.get(row[0]) == row for row in held), "the log has what nobody wrote", held)
+        last = {key: (offset, key, value) for offset, key, value in rows if offset < horizon.offset}
+        for row in last.values():
+            kept = row in held or (row[2] is None and row[0] < horizon.deletions_until)
+            self.require(kept, "a compaction took the last of a key", row, horizon)
+        for at in range(horizon.offset, log.end + 1):
+            whole, compacted = folded(rows, at), folded(held, at)
+            self.require(whole == compacted, "a compaction took too much", at, horizon, whole, compacted)
 
     def _replay(self, batches: list[Logged]) -> dict[str, tuple[int, bytes]]:
         """The table by definition; on the way every decision of every head is made again."""

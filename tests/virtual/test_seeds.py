@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOME = 16
-FEW = 5
+SOME = 12
+FEW = 3
+GROUPS = 3
 
 
 def virtual(*arguments):
@@ -30,10 +31,18 @@ def test_some_seeds_find_nothing():
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_some_seeds_with_cursors_find_nothing():
-    done = virtual("--cursors", "--from", 1, "--seeds", FEW, "--processes", 1)
+def test_some_seeds_with_all_that_is_derived_from_logs_find_nothing():
+    done = virtual("--cursors", "--expiry", "--compaction", "--from", 1, "--seeds", FEW, "--processes", 1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"{FEW} seeds, 0 failed", done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_some_seeds_with_a_group_find_nothing():
+    done = virtual("--groups", "--from", 1, "--seeds", GROUPS, "--processes", 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"{GROUPS} seeds, 0 failed", done.stdout), done.stdout + done.stderr
 
 
 def test_a_seed_is_the_same_run_every_time():

@@ -172,6 +172,7 @@ def _in_order(init: Callable[..., None]) -> Callable[..., None]:
     def ordered(core: Any, *args: Any, **settings: Any) -> None:
         init(core, *args, **settings)
         core.link_listeners, core.route_listeners, core.closers = Ordered(), Ordered(), Ordered()
+        core.leavers = Ordered()
 
     ordered.orders = True  # type: ignore[attr-defined]
     return ordered

@@ -1,0 +1,140 @@
+"""A consumer group on a simulated cluster: members that come, go, are killed and paused, and what must hold of them.
+
+Members are the product's own clients, each a process of its own. A member counts as the owner of a partition from the
+answer that lists it until it lets go, or its lease ends by its own clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from tests.virtual.workload import TOPIC
+from tests.virtual.world import SECOND
+
+from stentor.errors import StentorError
+
+if TYPE_CHECKING:
+    from tests.virtual.cluster import Cluster
+    from tests.virtual.world import Process
+
+    from stentor.client.group import AsyncGroup
+
+GROUP = "g"
+MEMBERS = 3
+SILENCE_S = 5.0
+
+
+class Member:
+    """One process of the group."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.group: AsyncGroup | None = None
+
+    def owned(self) -> set[tuple[int, int]]:
+        """The partitions that it may read, as it knows."""
+        if self.group is None or self.process.dead:
+            return set()
+        life = self.group._core.tie.life
+        if life.lease_ends is None or self.process.loop.time() >= life.lease_ends:
+            return set()
+        return set(life.holding)
+
+
+class GroupLoad:
+    """Members, until they are told to stop."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.world, self.require = cluster, cluster.world, cluster.world.require
+        self.stopping = False
+        self.members: list[Member] = []
+        self.handled: set[tuple[int, int]] = set()
+        self.repeated = 0
+        self.positions: dict[int, int] = {}  # as somebody saw them committed
+        self._numbers = 0
+
+    # --- members --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        for _ in range(MEMBERS):
+            self.add()
+        self.cluster.process("groupwatch").run(self._watch())
+
+    def add(self) -> None:
+        name = f"group{self._numbers}"
+        self._numbers += 1
+        member = Member(self.cluster.process(name))
+        self.members.append(member)
+        member.process.run(self._work(name, member))
+
+    async def _work(self, name: str, member: Member) -> None:
+        rng = self.world.rng
+        while True:
+            try:
+                client = await self.cluster.client(name)
+                member.group = await client.group(GROUP, TOPIC, silence=SILENCE_S, timeout=20)
+                break
+            except StentorError:
+                await asyncio.sleep(0.1)
+        async for message in member.group:
+            self._check_owners(member)
+            place = message.partition, message.offset
+            self.repeated += place in self.handled
+            await asyncio.sleep(rng.choice([0, 0, 0, 0.01, 0.1]))
+            self.handled.add(place)
+
+    def _check_owners(self, mine: Member) -> None:
+        owned = mine.owned()
+        for other in self.members:
+            if other is not mine:
+                both = owned & other.owned()
+                self.require(not both, "a partition has two owners", mine.process.name, other.process.name, both)
+
+    def fail(self) -> None:
+        """One of them dies, stands still, or comes."""
+        rng = self.world.rng
+        alive = [member for member in self.members if not member.process.dead]
+        what, one = rng.random(), rng.choice(alive) if alive else None
+        if one is not None and what < 0.3:
+            one.process.dead = True
+            self.cluster.network.died(one.process, silently=False)
+            self.add()
+        elif one is not None and what < 0.5:
+            one.process.paused_until = self.world.now + round(rng.choice([0.5, 3, 8]) * SECOND)
+        elif one is not None and what < 0.6 and one.group is not None:
+            one.process.run(self._leave(one))
+        elif what < 0.7 and len(alive) < MEMBERS + 2:
+            self.add()
+
+    async def _leave(self, member: Member) -> None:
+        group, member.group = member.group, None
+        if group is not None:
+            await group.close()
+            self.add()
+
+    async def _watch(self) -> None:
+        """Committed positions never go back, whoever looks."""
+        client: Any = None
+        while True:
+            await asyncio.sleep(0.2)
+            try:
+                client = client or await self.cluster.client("groupwatch")
+                found = await client.describe_group(GROUP, timeout=5)
+            except StentorError:
+                continue
+            for each in found.partitions:
+                before, now = self.positions.get(each.partition, 0), each.position or 0
+                self.require(now >= before, "a committed position went back", each.partition, before, now)
+                self.positions[each.partition] = now
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def caught_up(self, ends: dict[int, set[int]]) -> bool:
+        """Whether everything is handled and committed."""
+        return all(self.positions.get(partition, 0) == max(found) for partition, found in ends.items())
+
+    def compare(self, acknowledged: Any) -> None:
+        """Every acknowledged message was handled."""
+        for place in acknowledged:
+            self.require(place in self.handled, "a message was not handled", place)
