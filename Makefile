@@ -20,7 +20,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long packages check format bench bench-spark exactly-once outage crash failover chaos memory crowd partitions weight recovery fuzz simulate simulate-campaign simulate-mutations docs clean
+.PHONY: help run test test-long packages check format bench bench-spark bench-patterns exactly-once outage crash failover chaos memory crowd partitions weight recovery fuzz simulate simulate-campaign simulate-mutations docs clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,10 @@ crash: $(VENV)/.bench ## kill -9 a broker while publishing, ROUNDS=50 times; che
 
 bench-spark: $(VENV)/.bench $(VENV)/.dev ## compare topics as Spark tables with Parquet and with what Spark allows (ARGS="--rows N")
 	@$(PYTHON) -m bench.spark $(ARGS)
+
+bench-patterns: $(VENV)/.bench $(VENV)/.dev ## compare tables with Redis and NATS KV (QUICK=1: a few minutes; ARGS="--only clone"); as root it installs Redis
+	@scripts/debian-packages bench
+	@$(PYTHON) -m bench.patterns $(if $(QUICK),--quick) $(ARGS)
 
 exactly-once: $(VENV)/.dev ## kill a Spark driver KILLS=10 times, and a broker in between; check that every row comes out once
 	@$(PYTHON) -m tests.spark.exactly_once --kills $(KILLS) $(ARGS)

@@ -84,6 +84,11 @@ class Processes:
         for work in self._at_exit:
             work()
 
+    @property
+    def pids(self) -> list[int]:
+        """Of all that were started, in order."""
+        return [process.pid for process in self._running]
+
     def at_exit(self, work: Callable[[], None]) -> None:
         """Something else that must be stopped at the end."""
         self._at_exit.append(work)
@@ -117,14 +122,16 @@ class Processes:
             time.sleep(0.02)
         raise BenchError(f"{name} did not listen within {START_S_MAX} s: {tail(log)}")
 
-    def start_announcing(self, name: str, command: list[str], prefix: str) -> tuple[subprocess.Popen[bytes], str]:
+    def start_announcing(
+        self, name: str, command: list[str], prefix: str, within_s: float = START_S_MAX
+    ) -> tuple[subprocess.Popen[bytes], str]:
         """Starts a server and waits for the line on its stdout that begins with `prefix`."""
         log = self.log_path(name)
         environment = environment_with_root()
         process = self.start(name, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment)
         assert process.stdout is not None
         lines = _lines_of(process.stdout)
-        deadline = time.monotonic() + START_S_MAX
+        deadline = time.monotonic() + within_s
         while (left := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
                 line = lines.get(timeout=min(left, 1.0))
@@ -132,7 +139,7 @@ class Processes:
                     raise BenchError(f"{name} ended before it was ready: {tail(log)}")
                 if line.startswith(prefix):
                     return process, line
-        raise BenchError(f"{name} was not ready within {START_S_MAX} s: {tail(log)}")
+        raise BenchError(f"{name} was not ready within {within_s} s: {tail(log)}")
 
     def role(self, function: str, spec: Spec) -> Role:
         """Starts a process that runs `module:function`."""

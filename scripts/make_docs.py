@@ -140,7 +140,7 @@ def result_table(name: str) -> str:
 PARTS.update(
     {
         name: partial(result_table, name)
-        for name in ("speed", "replicas", "scaling", "failover", "useless", "spark", "weight")
+        for name in ("speed", "replicas", "scaling", "failover", "useless", "spark", "weight", "patterns")
     }
 )
 
@@ -153,7 +153,7 @@ def made(text: str) -> str:
 def main() -> int:
     """Write or check all documents."""
     old = []
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         wanted = made(text)
         if wanted == text:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "bench" / "results"
 
@@ -111,6 +114,68 @@ def spark() -> str:
     lines.append(f"| a stream, publish to sink: median | {latency['p50_ms']:.0f} ms | |")
     lines.append(f"| the same: 99 % within | {latency['p99_ms']:.0f} ms | |")
     return "\n".join(lines) + "\n"
+
+
+def patterns() -> str:
+    """Tables: the copy of a client, against asking a server."""
+    found = _load("patterns.json")
+    plans = {work: run["plan"] for work, run in found["runs"].items()}
+    values = {(row["work"], row["system"], row["figure"]): row["value"] for row in found["rows"]}
+    lines = ["| | Stentor | Redis | NATS KV |", "|---|---|---|---|"]
+    for work, figure, words, shown in (
+        ("clone", "time", "a new client has copied {clone_keys:,} keys after", _seconds),
+        ("get", "time of a get", "reading a key takes", _nanoseconds),
+        ("large", "broker memory while loading", "memory of the broker for {large_keys:,} keys, while loading", _bytes),
+        ("large", "broker memory after a restart", "the same after a restart", _bytes),
+        ("large", "client memory per key", "memory of a client for each key", _bytes),
+        ("updates", "rate held", "updates that reach {copies} copies, each second", _number),
+        ("updates", "latency p50", "an update is in a copy after, median", _milliseconds),
+        ("updates", "latency p99", "the same, 99 % within", _milliseconds),
+        ("faults", "updates lost", "acknowledged updates lost while brokers fail", _number),
+        ("faults", "updates applied twice", "updates applied twice", _number),
+        ("clients", "broker memory per client", "memory of the broker for each of {clients:,} clients", _bytes),
+        ("clients", "reached p50", "an update has reached half of them after", _milliseconds),
+        ("clients", "reached all", "the same for all of them", _milliseconds),
+    ):
+        if work in plans:
+            cells = [_best(values, work, system, figure, shown) for system in ("stentor", "redis", "nats")]
+            lines.append(f"| {words.format(**plans[work])} | {' | '.join(cells)} |")
+    busy = [work for work, run in found["runs"].items() if run["busy"]]
+    if busy:
+        lines += ["", f"Other work kept the machine busy during these: {', '.join(busy)}. Their times are too long."]
+    return "\n".join(lines) + "\n"
+
+
+def _best(values: dict[Any, Any], work: str, system: str, figure: str, shown: Callable[[float], str]) -> str:
+    """A system has several ways; the best of them counts."""
+    found = [
+        value
+        for (of, name, what), value in values.items()
+        if (of, name.split(maxsplit=1)[0], what) == (work, system, figure) and value is not None
+    ]
+    return shown(min(found)) if found else ""
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2g} s" if value < 10 else f"{value:.0f} s"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.2g} ms" if value < 100 else f"{value:,.0f} ms"
+
+
+def _nanoseconds(value: float) -> str:
+    return f"{value:,.0f} ns" if value < 1000 else f"{value / 1000:,.0f} µs"
+
+
+def _bytes(value: float) -> str:
+    if value < 1000:
+        return f"{value:.0f} B"
+    return f"{value / 1e3:.0f} kB" if value < 1e6 else f"{value / 1e9:.2f} GB"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 def _gap(row: dict[str, Any] | None) -> str:

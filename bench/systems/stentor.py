@@ -21,7 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bench.model import BenchError
-from bench.processes import Server
+from bench.processes import START_S_MAX, Server
 from bench.systems.base import System, event_loop, paused, time_publishes, time_publishes_async
 
 if TYPE_CHECKING:
@@ -73,11 +73,17 @@ class Stentor(System):
         return SubscriptionSubscriber(client, subscription)
 
 
-def start_broker(data: Path, processes: Processes, port: int = 0, arguments: tuple[str, ...] = ()) -> Server:
+def start_broker(
+    data: Path,
+    processes: Processes,
+    port: int = 0,
+    arguments: tuple[str, ...] = (),
+    within_s: float = START_S_MAX,
+) -> Server:
     """`stentor serve` on loopback; returns when it says that it is ready."""
     command = [sys.executable, "-m", "stentor", "serve", "--data", str(data), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--http-port", "0", *arguments]
-    process, line = processes.start_announcing("stentor", command, "stentor ready")
+    process, line = processes.start_announcing("stentor", command, "stentor ready", within_s)
     found = re.search(r"stentor://[^\s,;]+", line)
     if found is None:
         raise BenchError(f"no stentor:// address in {line!r}")

@@ -1,0 +1,226 @@
+"""The pure parts of the benchmark of tables: its data, its rows, its targets, its command line."""
+
+import asyncio
+import json
+
+import pytest
+from bench.model import BenchError
+from bench.patterns import data
+from bench.patterns.__main__ import chosen_plan, parsed
+from bench.patterns.clients import Crowd, Light
+from bench.patterns.faults import Account
+from bench.patterns.plan import QUICK, Plan
+from bench.patterns.rows import Row, Target, add, merged, rounded, write
+from bench.patterns.updates import digest, latencies, shared
+
+from stentor.wire import frames, messages
+from stentor.wire.frames import Kind
+
+
+def test_keys_and_values_are_of_the_stated_size_and_say_their_number():
+    for number in (0, 7, 999_999, 10**7):
+        assert len(data.key_of(number)) == data.KEY_BYTES
+        assert len(data.value_of(number)) == data.VALUE_BYTES
+        assert data.number_of(data.value_of(number)) == number
+    assert len({data.value_of(number)[8:] for number in range(5000)}) == 5000
+
+
+def test_parts_are_all_keys_once():
+    found = [(key, value) for keys, values in data.parts(2500, 1000) for key, value in zip(keys, values, strict=True)]
+    assert found == [(data.key_of(number).encode(), data.value_of(number)) for number in range(2500)]
+
+
+def test_a_sample_is_the_same_in_every_process():
+    assert data.sample(1000, 5, 3) == data.sample(1000, 5, 3) != data.sample(1000, 5, 4)
+
+
+def test_samples_of_one_figure_become_one_row_with_its_median():
+    rows = []
+    for seconds in (3.0, 1.0, 2.0):
+        add(rows, "clone", "stentor", "s", time_to_load=seconds)
+    (row,) = rows
+    assert (row.figure, row.value, row.unit) == ("time to load", 2.0, "s")
+    facts = row.as_dict()
+    assert (facts["low"], facts["high"], facts["repetitions"]) == (1.0, 3.0, 3)
+
+
+def test_a_row_without_samples_says_why():
+    facts = Row("clone", "redis", "time", "s", note="not available: no redis-server").as_dict()
+    assert (facts["value"], facts["repetitions"], facts["note"]) == (None, 0, "not available: no redis-server")
+    json.dumps(facts, allow_nan=False)
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.123456, 0.1235), (1233.4, 1233.0), (123456.7, 123457), (0, 0)])
+def test_figures_have_few_digits(value, expected):
+    assert rounded(value) == expected
+
+
+def test_the_best_way_of_a_peer_counts():
+    rows = [
+        Row("clone", "stentor", "time", "s", [1.0]),
+        Row("clone", "redis bare", "time", "s", [3.0]),
+        Row("clone", "redis hiredis", "time", "s", [9.0]),
+        Row("get", "redis", "time", "s", [0.1]),
+    ]
+    assert Target("clone", "time", times=2, system="redis").judge(rows) == ("3.0 times redis, at least 2", True)
+    assert Target("clone", "time", times=4, system="redis").judge(rows) == ("3.0 times redis, at least 4", False)
+    named = Target("clone", "time", times=4, system="redis hiredis")
+    assert named.judge(rows) == ("9.0 times redis hiredis, at least 4", True)
+
+
+@pytest.mark.parametrize("system", ["nats", "redis"])
+def test_what_was_not_measured_is_not_judged(system):
+    rows = [Row("clone", "stentor", "time", "s", [1.0]), Row("clone", "redis", "time", "s", note="not available")]
+    assert Target("clone", "time", times=2, system=system).judge(rows) is None
+    assert Target("large", "memory", most=5).judge(rows) is None
+
+
+@pytest.mark.parametrize(("most", "met"), [(5, True), (4, True), (3.9, False)])
+def test_a_limit_is_judged_alone(most, met):
+    verdict = Target("large", "memory", most=most).judge([Row("large", "stentor", "memory", "B", [4.0])])
+    assert verdict is not None
+    assert verdict[1] is met
+
+
+def test_works_that_were_not_measured_keep_their_rows(tmp_path):
+    path = tmp_path / "patterns.json"
+    write(
+        [Row("clone", "stentor", "time", "s", [1.0]), Row("get", "stentor", "time", "ns", [5.0])],
+        path,
+        0.1,
+        Plan(),
+    )
+    write([Row("clone", "stentor", "time", "s", [2.0])], path, 3.0, QUICK)
+    content = json.loads(path.read_text())
+    assert [(row["work"], row["value"]) for row in content["rows"]] == [("get", 5.0), ("clone", 2.0)]
+    assert {work: (run["busy"], run["plan"]["clone_keys"]) for work, run in content["runs"].items()} == {
+        "get": (False, Plan().clone_keys),
+        "clone": (True, QUICK.clone_keys),
+    }
+    assert content["machine"]["cores"]
+    assert merged([], []) == []
+
+
+def test_the_command_line_changes_the_plan():
+    assert chosen_plan(parsed([])) == Plan()
+    assert chosen_plan(parsed(["--quick"])) == QUICK
+    plan = chosen_plan(parsed(["--quick", "--clone-keys", "7", "--updates-s", "1.5", "--system", "redis"]))
+    assert (plan.clone_keys, plan.updates_s, plan.get_keys) == (7, 1.5, QUICK.get_keys)
+    assert (plan.wants("redis bare"), plan.wants("stentor")) == (True, False)
+
+
+# --- updates --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "ways", "parts"), [(50, 3, [17, 17, 16]), (2, 5, [1, 1]), (4, 2, [2, 2])])
+def test_copies_are_shared_evenly(number, ways, parts):
+    assert shared(number, ways) == parts
+
+
+def test_latency_runs_until_a_copy_is_seen_to_have_the_last_update_of_a_tick():
+    due = [(10, 1.0), (20, 2.0), (30, 3.0)]
+    assert latencies(due, [(5, 0.5), (12, 1.5), (30, 3.25)]).tolist() == [0.5, 1.25, 0.25]
+
+
+def test_a_copy_that_is_never_seen_at_the_end_is_an_error():
+    with pytest.raises(BenchError, match="ended at 12"):
+        latencies([(10, 1.0), (20, 2.0)], [(12, 1.5)])
+
+
+def test_a_digest_depends_on_keys_and_values_and_not_on_their_order():
+    assert digest({"a": b"1", "b": b"2"}) == digest({"b": b"2", "a": b"1"})
+    assert len({digest(table) for table in ({"a": b"1"}, {"a": b"2"}, {"b": b"1"}, {})}) == 4
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def _account(numbers):
+    """Updates of two keys, each acknowledged, written, told and in both copies."""
+    account = Account()
+    account.acknowledged = {number: offset for offset, number in enumerate(numbers)}
+    account.log = list(enumerate(numbers))
+    account.told = list(enumerate(numbers))
+    copy = {data.key_of(number % 1000): (offset, data.value_of(number)) for offset, number in enumerate(numbers)}
+    account.followed, account.fresh = dict(copy), dict(copy)
+    return account
+
+
+def _verdict(account):
+    return account.lost(), account.doubled(), account.wrong()
+
+
+def test_an_account_in_order_has_nothing_lost_doubled_or_wrong():
+    assert _verdict(_account([0, 1, 1000, 1001])) == (0, 0, 0)
+
+
+def test_an_update_that_nobody_acknowledged_may_be_missing():
+    account = _account([0, 1, 3])
+    del account.acknowledged[1]
+    assert _verdict(account) == (0, 0, 0)
+
+
+def test_acknowledged_updates_that_are_elsewhere_are_lost():
+    account = _account([0, 1, 2])
+    account.acknowledged[2] = 7
+    assert account.lost() == 1
+    account.acknowledged[5] = 1
+    assert account.lost() == 2
+    del account.told[0]
+    assert account.lost() == 3
+
+
+def test_updates_that_are_written_or_told_twice_are_counted():
+    account = _account([0, 1, 1])
+    assert account.doubled() == 1
+    account.told.append((2, 1))
+    assert account.doubled() == 2
+
+
+@pytest.mark.parametrize("which", ["followed", "fresh"])
+def test_a_copy_that_is_not_what_the_log_says_is_wrong(which):
+    account = _account([0, 1])
+    getattr(account, which)[data.key_of(1)] = (1, b"other")
+    getattr(account, which)["more"] = (2, b"")
+    assert account.wrong() == 2
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+class _Transport:
+    def __init__(self):
+        self.written = []
+
+    def write(self, data):
+        self.written.append(data)
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_a_light_client_greets_opens_a_stream_and_answers_pings_however_bytes_come(size):
+    async def main():
+        crowd, transport = Crowd(topic_id=5), _Transport()
+        client = Light(crowd)
+        client.connection_made(transport)
+        info = messages.BrokerInfo(id="b", cluster_id="c", version="1", address="stentor://b")
+        received = b"".join(
+            [
+                frames.frame(Kind.WELCOME, 0, messages.encode(messages.Welcome(version=1, broker=info))),
+                frames.frame(Kind.DELIVER, 1, frames.DELIVERY.pack(9, 1, 9) + b"batches"),
+                frames.frame(Kind.PING, 77, b""),
+            ]
+        )
+        for start in range(0, len(received), size):
+            client.data_received(received[start : start + size])
+        assert [frames.HEADER.unpack_from(data)[1] for data in transport.written] == [
+            Kind.HELLO,
+            Kind.OPEN_STREAM,
+            Kind.PONG,
+        ]
+        assert crowd.offsets == {client: 9}
+        await crowd.until(9, 1, 5.0)
+        client.connection_lost(None)
+        with pytest.raises(BenchError, match="lost its connection"):
+            await crowd.until(10, 1, 5.0)
+
+    asyncio.run(main())
