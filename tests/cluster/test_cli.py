@@ -172,6 +172,7 @@ def is_there(pid):
         return False
 
 
+@pytest.mark.long
 def test_a_cluster_in_the_foreground_goes_on_with_its_data_and_ends_with_its_terminal(data, announced, wait_until):
     command = [sys.executable, "-m", "stentor", "cluster", "up", "--data", str(data)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -12,6 +12,7 @@ LIBRARY = next(iter(sorted(glob.glob("/usr/lib/*/faketime/libfaketime.so.1"))), 
 
 
 @pytest.mark.skipif(LIBRARY is None, reason="libfaketime is not installed (Debian: faketime)")
+@pytest.mark.long
 def test_the_clock_of_the_head_jumps_ahead_and_back(three, load, tmp_path):
     offset = tmp_path / "offset"
     offset.write_text("+0\n")

@@ -79,6 +79,7 @@ def test_the_last_of_three_serves_readers_once_the_others_are_known_to_be_dead(t
         client.publish("last", "too few disks")
 
 
+@pytest.mark.long
 def test_the_first_of_three_to_return_tells_no_end_that_is_too_early(three):
     """C30: what it knows to be committed may be less than what was acknowledged; then it says so, or nothing."""
     with three.client(timeout=30) as client:
@@ -169,6 +170,7 @@ def test_a_rolling_restart_fails_no_publish(three, load):
     assert flow.errors == []
 
 
+@pytest.mark.long
 def test_a_replica_that_left_earlier_waits_for_one_that_stayed(three, load):
     """C12: the first to return lacks what the others acknowledged without it."""
     with load(three, partitions=1) as flow:

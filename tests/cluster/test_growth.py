@@ -30,6 +30,7 @@ def holds_nothing(client, name):
     return state_of(client, name).replicas == 0
 
 
+@pytest.mark.long
 def test_new_brokers_get_replicas_and_give_them_back(three, load, request):
     with load(three, partitions=6) as flow:
         names = request.getfixturevalue("grown")

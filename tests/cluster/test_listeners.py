@@ -21,8 +21,8 @@ class TwoNetworks(LocalCluster):
     def _make(self, index):
         process = super()._make(index)
         internal, public = free_ports(2, "127.0.0.1")
-        process._arguments += ["--listeners", f"internal=127.0.0.1:{internal},public=127.0.0.1:{public}"]
-        process._arguments += ["--advertised-addresses", f"public=localhost:{public}"]
+        process.settings["listeners"] = f"internal=127.0.0.1:{internal},public=127.0.0.1:{public}"
+        process.settings["advertised_addresses"] = f"public=localhost:{public}"
         self.public[process.name] = public
         return process
 

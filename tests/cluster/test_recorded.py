@@ -21,6 +21,7 @@ def state(client):
     return client.describe_topic("lake", timeout=5).partitions[0]
 
 
+@pytest.mark.long
 def test_marks_outlive_the_head_and_the_next_one_deletes_no_more_than_is_recorded(three, client):
     client.create_topic("lake", partitions=1, retention_bytes=0, segment_bytes=SEGMENT_BYTES_MIN, keep_unrecorded=True)
     for _ in range(COUNT):  # one by one: members roll segments between deliveries, and must have several
@@ -39,6 +40,7 @@ def test_marks_outlive_the_head_and_the_next_one_deletes_no_more_than_is_recorde
     assert state(client).recorded == COUNT
 
 
+@pytest.mark.long
 def test_cursors_outlive_every_broker_in_turn(three, client):
     """Whoever leads the partition of the cursor, or of the topic, dies: what was acknowledged stays."""
     client.create_topic("lake", partitions=2)

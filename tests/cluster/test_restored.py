@@ -79,6 +79,7 @@ def restorable(tmp_path: Path) -> Iterator[Restorable]:
         yield Restorable(cluster, tmp_path / "backup")
 
 
+@pytest.mark.long
 def test_under_running_brokers_messages_flow_on_and_nothing_is_followed(restorable):
     cluster = restorable.cluster
     restorable.restore()
@@ -109,7 +110,7 @@ def test_brokers_start_on_it_by_an_operators_word_and_lose_nothing(restorable):
     assert "restored from an older state" in refused.last_words()
 
     for broker in cluster.brokers.values():
-        broker._arguments.append("--accept-older-store")
+        broker.settings["accept_older_store"] = True
         broker.launch()
     for broker in cluster.brokers.values():
         broker.wait_ready()

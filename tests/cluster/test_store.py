@@ -19,6 +19,7 @@ from stentor.storage.journal import load_journal
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_etcd_stands_still_for_longer_than_its_leases(three, load):
     with load(three) as flow:
         since = time.monotonic()
@@ -73,7 +74,7 @@ def waits(cluster, name):
     return cluster.brokers[name].log_file.read_text(encoding="utf-8").count("the coordination store is away")
 
 
-@pytest.mark.parametrize("end", ["kill", "terminate"])
+@pytest.mark.parametrize("end", ["kill", pytest.param("terminate", marks=pytest.mark.long)])
 def test_all_brokers_start_without_etcd_and_serve_what_is_known_to_be_committed(three, end):
     topic, values = f"without-store-{end}", [f"{number}".encode() for number in range(100)]
     with three.client(timeout=30) as client:
@@ -113,6 +114,7 @@ def test_all_brokers_start_without_etcd_and_serve_what_is_known_to_be_committed(
         three.etcd.start()
 
 
+@pytest.mark.long
 def test_a_broker_that_starts_without_etcd_leaves_clients_to_those_that_run(three):
     with three.client(timeout=30) as client:
         client.create_topic("elsewhere", partitions=3, replicas=1)

@@ -68,6 +68,7 @@ def probing(cluster, topic):
             thread.join()
 
 
+@pytest.mark.long
 def test_a_thousand_clients_lose_their_broker_and_come_back(three):
     with three.client(timeout=20) as client:
         crowded, calm = two_heads(three, client)

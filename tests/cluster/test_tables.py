@@ -93,3 +93,25 @@ def _wait_for_more(cluster, counting):
         timeout=60,
         what="more additions",
     )
+
+
+def test_a_copy_of_a_subtree_goes_on_at_another_member(three):
+    """No change of the subtree is missed or told twice, whoever fed the copy, and changes elsewhere are no gap."""
+    with three.client(timeout=60) as client, three.client(timeout=60) as reader:
+        client.create_topic("parts", kind="table")
+        three.wait_for_chain("parts", 3)
+        with client.table("parts") as table, reader.table("parts", subtree="app/") as part, part.watch() as watch:
+            made = []
+            for number in range(3):
+                for step in range(20):
+                    table.put(f"other/{step}", str(number), timeout=60)
+                    made.append(table.put("app/n", f"{number}-{step}", timeout=60))
+                part.wait(table.sequence, timeout=60)
+                (fed_by,) = {each.link.broker.id for each in part._copy._subscription.readers_now()}
+                three.kill(fed_by)
+                made.append(table.put("app/n", f"{number}-after", timeout=60))
+                part.wait(table.sequence, timeout=60)
+                three.restart(fed_by)
+                three.wait_for_chain("parts", 3, timeout=60)
+            assert part.entries() == table.entries("app/") == [made[-1]]
+            assert [watch.get(timeout=10).new for _ in made] == made

@@ -50,6 +50,9 @@ DOCUMENTS = (
     "docs/testing.md",
     "docs/cluster.md",
     "docs/patterns/clone.md",
+    "docs/patterns/clone-models.md",
+    "docs/patterns/names.md",
+    "docs/patterns/groups.md",
 )
 # What needs Spark is run in tests/spark/test_documents.py.
 PYTHON = [case for name in DOCUMENTS for case in blocks(name, "python") if "stentor.spark" not in case.values[0]]
@@ -210,6 +213,8 @@ EXAMPLES = {
     "typed_topic.py": ([], "", "stopped: The value at examples.orders/0@3 does not fit Order"),
     "suicidal_snail.py": ([], "", "alert: snail is too slow on examples.prices/0: 5000 messages behind\n"),
     "feature_flags.py": ([], "", "service: now a request gets the new page\n"),
+    "names.py": ([], "", "crashed: shop/2 expired\nleft: {'shop/3': '10.0.0.3:80'}\ngone: shop/3\n"),
+    "leader.py": ([], "", "9 pieces of work by 3 leaders, one after the other: True\n"),
     "arrow_analysis.py": ([], "", "3000 rows came back"),
     "async_chat.py": (["ada"], "hello\n", "ada: has joined\nada: hello\nada: has left\n"),
 }

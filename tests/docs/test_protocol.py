@@ -17,7 +17,19 @@ from stentor.broker.sessions import requests
 from stentor.broker.sessions.client_session import ClientSession
 from stentor.core.chain_messages import PartitionMessage
 from stentor.testing import broker
-from stentor.wire import arrow_body, arrow_message, batch, frames, header, messages, peer, rows, schemas, topic_settings
+from stentor.wire import (
+    arrow_body,
+    arrow_message,
+    batch,
+    frames,
+    group_messages,
+    header,
+    messages,
+    peer,
+    rows,
+    schemas,
+    topic_settings,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -36,6 +48,11 @@ VALUES = [
     "PartitionRoute",
     "ClientInfo",
     "CursorState",
+    "AssignedPartition",
+    "GroupPosition",
+    "GroupShare",
+    "GroupState",
+    "MemberState",
 ]
 
 
@@ -137,7 +154,7 @@ def shown_default(field):
 
 
 def test_every_message_of_the_code_is_documented():
-    of_messages = messages.__name__, topic_settings.__name__
+    of_messages = messages.__name__, topic_settings.__name__, group_messages.__name__
     structs = {
         name
         for name, kind in vars(messages).items()

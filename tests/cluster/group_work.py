@@ -1,0 +1,98 @@
+"""Members of a group, each a process of its own that writes down what it handles; and what that shows.
+
+A line is the time, what happened and to which message. The clock is the same for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from stentor.testing.cluster import LocalCluster
+
+TOPIC, GROUP, PARTITIONS = "jobs", "workers", 8
+
+
+class Handled(NamedTuple):
+    """A message that a member has handled."""
+
+    at: float
+    member: str
+    partition: int
+    offset: int
+
+
+class Worker:
+    """A member in a process of its own."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path, name: str, *, silence: float = 45.0) -> None:
+        self.name, self.file = name, folder / name
+        self._errors = (folder / f"{name}.errors").open("wb")
+        arguments = [sys.executable, __file__, cluster.url, name, str(self.file), str(silence)]
+        self.process = subprocess.Popen(arguments, stderr=self._errors)
+
+    def handled(self) -> list[Handled]:
+        if not self.file.exists():
+            return []
+        lines = self.file.read_text(encoding="utf-8").splitlines()
+        rows = [line.split() for line in lines if line.count(" ") == 2]
+        return [Handled(float(at), self.name, int(partition), int(offset)) for at, partition, offset in rows]
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+        self._errors.close()
+
+
+class Feed(threading.Thread):
+    """Publishes to all partitions in turn, at a steady pace, until it is stopped."""
+
+    def __init__(self, cluster: LocalCluster, pause_s: float = 0.02) -> None:
+        super().__init__()
+        self._cluster, self._pause_s = cluster, pause_s
+        self.stopped = threading.Event()
+        self.sent: set[tuple[int, int]] = set()  # partition and offset of what was acknowledged
+
+    def run(self) -> None:
+        def noted(receipt, error) -> None:
+            if error is None:
+                self.sent.add((receipt.partition, receipt.offset))
+
+        with self._cluster.client(timeout=60) as client, client.producer(TOPIC) as producer:
+            number = 0
+            while not self.stopped.wait(self._pause_s):
+                producer.send(f"{number}", partition=number % PARTITIONS, on_delivery=noted)
+                number += 1
+            producer.flush(timeout=60)
+
+
+def main(url: str, name: str, file: str, silence: str) -> None:
+    """A member: handles messages until it is asked to stop."""
+    import stentor
+
+    def stop(*_: object) -> None:
+        raise SystemExit
+
+    signal.signal(signal.SIGTERM, stop)
+    with (
+        Path(file).open("a", buffering=1, encoding="utf-8") as lines,
+        stentor.connect(url, name=name, timeout=60) as client,
+        client.group(GROUP, TOPIC, silence=float(silence)) as group,
+    ):
+        lines.writelines(f"{time.monotonic()} {message.partition} {message.offset}\n" for message in group)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
