@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 
+import pytest
+
 from stentor import connect, limits
 from stentor.limits import MIB
 from stentor.testing import broker
