@@ -3,6 +3,7 @@
 import threading
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from stentor import limits
@@ -141,6 +142,27 @@ def test_a_copy_of_a_topic_that_was_deleted_while_it_was_made_does_not_stay(insi
     wait_until(lambda: not inside.replicas._creating and not inside.replicas._drops, "it is gone again")
     assert inside.key not in inside.replicas.partitions
     assert inside.journal.get(*inside.key) is None
+
+
+def test_a_copy_that_was_made_while_its_topic_changed_knows_the_change(inside, client, wait_until):
+    """As a head it would refuse rows of a schema that every other broker knows, for ever."""
+    go_on, begin = threading.Event(), inside.copies.begin
+
+    def made_late(*arguments):
+        copy = begin(*arguments)  # with the topic as it was then
+        go_on.wait(10)
+        return copy
+
+    inside.copies.begin = made_late
+    inside.name_another_log()
+    wait_until(lambda: inside.key not in inside.replicas.partitions, "the old copy is gone")
+    client.tabular("t", pa.schema([pa.field("n", pa.int64())]))
+    client.alter_topic("t", retention_bytes=123_456_789)
+    go_on.set()
+    wait_until(inside.is_replaced, "the new copy")
+    copy = inside.replicas.partitions[inside.key]
+    assert copy.schemas == 1
+    assert copy.settings.retention_bytes == copy.log.settings.retention_bytes == 123_456_789
 
 
 def test_a_copy_that_is_being_removed_is_not_opened_before_it_is_gone(inside, wait_until):

@@ -124,6 +124,8 @@ class Replicas:
 
     def _add(self, partition: Partition) -> None:
         self.partitions[partition.key] = partition
+        if (topic := self._catalogue.by_id.get(partition.key[0])) is not None:
+            self._apply(topic, partition)  # it may have changed while the log was opened
         self._added += 1
         if self._added >= _SETTLED_PARTITIONS:
             self._added = 0
@@ -144,15 +146,17 @@ class Replicas:
                 self.configure(topic, key, held)
 
     def _take_topic(self, topic: HeldTopic) -> None:
-        settings = topic.record.settings
         for key in topic.keys:
-            partition = self.partitions.get(key)
-            if partition is not None and partition.apply(settings, len(topic.record.schemas)):
-                partition.log.settings = self._copies.log_settings(topic.record)
-                partition.flush_later()
-                partition.sync.catch_up()
+            if (partition := self.partitions.get(key)) is not None:
+                self._apply(topic, partition)
             if (held := self._catalogue.chains.get(key)) is not None:
                 self.configure(topic, key, held)
+
+    def _apply(self, topic: HeldTopic, partition: Partition) -> None:
+        if partition.apply(topic.record.settings, len(topic.record.schemas)):
+            partition.log.settings = self._copies.log_settings(topic.record)
+            partition.flush_later()
+            partition.sync.catch_up()
 
     async def _drop_topic(self, topic_id: int) -> None:
         """A topic was deleted, here or elsewhere: its logs go."""
