@@ -301,8 +301,8 @@ class Controller:
         survivors = tuple(member for member in staying if member is not None)
         if not survivors:
             return revived(key, record, self._reports, self.alive)
-        if not any(self.alive.get(member.broker) == member.incarnation for member in survivors):
-            return None  # nobody leaves while no survivor has said what it holds (C8)
+        if not self._answers(survivors):
+            return None
         survivors = self._without_reported(key, record, self._without_unable(record, survivors))
         if survivors != record.chain:
             return self._shrunk(record, survivors)
@@ -362,6 +362,10 @@ class Controller:
             return member  # it has not said yet what it holds; it cannot act before it is named (C3)
         return None if report is None else renewed(record, member, report)
 
+    def _answers(self, survivors: tuple[Member, ...]) -> bool:
+        """C8: nobody leaves unless one who stays has said what it holds; a disk may have been lost with a restart."""
+        return any(self.alive.get(member.broker) == member.incarnation for member in survivors)
+
     def _without_unable(self, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
         """C31: members whose disks take no writes leave, if enough stay that can; when all disks are full, nobody.
 
@@ -373,7 +377,7 @@ class Controller:
 
     def _may_go_on(self, record: ChainRecord, rest: tuple[Member, ...], able: frozenset[str], spare: int = 0) -> bool:
         """Whether these, with the spare ones, are enough to commit (C8), and said lately that they can write (C31)."""
-        enough = bool(rest) and len(rest) + spare >= record.min_replicas
+        enough = self._answers(rest) and len(rest) + spare >= record.min_replicas
         return enough and self.may_remove and all(member.broker in able for member in rest)
 
     def _without_reported(self, key: Key, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -384,7 +388,7 @@ class Controller:
         blamed = self._blamed_by(key, complaint, survivors)
         rest = tuple(member for member in survivors if member != blamed)
         # One other that could take its place is enough here: what stands still commits nothing anyway.
-        replaceable = bool(rest) and self.may_remove and bool(self._others((*rest, blamed)))
+        replaceable = self._answers(rest) and self.may_remove and bool(self._others((*rest, blamed)))
         # Who complains may be cut off from this broker, and heard by way of another one.
         able = self.able if complaint.by in self.unable else self.able | {complaint.by}
         if not replaceable and not self._may_go_on(record, rest, able):

@@ -241,6 +241,22 @@ def test_a_member_on_a_full_disk_stays_below_the_minimum_while_no_other_says_tha
     assert cluster.chain == "ab", "c has not said so"
 
 
+@pytest.mark.parametrize("why", ["its disk is full", "it is complained about"])
+def test_nobody_leaves_to_one_who_was_restarted_and_has_not_said_what_it_holds(why):
+    """Its disk may have been lost with it; then the one who left would have been the last copy."""
+    cluster = Cluster("abc", factor=2, minimum=1, chain="ab")
+    cluster.alive("abc", a=2)
+    if why == "its disk is full":
+        cluster.controller.heard_disks(frozenset("ac"), frozenset("b"))
+    else:
+        cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still", "c"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ab"
+    cluster.report("a", incarnation=2)
+    cluster.settle(steps=2)
+    assert cluster.chain == "a"
+
+
 def test_of_several_complaints_the_one_about_the_last_of_the_chain_counts():
     cluster = Cluster("abcd", factor=4, minimum=3)
     cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still", "a"))
