@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,19 +58,28 @@ async def ask_member(core: ClientCore, request: Any, topic: str, deadline: Deadl
 
 
 async def ask_elsewhere(core: ClientCore, request: Any, home: BrokerLink, error: CoordinationUnavailable) -> Any:
-    """A broker that does not reach the coordination store has changed nothing; another one may reach it (C29)."""
-    tried = {"" if home.broker is None else home.broker.id}
-    for name, info in sorted(core.links.brokers.items()):
-        if name in tried or not info.alive:
-            continue
-        try:
-            async with asyncio.timeout(limits.LINK_OPEN_S):
-                while (link := core.links.to(name)) is None:
-                    await core.changes(limits.LINK_WATCH_S)
-            return await core.ask_link(link, request)
-        except (TimeoutError, ConnectionFailed, CoordinationUnavailable):
-            continue
-    raise error
+    """A broker that does not reach the coordination store has changed nothing; another one may reach it (C29).
+
+    If none does, all are asked again for a moment: a store that chooses another leader is away for about a second.
+    """
+    patient_until = core.loop.time() + limits.STORE_PATIENCE_S
+    asked = "" if home.broker is None else home.broker.id
+    while True:
+        for name, info in sorted(core.links.brokers.items()):
+            if name == asked or not info.alive:
+                continue
+            try:
+                async with asyncio.timeout(limits.LINK_OPEN_S):
+                    while (link := core.links.to(name)) is None:
+                        await core.changes(limits.LINK_WATCH_S)
+            except (TimeoutError, ConnectionFailed):
+                continue
+            with suppress(CoordinationUnavailable):
+                return await core.ask_link(link, request)
+        if core.loop.time() > patient_until:
+            raise error
+        asked = ""
+        await core.changes(limits.LINK_WATCH_S)
 
 
 class _Asking:

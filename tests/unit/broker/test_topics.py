@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from stentor import limits
 from stentor.client.core import ClientCore
 from stentor.errors import (
     CoordinationUnavailable,
@@ -339,6 +340,21 @@ def test_a_topic_that_was_not_made_is_an_unknown_outcome(local, client):
     with pytest.raises(UnknownSwap):
         client.create_topic("t")
     assert names(client) == []
+
+
+def test_a_store_that_no_broker_reaches_for_a_moment_is_waited_for(local, client, monkeypatch):
+    answers = iter([False, False])
+    cluster = type(local.inner.parts.cluster)
+    monkeypatch.setattr(cluster, "reaches_store", property(lambda _: next(answers, True)))
+    client.create_topic("t")
+    assert names(client) == ["t"]
+
+
+def test_a_store_that_no_broker_reaches_is_not_waited_for_for_long(local, client, monkeypatch):
+    monkeypatch.setattr(limits, "STORE_PATIENCE_S", 0.3)
+    monkeypatch.setattr(type(local.inner.parts.cluster), "reaches_store", property(lambda _: False))
+    with pytest.raises(CoordinationUnavailable, match="does not reach"):
+        client.create_topic("t")
 
 
 def test_the_minimum_cannot_be_more_than_all(client):
