@@ -170,6 +170,14 @@ def test_acknowledged_updates_that_are_elsewhere_are_lost():
     assert account.lost() == 3
 
 
+def test_what_a_compaction_took_from_the_log_is_lost_only_if_nothing_replaced_it():
+    account = _account([0, 1, 1000])
+    del account.log[0]
+    assert account.lost() == 0
+    account.log.pop()
+    assert account.lost() == 2, "nothing of its key is left"
+
+
 def test_updates_that_are_written_or_told_twice_are_counted():
     account = _account([0, 1, 1])
     assert account.doubled() == 1
