@@ -317,10 +317,6 @@ LINK_WATCH_S: Final = 0.2
 LINK_SILENCE_S: Final = 0.9
 """In a cluster, a client leaves a broker that did not answer pings for this long."""
 
-STORE_PATIENCE_S: Final = 3.0
-"""How long a client asks for a change again while no broker reaches the coordination store: etcd elects a leader in
-about a second, and the brokers need another to notice."""
-
 NEW_HEAD_S: Final = 1.0
 """How long a client that asks where the messages end waits for a head that is new, before it asks another member."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from stentor.client.deadline import Deadline
     from stentor.client.link import BrokerLink
     from stentor.errors import StentorError
+
+STORE_PATIENCE_S: Final = 3.0
+"""How long all brokers are asked again while none reaches the coordination store: etcd elects a leader in about a
+second, and the brokers need another to notice."""
 
 
 async def ask_member(core: ClientCore, request: Any, topic: str, deadline: Deadline, *, head_first: bool) -> Any:
@@ -62,7 +66,7 @@ async def ask_elsewhere(core: ClientCore, request: Any, home: BrokerLink, error:
 
     If none does, all are asked again for a moment: a store that chooses another leader is away for about a second.
     """
-    patient_until = core.loop.time() + limits.STORE_PATIENCE_S
+    patient_until = core.loop.time() + STORE_PATIENCE_S
     asked = "" if home.broker is None else home.broker.id
     while True:
         for name, info in sorted(core.links.brokers.items()):

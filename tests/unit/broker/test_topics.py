@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from stentor import limits
+from stentor.client import questions
 from stentor.client.core import ClientCore
 from stentor.errors import (
     CoordinationUnavailable,
@@ -351,7 +351,7 @@ def test_a_store_that_no_broker_reaches_for_a_moment_is_waited_for(local, client
 
 
 def test_a_store_that_no_broker_reaches_is_not_waited_for_for_long(local, client, monkeypatch):
-    monkeypatch.setattr(limits, "STORE_PATIENCE_S", 0.3)
+    monkeypatch.setattr(questions, "STORE_PATIENCE_S", 0.3)
     monkeypatch.setattr(type(local.inner.parts.cluster), "reaches_store", property(lambda _: False))
     with pytest.raises(CoordinationUnavailable, match="does not reach"):
         client.create_topic("t")
