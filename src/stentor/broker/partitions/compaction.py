@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stentor.core.horizon import NOWHERE, Horizon, HorizonState
+from stentor.core.replica_events import LinkAgain
 from stentor.core.table import TableState
 from stentor.errors import Compacted, NotReady, StentorError
 from stentor.limits import KIB, MIB
@@ -15,8 +16,10 @@ from stentor.wire.statistics import CompactionStatistics
 if TYPE_CHECKING:
     from stentor.broker.partitions.followers import Followers
     from stentor.broker.partitions.log_sync import LogSync
+    from stentor.broker.partitions.successor import Successor
     from stentor.broker.partitions.tail_cache import TailCache
     from stentor.core.replica import Replica
+    from stentor.core.replica_events import ReplicaEvent
     from stentor.storage.compaction import Compaction
     from stentor.storage.log import PartitionLog
     from stentor.wire.messages import TopicSettings
@@ -58,9 +61,12 @@ class Shrinking(Protocol):
     tail: TailCache
     followers: Followers
     settings: TopicSettings
+    successor: Successor
 
     @property
     def name(self) -> str: ...
+
+    def step(self, event: ReplicaEvent) -> None: ...
 
 
 class PartitionCompaction:
@@ -118,7 +124,7 @@ class PartitionCompaction:
         # Copies that are being filled hold deletions back, once: those that are as far behind the next time begin anew.
         held = [each for each in partition.followers.copies_below(horizon.deletions_until) if each.cursor.position]
         self._holds_back = bool(held) and not self._holds_back
-        if self._holds_back:
+        if self._holds_back or partition.successor.is_below(horizon.deletions_until):
             horizon = Horizon(horizon.offset, self._removed_until)
         job = partition.log.compaction(horizon, committed=partition.replica.committed, kept_us=kept_us)
         self._waited += 1
@@ -133,11 +139,23 @@ class PartitionCompaction:
         """Deletions are about to go: no copy may have read what they delete and miss them (C23)."""
         self.replacing = True
         followers, horizon = self._partition.followers, self.horizon
+        if self._partition.successor.is_below(self._removed_until):
+            self._partition.step(LinkAgain())  # only a joiner's log can be as short as that
         for stream in followers.copies_below(self._removed_until):
             stream.fail(self._gone() if stream.cursor.position else _not_now())
         for stream in followers.copies_below(horizon.offset):
             if stream.cursor.end is not None and stream.cursor.end < horizon.offset:
                 stream.fail(self._past(stream.cursor.end))
+
+    def replaced(self) -> None:
+        """Files are in their places."""
+        if self.replacing:
+            self.replacing = False
+            self._partition.successor.wake()
+
+    def holds(self, position: int) -> bool:
+        """Whether a copy that begins there must wait, or it would get half of what was and half of what will be."""
+        return self.replacing and position < self._removed_until
 
     def check_copy(self, start: int, end: int | None) -> None:
         """Whether a reader that keeps the latest of each key may go on from an offset, up to an end if it has one."""
@@ -145,7 +163,7 @@ class PartitionCompaction:
             raise self._past(end)
         if 0 < start < self.horizon.deletions_until:
             raise self._gone()
-        if self.replacing and start < self._removed_until:
+        if self.holds(start):
             raise _not_now()
 
     def _past(self, end: int) -> Compacted:
@@ -168,7 +186,7 @@ class PartitionCompaction:
 
     def ended(self, report: CompactionReport, now_us: int) -> None:
         """It is over."""
-        self.running = self.replacing = False
+        self.running = False
         self._done = self.horizon
         if report.rows_dropped:
             self._partition.tail.forget_below(self.horizon.offset)
