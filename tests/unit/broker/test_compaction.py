@@ -155,6 +155,28 @@ def test_retention_of_the_broker_is_not_for_compacted_topics(tmp_path):
         assert client.describe_topic("both").settings.retention_age_s == 60
 
 
+def test_a_crash_before_a_snapshot_is_written_does_not_end_compaction(quick, monkeypatch, tmp_path, wait_until):
+    """Nothing is compacted without the snapshot behind it; the next horizon brings another one."""
+    with broker(tmp_path / "data") as local, local.client() as client:
+        monkeypatch.setattr(compaction.PartitionCompaction, "begin", lambda _: None)
+        client.create_topic("latest", cleanup="compact")
+        for number in range(20):
+            client.publish("latest", b"%d" % number, key="k")
+        wait_until(lambda: statistics_of(client, "latest")["log"]["segments"] == 2, "a segment was begun")
+        (partition,) = local.inner.parts.ground.partitions.values()
+        last = partition.log._state.segments[-1]
+    monkeypatch.undo()
+    last.path(".snapshot").unlink()  # as if it had been killed after it sealed the other one
+    monkeypatch.setattr(compactions, "COMPACTION_CHECK_S", 0.02)
+    monkeypatch.setattr(compaction, "COMPACTION_QUIET_S", 0.1)
+    monkeypatch.setattr(compaction, "COMPACTION_QUIET_BYTES_MIN", 1)
+    with broker(tmp_path / "data") as local, local.client() as client:
+        for number in range(20):
+            client.publish("latest", b"%d" % number, key="k")
+        wait_until(lambda: is_idle(client, "latest"), "it is compacted")
+        assert [message.value for message in client.read("latest")] == [b"19"]
+
+
 def test_deletions_go_once_they_are_old_enough(quick, wait_until):
     with broker() as local, local.client() as client:
         client.create_topic("config", kind="table", deletions_kept_s=0)

@@ -49,7 +49,8 @@ COMPACTION_STALE_SHARE: Final = 0.1
 nothing to give, and looking for it takes memory for each key."""
 
 LOOKS_MAX: Final = 20
-"""So often a compaction waits for segments to be on disk; then it does without those that are not."""
+"""So often a compaction waits for segments to be on disk; then it does without those that are not. If nothing is left,
+it waits for the next horizon."""
 
 
 class Shrinking(Protocol):
@@ -77,6 +78,7 @@ class PartitionCompaction:
         self._state = next((state for state in partition.replica.states if isinstance(state, HorizonState)), None)
         self._rolled = NOWHERE  # the horizon for which a segment was begun
         self._done = NOWHERE  # the horizon that was used last
+        self._used = NOWHERE  # the horizon of the compaction that runs
         self._waited = 0  # how often it was looked whether all below the horizon is on disk
         self._totals = CompactionReport()
         self._runs = 0
@@ -129,9 +131,12 @@ class PartitionCompaction:
         job = partition.log.compaction(horizon, committed=partition.replica.committed, kept_us=kept_us)
         self._waited += 1
         if not job.possible or not (job.whole or self._waited > LOOKS_MAX):
+            if self._waited > LOOKS_MAX:  # not with this horizon: a crash took the snapshot behind it, for example
+                self._waited, self._done = 0, self.horizon
             return None
         self._waited = 0
         self.running = True
+        self._used = self.horizon
         self._removed_until = horizon.deletions_until
         return job
 
@@ -187,7 +192,7 @@ class PartitionCompaction:
     def ended(self, report: CompactionReport, now_us: int) -> None:
         """It is over."""
         self.running = False
-        self._done = self.horizon
+        self._done = self._used
         if report.rows_dropped:
             self._partition.tail.forget_below(self.horizon.offset)
         totals = self._totals
