@@ -31,7 +31,7 @@ import msgspec
 
 from stentor.core.horizon import HORIZON, Horizon
 from stentor.errors import DiskFull, LimitExceeded, StorageError
-from stentor.limits import BATCH_MESSAGES_MAX, KIB
+from stentor.limits import BATCH_MESSAGES_MAX, KIB, MIB
 from stentor.storage.files import (
     TEMPORARY_SUFFIX,
     FileHandle,
@@ -56,6 +56,9 @@ COMPACTION_SLICE_BYTES: Final = 256 * KIB
 
 COMPACTION_KEYS_MAX: Final = 4_000_000
 """A compaction notes where each key was last, at about 150 bytes each. What lies beyond so many keys stays as it is."""
+
+COMPACTION_KEYS_BYTES_MAX: Final = 256 * MIB
+"""The same for long keys: of all that are noted together."""
 
 COMPACTED_BATCH_BYTES: Final = 256 * KIB
 """Into batches of about this size what is left of small ones is merged: what a push to a subscriber is."""
@@ -95,6 +98,7 @@ class Compaction:
         self._together_us = kept_us // 8  # see _Merger
         self._segments = _ready(state, horizon.offset, committed)
         self._last: dict[bytes, int] = {}  # the offset of each key's last message
+        self._key_bytes = 0  # of those keys
         self._stale: set[bytes] = set()  # keys of which something is left that should have gone
         self._steps = self._run()
 
@@ -146,12 +150,14 @@ class Compaction:
         for header, batch, size in self._batches(segment):
             if header.base_offset >= self._until:
                 break
-            if len(last) + header.count > COMPACTION_KEYS_MAX:
+            if len(last) + header.count > COMPACTION_KEYS_MAX or self._key_bytes > COMPACTION_KEYS_BYTES_MAX:
                 self._until = header.base_offset
                 break
             rows = sparse.rows_of(header, memoryview(batch)[HEADER_BYTES:])
             for key, offset in zip(rows.keys, rows.offsets, strict=True):
                 if key is not None:
+                    if key not in last:
+                        self._key_bytes += len(key)
                     last[key] = offset
             self.report.rows_before += header.count
             self.report.bytes_read += size

@@ -366,14 +366,16 @@ def test_a_damaged_segment_stops_it(written):
     assert not written.log.compaction(horizon, committed=written.log.end).possible
 
 
-def test_too_many_keys_leave_the_rest_as_it_is(written, monkeypatch):
-    monkeypatch.setattr(compaction_module, "COMPACTION_KEYS_MAX", 60)
+@pytest.mark.parametrize(("limit", "most"), [("COMPACTION_KEYS_MAX", 60), ("COMPACTION_KEYS_BYTES_MAX", 20)])
+def test_too_many_keys_leave_the_rest_as_it_is(written, monkeypatch, limit, most):
+    monkeypatch.setattr(compaction_module, limit, most)
     horizon = filled(written, 6)
     epochs = written.log.epochs()
     written.compact(horizon)
     rows, _ = read_rows(written.log)
     assert folded(rows) == written.state()
     assert written.log.epochs() == epochs
+    assert len(rows) > 40  # of 12 keys
 
 
 def test_rows_that_do_not_fit_into_one_batch_become_several(written, monkeypatch):
