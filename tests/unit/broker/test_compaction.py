@@ -298,6 +298,28 @@ def test_a_table_as_it_was_below_the_horizon_is_refused_and_not_guessed(quick, w
                 assert watch.get(timeout=5).new.value == b"2"
 
 
+def test_a_watch_of_the_past_is_told_when_a_compaction_takes_some_of_it(quick, monkeypatch, wait_until):
+    worth_it = False
+    monkeypatch.setattr(compaction.PartitionCompaction, "is_worth_it", lambda *_: worth_it)
+    with broker() as local, local.client() as client:
+        client.create_topic("config", kind="table")
+        with client.table("config") as table:
+            table.put("b", "1")
+            early = table.sequence
+            for _ in range(100):  # more than a subscription has credit for
+                table.put("a", b"v" * 150_000)
+            with table.watch(start=early) as watch:
+                taken = [watch.get(timeout=10).version]
+                worth_it = True
+                wait_until(lambda: statistics_of(client, "config")["compaction"]["runs"], "it is compacted")
+                worth_it = False
+                with pytest.raises(Compacted, match="no longer known"):
+                    while True:
+                        taken.append(watch.get(timeout=10).version)
+            assert taken[0] == 1
+            assert len(taken) < 100
+
+
 def test_a_table_that_only_grows_is_left_alone_until_something_is_replaced(quick, wait_until):
     with broker() as local, local.client() as client:
         client.create_topic("config", kind="table")
