@@ -225,7 +225,8 @@ class PartitionCompaction:
         horizon, keys = self.horizon, self._table.statistics()["keys"]
         if self._keys_before is None:
             self._keys_before = 0 if horizon == NOWHERE else keys
-        replaced = self._partition.log.end - horizon.offset - max(0, keys - self._keys_before)
+        # Of what is committed: rows on their way are no keys yet, and would seem to have replaced some.
+        replaced = self._partition.replica.committed - horizon.offset - max(0, keys - self._keys_before)
         return replaced > keys * COMPACTION_STALE_SHARE
 
     def proposed(self, now_s: float) -> None:
