@@ -153,8 +153,9 @@ class Linking:
         replica = self._replica
         ours, theirs = (replica.table.entries(), replica.start, replica.end), (link.table, link.start, link.end)
         cut = common_part(*ours, *theirs)
-        if cut is not None and link.start < cut < replica.states.deletions_until:
-            # It holds keys that were deleted behind its end, and these deletions may be gone here (C23).
+        if cut is not None and link.start < cut == link.end < replica.states.deletions_until:
+            # It holds keys that were deleted behind its end, and these deletions may be gone here (C23). What it has
+            # beyond the common part is cut off first, so that it looks whether it may be.
             said = (replica.epoch, link.attempt, replica.start)
             return m.Linked(*said, reset=True, in_pieces=link.in_pieces, compacted=True)
         if cut is None:  # nothing that is left is known to be the same: it begins where this log begins
