@@ -87,6 +87,7 @@ def test_a_broker_starts_a_gateway_starts_it_again_and_stops_it(tmp_path, wait_u
         with connect(url) as client, client.table("config") as table:
             wait_until(lambda: table.get("key") == b"value")
         (child,) = children_of(process.pid)
+        assert Path(f"/proc/{child}/oom_score_adj").read_text(encoding="ascii").strip() == "1000"
         os.kill(child, signal.SIGKILL)
         wait_until(lambda: children_of(process.pid) not in ([], [child]), "another gateway")
         change_comes_back(port)

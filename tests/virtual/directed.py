@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import msgspec
-from tests.virtual import directed_cursors, directed_expiry, directed_operators
+from tests.virtual import directed_compaction, directed_cursors, directed_expiry, directed_operators
 from tests.virtual.scene import WAIT_S, Scene, require, scene
 from tests.virtual.store import StoreAccess
 from tests.virtual.workload import TOPIC
@@ -580,4 +580,4 @@ RUNS: dict[str, Callable[[], None]] = {
         standstill, lone_observer, lapsed_leases, wave_of_silence, storeless_controller, one_of_three_returns, liar,
         poisoned_producer, unreached_head, overtaken_reading, undrained_meanwhile, state_in_pieces,
     )
-} | directed_operators.RUNS | directed_cursors.RUNS | directed_expiry.RUNS  # fmt: skip
+} | directed_operators.RUNS | directed_cursors.RUNS | directed_expiry.RUNS | directed_compaction.RUNS  # fmt: skip

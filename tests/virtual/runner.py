@@ -387,8 +387,8 @@ class Run:
             history.require(last.get((producer, partition), -1) < int(number), "out of order", partition, value)
             last[producer, partition] = int(number)
         if self.layout.table:
-            head = self._members(TABLE)[0]
-            self.tables.compare(head.log, self.cluster.checker.archive[head.key], head.compaction.horizon)
+            members = self._members(TABLE)
+            self.tables.compare(members, self.cluster.checker.archive[members[0].key])
         if self.layout.expiry:
             members = self._members(EXPIRING)
             self.expiry.compare(members, self.cluster.checker.archive[members[0].key])

@@ -21,9 +21,11 @@ from stentor.errors import (
     Closed,
     ConnectionFailed,
     CoordinationUnavailable,
+    DiskFull,
     NotReady,
     StaleGeneration,
     StentorError,
+    UnknownOutcome,
 )
 from stentor.wire import group_messages
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 _BUSY_POLL_S = 0.01  # how often it is looked whether the message in work is done: somebody waits for its partition
 _AGAIN = (ConnectionFailed, CoordinationUnavailable, NotReady)
+_SAID_AGAIN = (*_AGAIN, DiskFull, UnknownOutcome)  # said twice, commits and farewells do no harm
 
 
 class GroupTie:
@@ -203,7 +206,7 @@ class GroupTie:
             if link is not None:
                 try:
                     return await link.request(request)
-                except _AGAIN:
+                except _SAID_AGAIN:
                     pass
             await self._core.changes(limits.LINK_WATCH_S)
 

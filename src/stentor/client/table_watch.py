@@ -198,6 +198,7 @@ class TableWatch(_WatchFace):
             self._copy.check()
             if self._closed:
                 self._next()
+            self._client._call(self._check_known())  # noqa: SLF001 - and it had them until now
             return None
 
     def __iter__(self) -> Iterator[TableChange]:
@@ -287,6 +288,7 @@ class AsyncTableWatch(_WatchFace):
             self._copy.check()
             if self._closed:
                 self._next()
+            await self._check_known()  # and it had them until now
             return None
 
     async def __aiter__(self) -> AsyncIterator[TableChange]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from stentor.core.records import Key
 
 NOTHING_SEEN: Final = (0, 0)
+_KNOWN_PATTERNS_MAX: Final = 64  # lists of patterns whose topics are remembered
 
 # --- events -------------------------------------------------------------------------------------
 
@@ -155,6 +156,7 @@ class GroupCoordinator:
         self._replaced: dict[str, None] = {}  # members that gave way to another process of their name
         self._target: dict[Key, str] = {}
         self._target_for: object = None  # what the target was made for
+        self._read_by: dict[tuple[str, ...], list[str]] = {}  # which topics patterns cover
 
     @property
     def group(self) -> HeldGroup:
@@ -177,7 +179,7 @@ class GroupCoordinator:
             self._leaving.add(event.member)  # it may be about to become a member
             self._arrivals.pop(event.member, None)
         elif isinstance(event, TopicsAre):
-            self.topics = event.topics
+            self.topics, self._read_by = event.topics, {}
         elif isinstance(event, GroupTick):
             self._excuse(now)
         if self._groups.is_settled(self.name):
@@ -288,12 +290,18 @@ class GroupCoordinator:
 
     def _counts(self, members: Mapping[str, GroupMember]) -> dict[int, int]:
         """The topics that anybody reads, with their partitions."""
-        patterns = {pattern for about in members.values() for pattern in about.topics}
-        return {
-            topic_id: partitions
-            for name, (topic_id, partitions) in self.topics.items()
-            if any(matches(pattern, name) for pattern in patterns)
-        }
+        said = {tuple(about.topics) for about in members.values()}
+        read = {name for patterns in said for name in self._read(patterns)}
+        return {topic_id: partitions for name, (topic_id, partitions) in self.topics.items() if name in read}
+
+    def _read(self, patterns: tuple[str, ...]) -> list[str]:
+        """The topics that patterns cover. Most members have the same ones, and they are compared once."""
+        found = self._read_by.get(patterns)
+        if found is None:
+            found = [name for name in self.topics if any(matches(each, name) for each in patterns)]
+            if len(self._read_by) < _KNOWN_PATTERNS_MAX:
+                self._read_by[patterns] = found
+        return found
 
     def _aim(self, group: HeldGroup, members: dict[str, GroupMember], superseded: Mapping[str, str]) -> None:
         """Who should own what. Made anew only when members, owners or topics have changed."""
@@ -303,10 +311,9 @@ class GroupCoordinator:
         self._target_for = made_for
         eligible = {member: about for member, about in members.items() if member not in superseded}
         readers: dict[int, list[str]] = {}
-        for name, (topic_id, _) in self.topics.items():
-            found = [m for m, about in eligible.items() if any(matches(each, name) for each in about.topics)]
-            if found:
-                readers[topic_id] = found
+        for member, about in eligible.items():
+            for name in self._read(tuple(about.topics)):
+                readers.setdefault(self.topics[name][0], []).append(member)
         now = {key: superseded.get(owner.member, owner.member) for key, owner in group.owners.items()}
         for key, member in self._target.items():
             if member in eligible and now.get(key) != member:

@@ -153,8 +153,9 @@ class Linking:
         replica = self._replica
         ours, theirs = (replica.table.entries(), replica.start, replica.end), (link.table, link.start, link.end)
         cut = common_part(*ours, *theirs)
-        if cut is not None and link.start < cut < replica.states.deletions_until:
-            # It holds keys that were deleted behind its end, and these deletions may be gone here (C23).
+        if cut is not None and link.start < cut == link.end < replica.states.deletions_until:
+            # It holds keys that were deleted behind its end, and these deletions may be gone here (C23). What it has
+            # beyond the common part is cut off first, so that it looks whether it may be.
             said = (replica.epoch, link.attempt, replica.start)
             return m.Linked(*said, reset=True, in_pieces=link.in_pieces, compacted=True)
         if cut is None:  # nothing that is left is known to be the same: it begins where this log begins
@@ -179,17 +180,25 @@ class Linking:
         assert isinstance(asked.message, m.Link)
         return self._link(asked, asked.message, now_us)
 
+    def link_again(self, now_us: int) -> list[Effect]:
+        """The successor is fed no more, and hears that it must ask again."""
+        replica = self._replica
+        effects: list[Effect] = []
+        if replica.downstream.fed is not None:
+            effects.extend(replica.unfeed())
+            replica.downstream.since_us = now_us
+        successor = replica.position.successor
+        if successor is not None and replica.linked and replica.record is not None:
+            effects.append(r.Send(successor.broker, m.Adopt(replica.record, replica.revision)))
+        return effects
+
     def peer_connected(self, broker: str, now_us: int) -> list[Effect]:
         """What was on its way on the old connection may be lost: link again."""
         replica = self._replica
         effects: list[Effect] = []
-        successor, predecessor = replica.position.successor, replica.position.predecessor
-        if successor is not None and successor.broker == broker:
-            if replica.downstream.fed is not None:
-                effects.extend(replica.unfeed())
-                replica.downstream.since_us = now_us
-            if replica.linked and replica.record is not None:
-                effects.append(r.Send(broker, m.Adopt(replica.record, replica.revision)))
+        predecessor = replica.position.predecessor
+        if replica.is_successor(broker):
+            effects.extend(self.link_again(now_us))
         if predecessor is not None and predecessor.broker == broker and not replica.is_adopting:
             effects += self.ask(now_us)
         return effects

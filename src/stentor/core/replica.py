@@ -160,6 +160,8 @@ class Replica:
                 return self._epoch_stored(event.epoch, now_us)
             case r.Cut():
                 return self.links.cut(event.end, now_us)
+            case r.LinkAgain():
+                return self.links.link_again(now_us)
             case r.PeerConnected():
                 return self.links.peer_connected(event.broker, now_us)
             case r.Tick():

@@ -136,6 +136,10 @@ class PeerConnected(msgspec.Struct, frozen=True, gc=False):
     broker: str
 
 
+class LinkAgain(msgspec.Struct, frozen=True, gc=False):
+    """What the successor has so far may not be continued from this log any more (C23)."""
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Some time passed."""
 
@@ -175,6 +179,7 @@ ReplicaEvent = (
     | NotTaken
     | Cut
     | PeerConnected
+    | LinkAgain
     | Tick
     | AskEnd
     | Started

@@ -31,7 +31,7 @@ import msgspec
 
 from stentor.core.horizon import HORIZON, Horizon
 from stentor.errors import DiskFull, LimitExceeded, StorageError
-from stentor.limits import BATCH_MESSAGES_MAX, KIB
+from stentor.limits import BATCH_MESSAGES_MAX, KIB, MIB
 from stentor.storage.files import (
     TEMPORARY_SUFFIX,
     FileHandle,
@@ -57,11 +57,14 @@ COMPACTION_SLICE_BYTES: Final = 256 * KIB
 COMPACTION_KEYS_MAX: Final = 4_000_000
 """A compaction notes where each key was last, at about 150 bytes each. What lies beyond so many keys stays as it is."""
 
+COMPACTION_KEYS_BYTES_MAX: Final = 256 * MIB
+"""The same for long keys: of all that are noted together."""
+
 COMPACTED_BATCH_BYTES: Final = 256 * KIB
 """Into batches of about this size what is left of small ones is merged: what a push to a subscriber is."""
 
 _ROW_BYTES: Final = 24
-"""What a row takes beside its key and value: only for the size of a batch, which need not be exact."""
+"""What a row or a header takes beside its key and value: only for the size of a batch, which need not be exact."""
 
 _WORTH: Final = 0.1
 """A single segment that would lose less than this share of its size stays as it is."""
@@ -95,6 +98,7 @@ class Compaction:
         self._together_us = kept_us // 8  # see _Merger
         self._segments = _ready(state, horizon.offset, committed)
         self._last: dict[bytes, int] = {}  # the offset of each key's last message
+        self._key_bytes = 0  # of those keys
         self._stale: set[bytes] = set()  # keys of which something is left that should have gone
         self._steps = self._run()
 
@@ -146,12 +150,14 @@ class Compaction:
         for header, batch, size in self._batches(segment):
             if header.base_offset >= self._until:
                 break
-            if len(last) + header.count > COMPACTION_KEYS_MAX:
+            if len(last) + header.count > COMPACTION_KEYS_MAX or self._key_bytes > COMPACTION_KEYS_BYTES_MAX:
                 self._until = header.base_offset
                 break
             rows = sparse.rows_of(header, memoryview(batch)[HEADER_BYTES:])
             for key, offset in zip(rows.keys, rows.offsets, strict=True):
                 if key is not None:
+                    if key not in last:
+                        self._key_bytes += len(key)
                     last[key] = offset
             self.report.rows_before += header.count
             self.report.bytes_read += size
@@ -207,12 +213,7 @@ class Compaction:
             else:
                 rows = sparse.rows_of(header, memoryview(batch)[HEADER_BYTES:])
                 kept = rows.chosen(self._wanted(rows))
-                try:
-                    merger.add(header, batch, kept)
-                except LimitExceeded:  # without some rows it is larger than with them
-                    merger.copy(header, batch)
-                    self._stale.update(key for key in rows.keys if key is not None)
-                    kept = rows
+                merger.add(header, batch, kept)
                 if gone := len(rows.offsets) - len(kept.offsets):
                     self.report.rows_dropped += gone
                     dropped.update(key for key in rows.keys if key is not None)
@@ -329,10 +330,8 @@ class _Merger:
         self._appended_at_us = 0
 
     def add(self, header: BatchHeader, batch: bytes, kept: Rows) -> None:
-        """The rows that are left of a batch. LimitExceeded if they need more room than all of them did."""
-        size = sum(
-            len(key or b"") + len(value or b"") + _ROW_BYTES for key, value in zip(kept.keys, kept.values, strict=True)
-        )
+        """The rows that are left of a batch."""
+        size = _size(kept)
         if not self._takes(header, size, has_rows=bool(kept.offsets)):
             self.flush()
         if len(kept.offsets) == header.count and header.length >= COMPACTED_BATCH_BYTES // 4 and header.count:
@@ -380,8 +379,25 @@ class _Merger:
             self._write(like, self._base, self._end, rows, self._appended_at_us)
 
     def _write(self, like: BatchHeader, base: int, end: int, rows: Rows, appended_at_us: int) -> None:
-        merged = sparse.merge(like, base, end, rows, appended_at_us)
+        """As one batch, or as several if one cannot hold them: some rows may take more room than all of them did."""
+        try:
+            merged = sparse.merge(like, base, end, rows, appended_at_us)
+        except LimitExceeded:
+            if len(rows.offsets) == 1:
+                raise
+            middle = rows.offsets[len(rows.offsets) // 2]
+            before = [offset < middle for offset in rows.offsets]
+            self._write(like, base, middle, rows.chosen(before), appended_at_us)
+            self._write(like, middle, end, rows.chosen([not each for each in before]), appended_at_us)
+            return
         self._output.write(unpack(merged), merged)
+
+
+def _size(rows: Rows) -> int:
+    """About how much room rows take."""
+    size = sum(len(key or b"") + len(value or b"") for key, value in zip(rows.keys, rows.values, strict=True))
+    named = sum(_ROW_BYTES + len(name) + len(value or b"") for pairs in rows.headers for name, value in pairs or ())
+    return size + named + _ROW_BYTES * len(rows.offsets)
 
 
 def _plain(header: BatchHeader, rows: Rows) -> Rows:

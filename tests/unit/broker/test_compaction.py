@@ -155,6 +155,28 @@ def test_retention_of_the_broker_is_not_for_compacted_topics(tmp_path):
         assert client.describe_topic("both").settings.retention_age_s == 60
 
 
+def test_a_crash_before_a_snapshot_is_written_does_not_end_compaction(quick, monkeypatch, tmp_path, wait_until):
+    """Nothing is compacted without the snapshot behind it; the next horizon brings another one."""
+    with broker(tmp_path / "data") as local, local.client() as client:
+        monkeypatch.setattr(compaction.PartitionCompaction, "begin", lambda _: None)
+        client.create_topic("latest", cleanup="compact")
+        for number in range(20):
+            client.publish("latest", b"%d" % number, key="k")
+        wait_until(lambda: statistics_of(client, "latest")["log"]["segments"] == 2, "a segment was begun")
+        (partition,) = local.inner.parts.ground.partitions.values()
+        last = partition.log._state.segments[-1]
+    monkeypatch.undo()
+    last.path(".snapshot").unlink()  # as if it had been killed after it sealed the other one
+    monkeypatch.setattr(compactions, "COMPACTION_CHECK_S", 0.02)
+    monkeypatch.setattr(compaction, "COMPACTION_QUIET_S", 0.1)
+    monkeypatch.setattr(compaction, "COMPACTION_QUIET_BYTES_MIN", 1)
+    with broker(tmp_path / "data") as local, local.client() as client:
+        for number in range(20):
+            client.publish("latest", b"%d" % number, key="k")
+        wait_until(lambda: is_idle(client, "latest"), "it is compacted")
+        assert [message.value for message in client.read("latest")] == [b"19"]
+
+
 def test_deletions_go_once_they_are_old_enough(quick, wait_until):
     with broker() as local, local.client() as client:
         client.create_topic("config", kind="table", deletions_kept_s=0)
@@ -274,6 +296,25 @@ def test_a_table_as_it_was_below_the_horizon_is_refused_and_not_guessed(quick, w
             with table.watch(start=table.sync()) as watch:
                 table.put("b", "2")
                 assert watch.get(timeout=5).new.value == b"2"
+
+
+def test_a_watch_of_the_past_is_told_when_a_compaction_takes_some_of_it(quick, monkeypatch, wait_until):
+    worth_it = False
+    monkeypatch.setattr(compaction.PartitionCompaction, "is_worth_it", lambda *_: worth_it)
+    with broker() as local, local.client() as client:
+        client.create_topic("config", kind="table")
+        with client.table("config") as table:
+            table.put("b", "1")
+            early = table.sequence
+            for _ in range(100):  # more than a subscription has credit for
+                table.put("a", b"v" * 150_000)
+            with table.watch(start=early) as watch:
+                assert watch.get(timeout=10).version == 1
+                worth_it = True
+                wait_until(lambda: statistics_of(client, "config")["compaction"]["runs"], "it is compacted")
+                worth_it = False
+                with pytest.raises(Compacted, match="no longer known"):
+                    [watch.get(timeout=10) for _ in range(100)]
 
 
 def test_a_table_that_only_grows_is_left_alone_until_something_is_replaced(quick, wait_until):

@@ -3,11 +3,14 @@
 import asyncio
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 import stentor
 from stentor.broker.cluster import trust
+from stentor.broker.groups.desk import GroupDesk
+from stentor.core import group_limits, refusals
 from stentor.errors import DeadlineExceeded, GroupInUse, GroupNotFound, InvalidArgument, StaleGeneration
 from stentor.testing import broker
 from stentor.wire.group_messages import GroupPosition
@@ -309,3 +312,32 @@ def test_groups_are_there_once_every_broker_knows_them(etcd, before, tmp_path, w
         with client.group("g", "t") as group:
             assert group.get(timeout=10).value == b"x"
         assert {cursor.name for cursor in client.cursors("t")} == {"g", "other"}
+
+
+def test_a_head_that_is_replaced_while_a_member_lets_go_is_asked_again(filled, another, monkeypatch):
+    """Whether the last commit was written down is unknown: it is said again, and no error for the application."""
+    asked, commit = [], GroupDesk.commit
+
+    async def replaced(desk, client, request):
+        asked.append(request)
+        is_first = len(asked) == 1
+        await commit(desk, client, request)
+        if is_first:
+            raise refusals.deposed()
+
+    monkeypatch.setattr(group_limits, "GROUP_COMMIT_S", 60.0)
+    monkeypatch.setattr(GroupDesk, "commit", replaced)
+    with filled.group("billing", "orders.*") as first:
+        taken = take(first, 20)
+        with another().group("billing", "orders.*") as second:
+            until = time.monotonic() + 10
+            while len(second.assignment) < 2 and time.monotonic() < until:
+                with suppress(DeadlineExceeded):
+                    taken.append(first.get(timeout=0.05))
+            assert len(second.assignment) == 2
+            while len(taken) < 40:
+                for each in (first, second):
+                    with suppress(DeadlineExceeded):
+                        taken.append(each.get(timeout=0.05))
+    assert values(taken) == EVERYTHING
+    assert len(asked) > 1

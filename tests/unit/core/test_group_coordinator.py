@@ -533,3 +533,20 @@ def test_every_broken_rule_is_noticed(mutation):
         if world.problems:
             return
     pytest.fail("nobody noticed")
+
+
+def test_patterns_are_compared_with_topics_once_for_all_members(monkeypatch):
+    """The head's broker does nothing else meanwhile: thousands of topics times hundreds of members would stop it."""
+    compared = []
+    matches = c.matches
+    monkeypatch.setattr(c, "matches", lambda pattern, name: compared.append(name) or matches(pattern, name))
+    head = Head({f"orders.{number}": (number + 1, 1) for number in range(50)})
+    members = [Member(head, f"m{number}") for number in range(5)]
+    settle(head, *members)
+    assert sum(len(member.held) for member in members) == 50
+    assert len(compared) == 50
+    head.topics = head.topics | {"orders.more": (99, 1)}
+    head.step(c.TopicsAre(head.topics))
+    settle(head, *members)
+    assert sum(len(member.held) for member in members) == 51
+    assert len(compared) == 101

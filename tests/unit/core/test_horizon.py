@@ -2,10 +2,15 @@
 
 from typing import NamedTuple
 
+import msgspec
 import pytest
+from tests.unit.core.test_members import A, B, adopt
 
+from stentor.core.chain_messages import Link, Linked
 from stentor.core.derived import States
 from stentor.core.horizon import HORIZON, NOWHERE, Horizon, HorizonState
+from stentor.core.replica import Replica
+from stentor.core.replica_events import Received, Send
 from stentor.errors import CorruptData
 
 
@@ -97,3 +102,34 @@ def test_states_say_below_which_offset_deletions_may_be_gone():
     states.apply(Batch(10, 4))
     states.commit(11)
     assert states.deletions_until == 4
+
+
+def test_a_joiner_whose_deletions_may_be_gone_begins_anew():
+    """C23: but only one that would go on where it ends."""
+    states = States(HorizonState())
+    states.apply(Batch(90, 80))
+    head = Replica(me=A, epoch=0, start=0, end=100, committed=100, states=states, table=[(1, 0), (2, 60)])
+    adopt(head, 3, chain=(A,), joining=B)
+
+    def answer(end, table, attempt):
+        link = Link(3, attempt, B, 0, end, table, in_pieces=True)
+        return next(effect.message for effect in head.step(Received("b", link), 0) if isinstance(effect, Send))
+
+    assert answer(50, [(1, 0)], 1) == Linked(3, 1, 0, reset=True, in_pieces=True, compacted=True)
+    assert answer(85, [(1, 0), (2, 60)], 2) == Linked(3, 2, 85)
+    assert answer(0, [], 3) == Linked(3, 3, 0)
+
+
+def test_a_joiner_with_another_past_is_cut_first():
+    """C9: so it notices if that is committed as far as it knows, and stops for an operator instead of forgetting it."""
+    states = States(HorizonState())
+    states.apply(Batch(90, 80))
+    head = Replica(me=A, epoch=0, start=0, end=100, committed=100, states=states, table=[(1, 0), (3, 60)])
+    adopt(head, 4, chain=(A,), joining=B)
+    link = Link(4, 1, B, 0, 75, [(1, 0), (2, 60)], in_pieces=True)
+    told = next(effect.message for effect in head.step(Received("b", link), 0) if isinstance(effect, Send))
+    assert told == Linked(4, 1, 60)
+    joiner = Replica(me=B, epoch=0, start=0, end=75, committed=70, states=States(), table=[(1, 0), (2, 60)])
+    adopt(joiner, 4, chain=(A,), joining=B)
+    joiner.step(Received("a", msgspec.structs.replace(told, attempt=joiner.links.attempt)), 0)
+    assert joiner.halted

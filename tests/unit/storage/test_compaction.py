@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stentor import limits
 from stentor.core.derived import States
 from stentor.core.horizon import HORIZON, Horizon, HorizonState
 from stentor.core.table import TableState
@@ -365,14 +366,30 @@ def test_a_damaged_segment_stops_it(written):
     assert not written.log.compaction(horizon, committed=written.log.end).possible
 
 
-def test_too_many_keys_leave_the_rest_as_it_is(written, monkeypatch):
-    monkeypatch.setattr(compaction_module, "COMPACTION_KEYS_MAX", 60)
+@pytest.mark.parametrize(("limit", "most"), [("COMPACTION_KEYS_MAX", 60), ("COMPACTION_KEYS_BYTES_MAX", 20)])
+def test_too_many_keys_leave_the_rest_as_it_is(written, monkeypatch, limit, most):
+    monkeypatch.setattr(compaction_module, limit, most)
     horizon = filled(written, 6)
     epochs = written.log.epochs()
     written.compact(horizon)
     rows, _ = read_rows(written.log)
     assert folded(rows) == written.state()
     assert written.log.epochs() == epochs
+    assert len(rows) > 40  # of 12 keys
+
+
+def test_rows_that_do_not_fit_into_one_batch_become_several(written, monkeypatch):
+    """What is gathered may need more room than a batch has: headers are long, or a compression has gone."""
+    monkeypatch.setattr(limits, "BATCH_BYTES_MAX", 10_000)
+    for _ in range(3):  # at the end of an epoch, what was gathered is written while the next batch is looked at
+        for number in range(200):
+            written.put([(b"k%d" % number, b"v" * 90), (b"again", b"w" * 90)])
+        written.epoch += 1
+    horizon = written.horizon()
+    epochs = written.log.epochs()
+    written.compact(horizon)
+    check(written, horizon, epochs)
+    assert len(read_rows(written.log)[0]) == 201
 
 
 def test_producers_are_known_to_who_gets_what_is_left(written, tmp_path):

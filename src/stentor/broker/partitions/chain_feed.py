@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 _PUSHES_PER_TURN = 8  # then the loop looks at others
 
 
+class Holding(Protocol):
+    """The compactions of that partition."""
+
+    def holds(self, position: int) -> bool: ...
+
+
 class Fed(Protocol):
     """The partition whose batches are sent."""
 
@@ -39,6 +45,8 @@ class Fed(Protocol):
 
     @property
     def replica(self) -> Replica: ...
+    @property
+    def compaction(self) -> Holding: ...
 
     def feed_failed(self, error: StentorError) -> None: ...
     def read_failed(self, error: StentorError) -> StentorError: ...
@@ -88,6 +96,8 @@ class ChainFeed:
             end = partition.log.end
             if self.closed or self._reading or self.position >= end:
                 return
+            if partition.compaction.holds(self.position):
+                return  # it wakes the feed when it is over
             if not self.link.writable:
                 return  # the link wakes its feeds when it takes more
             found = partition.tail.take(self.position, end, limits.DELIVERY_BYTES)

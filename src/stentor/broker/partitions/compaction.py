@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stentor.core.horizon import NOWHERE, Horizon, HorizonState
+from stentor.core.replica_events import LinkAgain
 from stentor.core.table import TableState
 from stentor.errors import Compacted, NotReady, StentorError
 from stentor.limits import KIB, MIB
@@ -15,8 +16,10 @@ from stentor.wire.statistics import CompactionStatistics
 if TYPE_CHECKING:
     from stentor.broker.partitions.followers import Followers
     from stentor.broker.partitions.log_sync import LogSync
+    from stentor.broker.partitions.successor import Successor
     from stentor.broker.partitions.tail_cache import TailCache
     from stentor.core.replica import Replica
+    from stentor.core.replica_events import ReplicaEvent
     from stentor.storage.compaction import Compaction
     from stentor.storage.log import PartitionLog
     from stentor.wire.messages import TopicSettings
@@ -46,7 +49,8 @@ COMPACTION_STALE_SHARE: Final = 0.1
 nothing to give, and looking for it takes memory for each key."""
 
 LOOKS_MAX: Final = 20
-"""So often a compaction waits for segments to be on disk; then it does without those that are not."""
+"""So often a compaction waits for segments to be on disk; then it does without those that are not. If nothing is left,
+it waits for the next horizon."""
 
 
 class Shrinking(Protocol):
@@ -58,9 +62,12 @@ class Shrinking(Protocol):
     tail: TailCache
     followers: Followers
     settings: TopicSettings
+    successor: Successor
 
     @property
     def name(self) -> str: ...
+
+    def step(self, event: ReplicaEvent) -> None: ...
 
 
 class PartitionCompaction:
@@ -71,6 +78,7 @@ class PartitionCompaction:
         self._state = next((state for state in partition.replica.states if isinstance(state, HorizonState)), None)
         self._rolled = NOWHERE  # the horizon for which a segment was begun
         self._done = NOWHERE  # the horizon that was used last
+        self._used = NOWHERE  # the horizon of the compaction that runs
         self._waited = 0  # how often it was looked whether all below the horizon is on disk
         self._totals = CompactionReport()
         self._runs = 0
@@ -118,14 +126,17 @@ class PartitionCompaction:
         # Copies that are being filled hold deletions back, once: those that are as far behind the next time begin anew.
         held = [each for each in partition.followers.copies_below(horizon.deletions_until) if each.cursor.position]
         self._holds_back = bool(held) and not self._holds_back
-        if self._holds_back:
+        if self._holds_back or partition.successor.is_below(horizon.deletions_until):
             horizon = Horizon(horizon.offset, self._removed_until)
         job = partition.log.compaction(horizon, committed=partition.replica.committed, kept_us=kept_us)
         self._waited += 1
         if not job.possible or not (job.whole or self._waited > LOOKS_MAX):
+            if self._waited > LOOKS_MAX:  # not with this horizon: a crash took the snapshot behind it, for example
+                self._waited, self._done = 0, self.horizon
             return None
         self._waited = 0
         self.running = True
+        self._used = self.horizon
         self._removed_until = horizon.deletions_until
         return job
 
@@ -133,11 +144,23 @@ class PartitionCompaction:
         """Deletions are about to go: no copy may have read what they delete and miss them (C23)."""
         self.replacing = True
         followers, horizon = self._partition.followers, self.horizon
+        if self._partition.successor.is_below(self._removed_until):
+            self._partition.step(LinkAgain())  # only a joiner's log can be as short as that
         for stream in followers.copies_below(self._removed_until):
             stream.fail(self._gone() if stream.cursor.position else _not_now())
         for stream in followers.copies_below(horizon.offset):
             if stream.cursor.end is not None and stream.cursor.end < horizon.offset:
                 stream.fail(self._past(stream.cursor.end))
+
+    def replaced(self) -> None:
+        """Files are in their places."""
+        if self.replacing:
+            self.replacing = False
+            self._partition.successor.wake()
+
+    def holds(self, position: int) -> bool:
+        """Whether a copy that begins there must wait, or it would get half of what was and half of what will be."""
+        return self.replacing and position < self._removed_until
 
     def check_copy(self, start: int, end: int | None) -> None:
         """Whether a reader that keeps the latest of each key may go on from an offset, up to an end if it has one."""
@@ -145,7 +168,7 @@ class PartitionCompaction:
             raise self._past(end)
         if 0 < start < self.horizon.deletions_until:
             raise self._gone()
-        if self.replacing and start < self._removed_until:
+        if self.holds(start):
             raise _not_now()
 
     def _past(self, end: int) -> Compacted:
@@ -168,8 +191,8 @@ class PartitionCompaction:
 
     def ended(self, report: CompactionReport, now_us: int) -> None:
         """It is over."""
-        self.running = self.replacing = False
-        self._done = self.horizon
+        self.running = False
+        self._done = self._used
         if report.rows_dropped:
             self._partition.tail.forget_below(self.horizon.offset)
         totals = self._totals
@@ -202,7 +225,8 @@ class PartitionCompaction:
         horizon, keys = self.horizon, self._table.statistics()["keys"]
         if self._keys_before is None:
             self._keys_before = 0 if horizon == NOWHERE else keys
-        replaced = self._partition.log.end - horizon.offset - max(0, keys - self._keys_before)
+        # Of what is committed: rows on their way are no keys yet, and would seem to have replaced some.
+        replaced = self._partition.replica.committed - horizon.offset - max(0, keys - self._keys_before)
         return replaced > keys * COMPACTION_STALE_SHARE
 
     def proposed(self, now_s: float) -> None:

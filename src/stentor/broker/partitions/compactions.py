@@ -123,7 +123,7 @@ class Compactions:
     def _went_on(self, size: int | None, error: StentorError | None) -> None:
         assert self._job is not None
         partition, job = self._job
-        partition.compaction.replacing = False
+        partition.compaction.replaced()
         if size is not None and error is None:
             if job.replaces:
                 partition.compaction.before_replacing()

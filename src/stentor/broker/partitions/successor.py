@@ -30,6 +30,10 @@ class Successor:
         """Whether it gets the same batches."""
         return self._feed is not None
 
+    def is_below(self, offset: int) -> bool:
+        """Whether it is being fed, and was not sent all below an offset yet."""
+        return self._feed is not None and self._feed.position < offset
+
     def perform(self, chain: ChainWork, effect: r.StartFeed | r.StopFeed | r.GiveState) -> None:
         """Do what the machine says."""
         match effect:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stentor.gateways.zmq import bounds
@@ -30,6 +31,7 @@ async def serve(options: GatewayOptions, on_ready: Callable[[], None], *, child:
         loop.add_signal_handler(number, stop.set)
     if child:
         _stop_with_parent(loop, stop)
+        _give_way()
     stopping = loop.create_task(stop.wait())
     running = loop.create_task(_serve(options, on_ready))
     try:
@@ -60,6 +62,14 @@ def _stop_with_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> N
             stop.set()
 
     loop.add_reader(descriptor, read)
+
+
+def _give_way() -> None:
+    """When memory runs out, the gateway is ended, not the broker: ZeroMQ keeps a message until its last frame is there,
+    however many a client sends.
+    """
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 class GatewayChild:
