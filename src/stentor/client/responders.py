@@ -30,12 +30,18 @@ _TOPICS_MAX: Final = 1_000  # whose places a client remembers; the oldest are fo
 class Place:
     """A broker that has responders of a topic."""
 
-    __slots__ = ("broker", "busy", "responders")
+    __slots__ = ("broker", "busy", "responders", "sent")
 
     def __init__(self, broker: str, responders: int) -> None:
         self.broker = broker
         self.responders = responders
         self.busy = 0  # requests of this client that wait for an answer from there
+        self.sent = 0  # requests of this client since the places last changed
+
+    def comes_before(self, other: Place) -> bool:
+        """Whether this one has less to do for each of its responders; or, as much, and had less."""
+        mine, its = self.busy * other.responders, other.busy * self.responders
+        return mine < its or (mine == its and self.sent * other.responders < other.sent * self.responders)
 
 
 class _Known:
@@ -71,8 +77,10 @@ class ResponderPlaces:
             link = self._core.links.existing(place.broker)
             if link is None:
                 known.moving_until = now + service_limits.RESPONDERS_MOVE_S
-            elif best is None or place.busy * best[0].responders < best[0].busy * place.responders:
+            elif best is None or place.comes_before(best[0]):
                 best = place, link
+        if best is not None:
+            best[0].sent += 1
         return best
 
     def failed(self, topic: str, place: Place, *, lost: bool) -> None:
@@ -130,6 +138,9 @@ class ResponderPlaces:
             place.responders = max(1, responders)
             known.places.append(place)
             self._core.links.to(broker)
+        if before.keys() != {place.broker for place in known.places}:
+            for place in known.places:
+                place.sent = 0  # a new one should not get everything until it has had as much as the others
         known.looked_at = self._core.loop.time()
 
     def _look_soon(self, topic: str, known: _Known) -> None:

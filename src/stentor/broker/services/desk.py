@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from stentor.broker.cluster.trust import REQUESTS
 from stentor.core import service_limits
-from stentor.core.names import check_topic_name
+from stentor.core.names import check_topic_name, is_reserved
 from stentor.core.services import CancelAsk, HandOver, RefuseAsk, Services
-from stentor.errors import LimitExceeded, NotReady, StentorError
+from stentor.errors import LimitExceeded, NotReady, StentorError, TopicReserved
 from stentor.security.permissions import Action
 from stentor.wire import asks, frames, messages
 from stentor.wire.frames import Kind
@@ -78,6 +78,8 @@ class ServiceDesk:
     def serve(self, client: ServiceClient, request: Serve) -> None:
         """A client answers requests of a topic."""
         check_topic_name(request.topic)
+        if is_reserved(request.topic):
+            raise TopicReserved(f"{request.topic} is the brokers' own.", hint="Use another name.", object=request.topic)
         if not self._identity.alone and self._trust.level < REQUESTS:
             raise NotReady(
                 "Requests are not there yet: not all brokers of this cluster know them.",
