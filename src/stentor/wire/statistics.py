@@ -171,8 +171,8 @@ class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     health: Health = Health()
     cluster: ClusterStatistics | None = None  # None until it has joined
     lagging: list[LaggingSubscriber] = []  # those that are furthest behind
-    partitions: list[PartitionStatistics] = []
     services: ServiceStatistics = ServiceStatistics()
+    partitions: list[PartitionStatistics] = []
 
 
 def as_map(statistics: BrokerStatistics) -> dict[str, Any]:
