@@ -110,7 +110,8 @@ class Asking:
         credit: int = 0,
     ) -> Question:
         """Check what a caller passes."""
-        check_topic_name(topic)
+        if not self._places.knows(topic):
+            check_topic_name(topic)
         deadline = self._core.deadline(timeout)
         if not 0 < deadline.seconds <= service_limits.ASK_S_MAX:
             raise InvalidArgument(
@@ -244,7 +245,8 @@ _making = threading.Lock()
 
 def asking_of(core: ClientCore) -> Asking:
     """What a client asks: made at its first request."""
-    with _making:
-        if core.asking is None:
-            core.asking = Asking(core)
-        return core.asking
+    found = core.asking
+    if found is None:
+        with _making:
+            found = core.asking = core.asking or Asking(core)
+    return found

@@ -64,6 +64,10 @@ class ResponderPlaces:
         self._known: dict[str, _Known] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def knows(self, topic: object) -> bool:
+        """Whether it was asked for before, so that its name is one."""
+        return isinstance(topic, str) and topic in self._known
+
     def choose(self, topic: str) -> tuple[Place, BrokerLink] | None:
         """A place that is linked: the one with the fewest requests of this client for each of its responders."""
         known = self._known.get(topic)

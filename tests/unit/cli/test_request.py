@@ -62,7 +62,11 @@ def test_a_command_that_fails_is_told_to_the_caller(serving, client):
 
 def test_a_function_answers_requests(serving, client, tmp_path):
     (tmp_path / "shop.py").write_text("def price(request):\n    return b'42 ' + request.value\n")
-    serving("svc.cli-function", "shop:price", environment={"PYTHONPATH": os.pathsep.join([str(tmp_path), *map(os.path.abspath, sys.path)])})
+    serving(
+        "svc.cli-function",
+        "shop:price",
+        environment={"PYTHONPATH": os.pathsep.join([str(tmp_path), *map(os.path.abspath, sys.path)])},
+    )
     assert client.request("svc.cli-function", "apples", timeout=WAIT_S).value == b"42 apples"
 
 

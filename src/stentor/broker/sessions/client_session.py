@@ -330,7 +330,7 @@ class ClientSession(BatchSession):
         if self.connection.unsent_bytes > limits.UNSENT_BYTES_MAX:
             self.drop_deaf("it does not read its requests and answers")
             return
-        self._answer_soon(frame)
+        self.connection.write((frame,))  # the event loop gathers what one turn writes
 
     def _ask_credit(self, correlation: int, body: memoryview) -> None:
         self._services.credited(self, correlation, body)
