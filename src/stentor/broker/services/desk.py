@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _ASK: Final = int(Kind.ASK)
 _REPLY: Final = int(Kind.REPLY)
+_CREDIT_MAX: Final = 2**32 - 1  # what the field of an ASK_CREDIT holds
 
 
 class ServiceClient(Protocol):
@@ -39,6 +40,8 @@ class ServiceClient(Protocol):
 
     @property
     def principal(self) -> Principal: ...
+    @property
+    def takes_more(self) -> bool: ...
     def pass_on(self, frame: bytes) -> None: ...
 
 
@@ -63,6 +66,7 @@ class ServiceDesk:
         self._clients: dict[int, ServiceClient] = {}
         self._numbers: dict[ServiceClient, int] = {}
         self._last_number = 0
+        self._owed: dict[int, dict[int, int]] = {}  # credit for responders that take nothing now, by request
         directory.own = self._services.counts
 
     def _number(self, client: ServiceClient) -> int:
@@ -104,6 +108,8 @@ class ServiceDesk:
         if number is None:
             return
         if writable:
+            for ask, size in self._owed.pop(number, {}).items():
+                client.pass_on(frames.frame(Kind.ASK_CREDIT, ask, asks.ASK_CREDIT.pack(size)))
             self._perform(self._services.resume(number, self._clock.monotonic()))
         else:
             self._services.pause(number)
@@ -114,6 +120,7 @@ class ServiceDesk:
         if number is None:
             return
         del self._clients[number]
+        self._owed.pop(number, None)
         served = self._services.serves(number)
         self._perform(self._services.gone(number))
         for topic in served:
@@ -150,11 +157,16 @@ class ServiceDesk:
 
     def credited(self, client: ServiceClient, correlation: int, body: memoryview) -> None:
         """A caller has taken a part of a streamed answer."""
-        asks.ASK_CREDIT.unpack(body)
+        (size,) = asks.ASK_CREDIT.unpack(body)
         found = self._services.responder_of(self._number(client), correlation)
-        if found is not None:
-            connection, number = found
+        if found is None:
+            return
+        connection, number = found
+        if self._clients[connection].takes_more:
             self._clients[connection].pass_on(frames.frame(Kind.ASK_CREDIT, number, bytes(body)))
+        else:  # or callers could fill its buffer with credit until it is dropped
+            owed = self._owed.setdefault(connection, {})
+            owed[number] = min(_CREDIT_MAX, owed.get(number, 0) + size)
 
     def cancelled(self, client: ServiceClient, correlation: int) -> None:
         """A caller does not want an answer any more."""

@@ -325,6 +325,11 @@ class ClientSession(BatchSession):
         """Who asks."""
         return self.caller.principal
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether its socket is not full."""
+        return self.connection.writable
+
     def pass_on(self, frame: bytes) -> None:
         """A request or an answer for this client."""
         if self.connection.unsent_bytes > limits.UNSENT_BYTES_MAX:
