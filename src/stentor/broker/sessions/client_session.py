@@ -337,12 +337,6 @@ class ClientSession(BatchSession):
             return
         self.connection.write((frame,))  # the event loop gathers what one turn writes
 
-    def _ask_credit(self, correlation: int, body: memoryview) -> None:
-        self._services.credited(self, correlation, body)
-
-    def _ask_cancel(self, correlation: int, _: memoryview) -> None:
-        self._services.cancelled(self, correlation)
-
     # --- routes ---------------------------------------------------------------------------------
 
     @property
@@ -394,6 +388,14 @@ def _not_proven(producer_id: int) -> ProducerNotProven:
     )
 
 
+def _ask_credit(session: ClientSession, correlation: int, body: memoryview) -> None:
+    session._services.credited(session, correlation, body)  # noqa: SLF001 - a method, but for its place
+
+
+def _ask_cancel(session: ClientSession, correlation: int, _: memoryview) -> None:
+    session._services.cancelled(session, correlation)  # noqa: SLF001
+
+
 _HANDLERS: Final[dict[int, Callable[[ClientSession, int, memoryview], None]]] = {
     Kind.PING: ClientSession._ping,  # noqa: SLF001 - the table is part of the class
     Kind.PONG: ClientSession._pong,  # noqa: SLF001
@@ -401,7 +403,7 @@ _HANDLERS: Final[dict[int, Callable[[ClientSession, int, memoryview], None]]] = 
     Kind.REQUEST: ClientSession._request,  # noqa: SLF001
     Kind.OPEN_STREAM: ClientSession._open_stream,  # noqa: SLF001
     Kind.CLOSE_STREAM: ClientSession._close_stream,  # noqa: SLF001
-    Kind.ASK_CREDIT: ClientSession._ask_credit,  # noqa: SLF001
-    Kind.ASK_CANCEL: ClientSession._ask_cancel,  # noqa: SLF001
+    Kind.ASK_CREDIT: _ask_credit,
+    Kind.ASK_CANCEL: _ask_cancel,
     Kind.GOODBYE: ClientSession._goodbye,  # noqa: SLF001
 }
