@@ -5,6 +5,7 @@
     large     10,000,000 keys: memory of the broker while loading and after a restart, memory of the client
     updates   10,000 updates/s that reach 50 copies
     faults    2,000 updates/s on three brokers while the head is killed and the tail is cut off
+    requests  a request and its answer, against NATS core and Redis lists
     clients   10,000 clients that hold a copy each: memory, and the time until an update has reached all
 
 Each work is a module with a function ``measure(plan, say)`` that returns rows. See bench/README.md.

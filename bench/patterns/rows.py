@@ -90,6 +90,8 @@ TARGETS = (
     Target("faults", "updates lost", most=0),
     Target("faults", "updates applied twice", most=0),
     Target("clients", "clients not reached", most=0),
+    Target("requests", "median", times=0.5, system="nats core"),
+    Target("requests", "median", times=1, system="redis lists"),
 )
 
 

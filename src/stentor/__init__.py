@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from stentor.client.positions import Last
     from stentor.client.producer import AsyncProducer, Producer
     from stentor.client.reader import Event
+    from stentor.client.reply import Reply, ServiceRequest
+    from stentor.client.reply_stream import AsyncReplyStream, ReplyStream
+    from stentor.client.service import AsyncService, Service
     from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client, connect
     from stentor.client.table import AsyncTable, Table
@@ -97,6 +100,7 @@ if TYPE_CHECKING:
         UnknownSwap,
         VersionMismatch,
     )
+    from stentor.request_errors import HandlerFailed, NoResponders, NotHandled, RequestError, ResponderLost
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionInfo, TopicInfo, TopicSettings
 
 _EXPORTS = {
@@ -112,6 +116,9 @@ _EXPORTS = {
     "stentor.client.positions": ("Last",),
     "stentor.client.producer": ("AsyncProducer", "Producer"),
     "stentor.client.reader": ("Event",),
+    "stentor.client.reply": ("Reply", "ServiceRequest"),
+    "stentor.client.reply_stream": ("AsyncReplyStream", "ReplyStream"),
+    "stentor.client.service": ("AsyncService", "Service"),
     "stentor.client.subscription": ("AsyncSubscription", "Subscription"),
     "stentor.client.sync_client": ("Client", "connect"),
     "stentor.client.table": ("AsyncTable", "Table"),
@@ -181,6 +188,7 @@ _EXPORTS = {
         "UnknownSwap",
         "VersionMismatch",
     ),
+    "stentor.request_errors": ("HandlerFailed", "NoResponders", "NotHandled", "RequestError", "ResponderLost"),
     "stentor.wire.messages": (
         "BrokerInfo",
         "BrokerState",
@@ -198,6 +206,8 @@ __all__ = [
     "AsyncHistory",
     "AsyncNames",
     "AsyncProducer",
+    "AsyncReplyStream",
+    "AsyncService",
     "AsyncSubscription",
     "AsyncTable",
     "AsyncTableWatch",
@@ -233,6 +243,7 @@ __all__ = [
     "GroupInUse",
     "GroupInfo",
     "GroupNotFound",
+    "HandlerFailed",
     "History",
     "InternalError",
     "InvalidArgument",
@@ -246,6 +257,8 @@ __all__ = [
     "MissingPackage",
     "NameChange",
     "Names",
+    "NoResponders",
+    "NotHandled",
     "NotHead",
     "NotReady",
     "OffsetOutOfRange",
@@ -259,8 +272,14 @@ __all__ = [
     "ProtocolError",
     "PublishError",
     "Receipt",
+    "Reply",
+    "ReplyStream",
+    "RequestError",
+    "ResponderLost",
     "SchemaRefused",
     "SequenceError",
+    "Service",
+    "ServiceRequest",
     "SlowSubscriber",
     "StaleGeneration",
     "StentorError",

@@ -25,6 +25,11 @@
     ├── GroupNotFound / GroupInUse
     ├── StaleGeneration          a partition does not belong to this member of its group any more
     ├── MemberReplaced           another process joined a group under the same instance name
+    ├── RequestError             a request was not answered; the branch is in request_errors.py
+    │   ├── NoResponders         nobody serves the topic
+    │   ├── HandlerFailed        the responder's handler raised an error (.error)
+    │   ├── NotHandled           no handler has seen the request; it may be sent again
+    │   └── ResponderLost        the responder was lost with the request; a handler may have seen it
     ├── SlowSubscriber           a subscription is further behind than its max_lag
     ├── DecodeFailed             a value does not fit the type of the topic
     ├── LimitExceeded            a named limit was exceeded
@@ -55,6 +60,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+BY_CODE: dict[str, type[StentorError]] = {}
+"""Every error by its code, from when its module is loaded."""
+
 
 class StentorError(Exception):
     """The root of the tree.
@@ -64,6 +72,10 @@ class StentorError(Exception):
 
     code: ClassVar[str] = "error"
     retriable: bool = False
+
+    def __init_subclass__(cls) -> None:
+        if "code" in vars(cls):
+            BY_CODE[cls.code] = cls
 
     def __init__(
         self,
@@ -559,14 +571,7 @@ class InternalError(StentorError):
     code = "internal_error"
 
 
-def _tree(root: type[StentorError]) -> dict[str, type[StentorError]]:
-    known = {root.code: root}
-    for child in root.__subclasses__():
-        known.update(_tree(child))
-    return known
-
-
-BY_CODE: dict[str, type[StentorError]] = _tree(StentorError)
+BY_CODE[StentorError.code] = StentorError
 
 
 def from_wire(

@@ -63,7 +63,7 @@ class Node:
         http = HttpServer(
             self.broker,
             self._http_names(),
-            permissions=self.broker.parts.permissions,
+            permissions=self.broker.parts.ground.permissions,
             connections_max=self.broker.parts.admission.http_max,
         )
         await http.start(self.config.http_host or self.broker.listeners.plans[0].host, self.config.http_port)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import stentor
-from stentor import errors
+from stentor import errors, request_errors
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+assert request_errors.RequestError.code in errors.BY_CODE  # its branch of the tree is loaded
 KINDS = sorted(errors.BY_CODE.values(), key=lambda kind: kind.__name__)
 
 

@@ -42,6 +42,8 @@ from stentor.broker.environment import BrokerIdentity
 from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.replication import unpack_offer
 from stentor.broker.partitions.serving import Serving
+from stentor.broker.services.desk import ServiceDesk
+from stentor.broker.services.directory import ServiceDirectory
 from stentor.broker.sessions.client_session import ClientServices, ClientSession
 from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.newcomer import GreetingServices, Newcomer
@@ -51,12 +53,25 @@ from stentor.broker.write_coalescing import WriteCoalescing
 from stentor.client.decode import decode_messages, offset_batches
 from stentor.core.standing import Standing
 from stentor.errors import CorruptData, NotReady, StentorError
-from stentor.security.permissions import Permissions
+from stentor.security.permissions import ANYBODY, Permissions
 from stentor.storage.model import LogSlice
 from stentor.transport.budget import ReceiveBudget
-from stentor.wire import arrow_body, arrow_message, batch, deltas, frames, messages, peer, plain_body, runs, sparse
+from stentor.wire import (
+    arrow_body,
+    arrow_message,
+    asks,
+    batch,
+    deltas,
+    frames,
+    messages,
+    peer,
+    plain_body,
+    runs,
+    sparse,
+)
 from stentor.wire.frames import Kind
 from stentor.wire.header import ENCODING_ARROW, HEADER_BYTES, check_header, seal, stamp, unpack
+from stentor.wire.service_messages import Serve
 from stentor.wire.statistics import LogStatistics
 
 TOPIC_ID = 0xA11CE
@@ -560,6 +575,7 @@ class StubBroker:
                 permissions=Permissions(),
                 inline_sync=inline_sync,
                 has_few_sessions=lambda: True,
+                services=self._services(identity, clock, nothing),
             ),
             peers=PeerServices(
                 heard=lambda _, body: peer.decode(body) and None,
@@ -569,6 +585,25 @@ class StubBroker:
             ),
             peer_arrived=lambda _: None,
         )
+
+    def _services(self, identity: BrokerIdentity, clock: Any, nothing: Any) -> ServiceDesk:
+        """A desk where somebody answers requests, who takes them and says nothing."""
+        around: Any = SimpleNamespace(clock=clock, coalescing=None)
+        peers: Any = SimpleNamespace(names=())
+        directory = ServiceDirectory(around, identity, peers, nothing)
+        desk = ServiceDesk(identity, clock, trust=nothing, permissions=Permissions(), directory=directory)
+        responder: Any = SilentResponder()
+        desk.serve(responder, Serve(topic="svc.fuzz", window=1))
+        return desk
+
+
+class SilentResponder:
+    """A responder that takes everything."""
+
+    principal = ANYBODY
+    takes_more = True
+
+    def pass_on(self, frame: bytes) -> None: ...
 
 
 class FakeTransport:
@@ -624,6 +659,12 @@ class FrameTarget:
             frames.frame(Kind.CREDIT, 9, frames.CREDIT.pack(1 << 20)),
             frames.frame(Kind.CLOSE_STREAM, 9),
             frames.frame(Kind.DELIVER, 9, frames.DELIVERY.pack(1, 1, 1)),
+            frames.frame(Kind.ASK, 21, asks.encode_ask(b"svc.fuzz", b"value", [("a", b"b")], 1.0, 1, credit=9)),
+            frames.frame(Kind.ASK, 22, asks.encode_ask(b"svc.fuzz", None, None, 1.0, 1), asks.NO_VALUE),
+            frames.frame(Kind.ASK, 23, asks.encode_ask(b"svc.nobody", b"value", None, 1.0, 1)),
+            frames.frame(Kind.REPLY, 1, asks.encode_reply(b"value", [("a", None)])),
+            frames.frame(Kind.ASK_CREDIT, 21, asks.ASK_CREDIT.pack(9)),
+            frames.frame(Kind.ASK_CANCEL, 22),
             *(frames.frame(Kind.REQUEST, 11, body) for body in controls),
         ]
 

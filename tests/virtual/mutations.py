@@ -28,6 +28,7 @@ from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.resends import Resends
 from stentor.broker.sessions.reader_stream import ReaderStream
+from stentor.client.asking import Asking
 from stentor.core import cluster_events as e
 from stentor.core import controller, cursors, decisions, refusals, revival
 from stentor.core import replica_events as r
@@ -132,6 +133,10 @@ def _fold_anything(view, record):
 
 COMMIT, FOLD = Cursors.commit, cursors._fold
 ENDS_AT = GroupCoordinator.ends_at
+
+
+def _ask_again(*_: Any) -> None:
+    """Whatever went wrong, it is tried again."""
 
 
 def _has_let_go(*_: Any) -> bool:
@@ -571,6 +576,7 @@ mutation(
 )
 mutation("let-go", "a partition is given away once its owner let go", (GroupCoordinator, "_has_let_go", _has_let_go))
 mutation("group-leases", "a member keeps its whole lease", (GroupCoordinator, "ends_at", _ends_early))
+mutation("ask-again", "what a handler may have seen is not asked again", (Asking, "_judge", _ask_again))
 mutation("cursor-cut", "C19: what was not committed is undone by a cut", (Cursors, "cut", _nothing))
 mutation("cursor-commit", "C20: only what is committed is told", (Cursors, "commit", _commit_everything))
 mutation("cursor-back", "a cursor never goes back by itself", (cursors, "_fold", _fold_anything))

@@ -18,6 +18,7 @@ from tests.virtual.expiry_load import EXPIRING, LATE_S, ExpiryLoad
 from tests.virtual.faults import Faults
 from tests.virtual.group_load import GroupLoad
 from tests.virtual.operators import Operators
+from tests.virtual.request_load import RequestLoad
 from tests.virtual.table_load import TABLE, TableLoad
 from tests.virtual.workload import TOPIC, History, Workload
 from tests.virtual.world import SECOND, BrokenError, World, number_objects
@@ -82,6 +83,7 @@ class Layout(NamedTuple):
     table: bool  # there is a table, too
     compaction: bool = False  # logs of tables are compacted as soon as they can be, a few rows at a time
     groups: bool = False  # a consumer group reads it, too; never by chance
+    requests: bool = False  # clients ask and answer requests, too; never by chance
     cursors: bool = False  # some move named cursors: never by chance, so that other runs stay as they are
     expiry: bool = False  # there is a table whose keys expire: never by chance either
 
@@ -120,6 +122,7 @@ class Run:
         self.tables = TableLoad(self.cluster)
         self.expiry = ExpiryLoad(self.cluster)
         self.groups = GroupLoad(self.cluster)
+        self.requests = RequestLoad(self.cluster)
         self.operators = Operators(self.cluster)
         self.faults = Faults(self.cluster, factor=self.layout.factor, favour=favour)
 
@@ -224,6 +227,8 @@ class Run:
             self.expiry.employ(3)
         if layout.groups:
             self.groups.begin()
+        if layout.requests:
+            self.requests.begin()
         if layout.cursors:
             for number in range(2):
                 cluster.process(f"mover{number}").run(self.load.move(f"m{number}"))
@@ -238,6 +243,8 @@ class Run:
                 self.expiry.kill_one()
             if self.layout.groups:
                 self.groups.fail()
+            if self.layout.requests:
+                self.requests.fail()
 
     def _converge(self) -> None:
         cluster = self.cluster
@@ -256,6 +263,8 @@ class Run:
             cluster.go(LATE_S)
         if self.layout.groups:
             self.require(self._group_gets_all(), f"the group does not get everything: {self.groups.positions}")
+        if self.layout.requests:
+            self.require(cluster.go(60, self.requests.settled), "requests are not answered")
         if self.layout.cursors:
             self.require(cluster.go(60, self._moved), "moves of cursors do not come to an end")
 
@@ -401,12 +410,17 @@ class Run:
         if self.layout.expiry:
             members = self._members(EXPIRING)
             self.expiry.compare(members, self.cluster.checker.archive[members[0].key])
-        if self.layout.groups:
-            self.groups.compare(history.acknowledged)
+        self._compare_work()
         self.cluster.checker.finish()
         if self.layout.cursors:
             self._compare_cursors()
         self.require(holds=True, what="")
+
+    def _compare_work(self) -> None:
+        if self.layout.groups:
+            self.groups.compare(self.history.acknowledged)
+        if self.layout.requests:
+            self.requests.compare()
 
     def _compare_cursors(self) -> None:
         """Every member has every cursor at least where it was answered to be."""

@@ -24,6 +24,7 @@ from stentor.broker.environment import Environment, SystemClock
 from stentor.broker.partitions import compactions
 from stentor.broker.sessions.listeners import Listeners
 from stentor.broker.store_choice import OwnStore, SharedStore, StoreChoice, open_cluster_store
+from stentor.core import service_limits
 from stentor.errors import Closed
 from stentor.storage.directory import DataDirectory
 from stentor.wire import bodies
@@ -141,6 +142,8 @@ class Broker:
         every(limits.CURSOR_CHECK_S, partial(_look_after_cursors, parts))
         every(limits.ASIDE_CHECK_S, partial(reads.submit, parts.letting_go.clear_aside, _aside_cleared))
         every(limits.HEALTH_CHECK_S, parts.health.look_soon)
+        every(service_limits.ASK_SWEEP_S, parts.services.look)
+        every(service_limits.RESPONDERS_TELL_S, parts.services.directory.tell_all)
 
     # --- timers ---------------------------------------------------------------------------------
 
@@ -184,6 +187,7 @@ class Broker:
         parts.ground.timers.stop()
         self.listeners.close()
         parts.admission.stopping = True
+        parts.services.stop()
         with suppress(TimeoutError):
             # A change of topics that is under way is finished, and no other begins.
             await asyncio.wait_for(parts.topics.changing.acquire(), limits.SHUTDOWN_S)

@@ -40,6 +40,8 @@ from stentor.broker.partitions.copies import Copies
 from stentor.broker.partitions.letting_go import LettingGo
 from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.partitions.serving import Serving
+from stentor.broker.services.desk import ServiceDesk
+from stentor.broker.services.directory import ServiceDirectory
 from stentor.broker.sessions.admission import Admission
 from stentor.broker.sessions.client_session import ClientServices
 from stentor.broker.sessions.inline_sync import InlineSync
@@ -87,6 +89,7 @@ class Ground:
         self.partitions: dict[Key, Partition] = {}
         self.background = Background(environment.loop)
         self.timers = Timers(environment.loop)
+        self.permissions = Permissions()
 
 
 class Parts:
@@ -225,7 +228,8 @@ class Parts:
 
     def _build_sessions(self, ground: Ground, after_delete: Callable[[], Awaitable[None]]) -> None:
         environment, identity, cluster = ground.environment, ground.identity, self.cluster
-        self.permissions = permissions = Permissions()
+        permissions = ground.permissions
+        self._build_services(ground)
         inline_sync = InlineSync(environment.clock, environment.coalescing)
         self.health = HealthWatch(
             identity,
@@ -243,6 +247,7 @@ class Parts:
             admission=self.admission,
             inline_sync=inline_sync,
             health=self.health,
+            services=self.services,
         )
         desk = Requests(
             environment.config,
@@ -257,6 +262,7 @@ class Parts:
             partitions=ground.partitions,
             cursors=self.cursors,
             groups=self.groups,
+            services=self.services,
             sights=self.overview,
             after_delete=after_delete,
         )
@@ -274,15 +280,32 @@ class Parts:
                 permissions=permissions,
                 inline_sync=inline_sync,
                 has_few_sessions=lambda: len(self.admission.sessions) <= limits.HISTORY_SESSIONS_MAX,
+                services=self.services,
             ),
-            peers=PeerServices(
-                heard=cluster.input.heard,
-                offered=self.replicas.offered,
-                registered=lambda name: name in ground.catalogue.brokers,
-                inline_sync=inline_sync,
-            ),
+            peers=self._peer_services(ground, inline_sync),
             peer_arrived=self.replicas.peer_connected,
         )
+
+    def _peer_services(self, ground: Ground, inline_sync: InlineSync) -> PeerServices:
+        return PeerServices(
+            heard=self.cluster.input.heard,
+            offered=self.replicas.offered,
+            registered=lambda name: name in ground.catalogue.brokers,
+            inline_sync=inline_sync,
+        )
+
+    def _build_services(self, ground: Ground) -> None:
+        environment, identity, cluster = ground.environment, ground.identity, self.cluster
+        directory = ServiceDirectory(environment, identity, cluster.peers, cluster.control)
+        self.services = ServiceDesk(
+            identity,
+            environment.clock,
+            trust=cluster.trust,
+            permissions=ground.permissions,
+            directory=directory,
+        )
+        cluster.input.on_responders = directory.heard
+        cluster.peers.on_connected.append(directory.tell)
 
     def _operators(self, ground: Ground) -> Operators:
         return Operators(

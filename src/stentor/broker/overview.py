@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.health import HealthWatch
     from stentor.broker.partitions.partition import Partition
+    from stentor.broker.services.desk import ServiceDesk
     from stentor.broker.sessions.admission import Admission
     from stentor.broker.sessions.inline_sync import InlineSync
     from stentor.core.records import Key
@@ -39,6 +40,7 @@ class Overview:
         admission: Admission,
         inline_sync: InlineSync,
         health: HealthWatch,
+        services: ServiceDesk,
     ) -> None:
         self._clock = environment.clock
         self._identity = identity
@@ -48,6 +50,7 @@ class Overview:
         self._admission = admission
         self._inline_sync = inline_sync
         self._health = health
+        self._services = services
         self._started_at = environment.clock.monotonic()
         self._gathering: asyncio.Task[BrokerStatistics] | None = None
 
@@ -90,6 +93,7 @@ class Overview:
             cluster=self._cluster.statistics(),
             lagging=behind.statistics(),
             partitions=partitions,
+            services=self._services.statistics(),
         )
 
     def _counts(self) -> BrokerCounts:

@@ -29,6 +29,8 @@ COMMANDS: Final = {
     "snapshot": "Write a table, as it is at one sequence, to a Parquet, CSV or JSON file.",
     "publish": "Publish messages from arguments, standard input or files.",
     "subscribe": "Print messages as they arrive.",
+    "request": "Ask a responder of a topic, and print its answer.",
+    "respond": "Answer requests of a topic until stopped.",
     "read": "Print the messages between two positions, then stop.",
     "offsets": "Print the offset of a position in each partition.",
     "group": "List, describe, reset and delete consumer groups.",

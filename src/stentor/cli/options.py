@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,6 +13,9 @@ from stentor.cli.positions import SYNTAX
 from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+
     import stentor
 
 TIMEOUT_S: Final = 30.0
@@ -74,6 +78,18 @@ def confirm(question: str, doing: str) -> None:
     if not sys.stdin.isatty():
         raise InvalidArgument(f"{doing} needs a confirmation, and there is no terminal to ask on.", hint="Add --yes.")
     typer.confirm(question, abort=True)
+
+
+@contextlib.contextmanager
+def told_to_end(end: threading.Event) -> Iterator[None]:
+    """SIGTERM sets this, so that the command ends in order, as with Ctrl-C."""
+    import signal
+
+    before = signal.signal(signal.SIGTERM, lambda *_: end.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def connect(url: str | None, timeout: float, command: str) -> stentor.Client:

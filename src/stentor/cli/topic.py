@@ -16,9 +16,11 @@ from stentor.cli.health import (
 from stentor.cli.output import print_facts, print_json, print_table
 from stentor.cli.quantities import parse_bytes, parse_seconds, show_bytes, show_seconds
 from stentor.core.names import check_cursor_name, check_pattern, check_topic_name
-from stentor.errors import InvalidArgument
+from stentor.errors import InvalidArgument, StentorError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stentor import PartitionInfo, TopicInfo, TopicSettings
     from stentor.client.sync_client import Client
 
@@ -214,10 +216,19 @@ def describe(
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
-    """Print a topic's settings and the state of its partitions."""
+    """Print a topic's settings, the groups and cursors that read it, and the state of its partitions."""
     check_topic_name(name)
     with options.connect(url, timeout, "topic describe") as client:
-        print_topic(client.describe_topic(name), as_json=json)
+        topic = client.describe_topic(name)
+        print_topic(topic, as_json=json, readers=[] if json else _readers(client, name))
+
+
+def _readers(client: Client, name: str) -> list[str]:
+    """Groups and cursors with their lags; none where the brokers cannot say it now."""
+    try:
+        return [f"{cursor.name} ({sum(cursor.lag.values()):,} behind)" for cursor in client.cursors(name)]
+    except StentorError:
+        return []
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
@@ -403,7 +414,7 @@ def _retention(topic: TopicInfo) -> str:
     return ", ".join(limits) or "for ever"
 
 
-def print_topic(topic: TopicInfo, *, as_json: bool) -> None:
+def print_topic(topic: TopicInfo, *, as_json: bool, readers: Sequence[str] = ()) -> None:
     """Print a topic with its settings and partitions."""
     if as_json:
         print_json(topic)
@@ -422,6 +433,7 @@ def print_topic(topic: TopicInfo, *, as_json: bool) -> None:
             ("flush", flush),
             ("retention", _retention(topic)),
             ("segment size", show_bytes(settings.segment_bytes)),
+            *([("groups", ", ".join(readers))] if readers else []),
             *([("schema", f"version {len(topic.schemas)}: {in_words(topic.schemas[-1])}")] if topic.schemas else []),
         ]
     )

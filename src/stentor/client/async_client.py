@@ -16,6 +16,7 @@ from stentor.client.inbox import AsyncInbox
 from stentor.client.opening import Opening, OpeningRead
 from stentor.client.producer import AsyncProducer, Producer
 from stentor.client.producer_core import ProducerCore, parse_ack
+from stentor.client.requesting import AsyncRequesting
 from stentor.client.subscription import AsyncSubscription
 from stentor.client.subscription_core import SubscriptionCore
 from stentor.client.topic import AsyncPlainTopic, AsyncTopic
@@ -57,7 +58,7 @@ P = TypeVar("P", "AsyncProducer", "Producer")
 
 
 @explained("Client", asynchronous=True)
-class AsyncClient(AsyncAdmin):
+class AsyncClient(AsyncAdmin, AsyncRequesting):
     """A connection to a Stentor system, for one event loop. Use as a context manager: leaving it flushes.
 
     `async with stentor.connect_async(url) as client` makes one. Every call that waits is awaited.

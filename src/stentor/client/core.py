@@ -36,6 +36,7 @@ from stentor.wire import messages
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from stentor.client.asking import Asking
     from stentor.client.link import BrokerLink
     from stentor.client.selectors import Selector
 
@@ -84,6 +85,7 @@ class ClientCore:
         self.closers: set[Callable[[], Awaitable[None]]] = set()
         self.leavers: set[Callable[[], Awaitable[None]]] = set()  # have something to say before anything is closed
         self._asking = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)
+        self.asking: Asking | None = None  # requests to responders; made at the first one
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
         self.alert: Callable[[str, str], Coroutine[Any, Any, None]] = _no_alert

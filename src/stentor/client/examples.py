@@ -47,6 +47,48 @@ with client.table("config") as table:
 prices = client.tabular("prices", pa.schema([("name", pa.string()), ("price", pa.float64())]))
 print(prices.schema.names)
 """,
+    "Client.request": """\
+def price(request):
+    return f"42 for {request.value.decode()}"
+
+with client.serve("svc.price", price):
+    reply = client.request("svc.price", "apples", timeout=5)
+    print(reply.value)
+""",
+    "Client.request_stream": """\
+def countdown(request):
+    for number in range(int(request.value), 0, -1):
+        yield str(number)
+
+with client.serve("svc.countdown", countdown):
+    for reply in client.request_stream("svc.countdown", "3", timeout=5):
+        print(reply.value)
+""",
+    "Client.serve": """\
+def greet(request):
+    return b"hello " + request.value
+
+with client.serve("svc.greet", greet, concurrency=4) as service:
+    reply = client.request("svc.greet", "Anna")
+    print(reply.value, service.statistics())
+""",
+    "Service.wait": """\
+with client.serve("svc.greet", greet) as service:
+    service.wait(timeout=0.01)  # without a timeout: until somebody closes it
+""",
+    "Service.statistics": """\
+with client.serve("svc.greet", greet) as service:
+    print(service.statistics()["answered"])
+""",
+    "Service.close": """\
+service = client.serve("svc.greet", greet)
+service.close()
+""",
+    "ReplyStream.close": """\
+with client.serve("svc.countdown", countdown):
+    stream = client.request_stream("svc.countdown", "3", timeout=5)
+    stream.close()
+""",
     "Client.create_topic": """\
 made = client.create_topic("orders.us", partitions=4, retention_age_s=7 * 86_400, exist_ok=True)
 print(made.settings.partitions)

@@ -51,6 +51,9 @@ MEANINGS: Final = {
     "generation": """Which attempt this is under the identity. The same batches sent again have the same generation;
         what is new has the next one.""",
     "headers": "A mapping, or pairs of name and value. Names are text, values are bytes or text.",
+    "concurrency": "How many requests to work on at a time.",
+    "idempotent": """Whether the request may be handled twice. Then another responder is asked if the first one is lost
+        with it.""",
     "identity": """A name under which the producer may be made again after a crash, so that the brokers recognise what
         they have.""",
     "if_absent": "Whether to set the key only if it is not there.",
@@ -152,6 +155,17 @@ OWN_MEANINGS: Final = {
         "start": """Where a new group starts: "earliest", "latest", an offset, a datetime, a timedelta such as
         timedelta(hours=-1), or Last(n).""",
     },
+    "Client.request": {"value": "What to ask: bytes, or text, which becomes UTF-8."},
+    "Client.request_stream": {
+        "value": "What to ask: bytes, or text, which becomes UTF-8.",
+        "timeout": "How many seconds the whole answer may take. None takes the client's own timeout.",
+    },
+    "Client.serve": {
+        "topic": "The topic whose requests to answer. It is only a name: no topic is made.",
+        "handler": "Called with each ServiceRequest. It returns the answer, or yields its parts.",
+    },
+    "Service.close": {"timeout": "How many seconds to wait for what was begun. None takes the client's own timeout."},
+    "Service.wait": {"timeout": "How many seconds to wait. None waits for ever."},
     "Client.find_offsets": {"topics": "A list of topics and patterns."},
     "Client.move_cursor": {"name": "The cursor's name, such as recorder; it is made if it is new."},
     "Client.producer": {"timeout": "How many seconds a message may take to be acknowledged before it is given up."},
@@ -220,7 +234,7 @@ OPTIONS: Final = {
 """What a call takes behind its `**`."""
 
 PLAIN: Final = {
-    "client.topic", "group.batches", "group.events", "group.lag", "group.positions",
+    "client.request_stream", "client.topic", "group.batches", "group.events", "group.lag", "group.positions",
     "producer.statistics", "subscription.batches", "subscription.events", "subscription.offset_batches",
     "subscription.positions", "subscription.statistics", "history.batches", "history.offset_batches",
     "table.entries", "table.entry", "table.get", "table.get_many", "table.holds", "table.items", "table.keys",

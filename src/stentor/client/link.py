@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
 from stentor._version import __version__
+from stentor.client.link_asks import ASK_KINDS, LinkAsks
 from stentor.client.pulse import Pulse
 from stentor.client.waiting import Waiting, fail
 from stentor.errors import ConnectionFailed, InvalidArgument, ProtocolError, StentorError
@@ -50,6 +51,7 @@ class BrokerLink:
         self._loop = loop
         self._welcome: asyncio.Future[messages.Welcome] = loop.create_future()
         self._waiting = Waiting()
+        self.asks = LinkAsks(self.connection)
         self._pulse = Pulse(self, loop)
         self._producers: set[int] = set()  # ids whose tokens were shown
         self._writable_waiters: list[Callable[[], None]] = []
@@ -109,7 +111,7 @@ class BrokerLink:
 
     def look(self, *, impatient: bool) -> None:
         """Called often where there are other brokers: ping one that is quiet, leave one that stays so."""
-        self._pulse.look(wanted=bool(self._waiting), impatient=impatient)
+        self._pulse.look(wanted=bool(self._waiting or self.asks), impatient=impatient)
 
     def give_up(self, why: str) -> None:
         """The broker is not there any more."""
@@ -218,6 +220,8 @@ class BrokerLink:
             publish = self._waiting.publishes.pop(correlation, None)
             if publish is not None:
                 publish.published(*frames.PUBLISHED.unpack(body), refused=flags != 0)
+        elif kind in ASK_KINDS:
+            self.asks.received(kind, flags, correlation, body)
         else:
             self._control_frame(kind, correlation, body)
 
@@ -265,6 +269,7 @@ class BrokerLink:
         self._pulse.stop()
         fail(self._welcome, error)
         self._waiting.lose(error)
+        self.asks.lose(error)
         if was_alive:
             self.on_lost(self, error)
 

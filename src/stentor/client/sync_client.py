@@ -23,6 +23,7 @@ from stentor.client.help import explained, explained_function
 from stentor.client.history import History
 from stentor.client.loop_thread import GRACE_S, LoopThread, closed_error
 from stentor.client.producer import Producer
+from stentor.client.requesting import Requesting
 from stentor.client.subscription import Subscription
 from stentor.client.topic import PlainTopic, Topic
 from stentor.client.typed import Codec
@@ -96,7 +97,7 @@ class _Answer:
 
 
 @explained("Client")
-class Client(Admin):
+class Client(Admin, Requesting):
     """A connection to a Stentor system. Thread-safe. Use as a context manager: leaving it flushes.
 
     `stentor.connect(url)` makes one, and takes the same arguments.

@@ -13,7 +13,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stentor.wire.statistics import BrokerCounts, BrokerStatistics, Health, PartitionStatistics
+    from stentor.wire.statistics import (
+        BrokerCounts,
+        BrokerStatistics,
+        Health,
+        PartitionStatistics,
+        ServiceStatistics,
+    )
 
     Read = Callable[[PartitionStatistics], float]
 
@@ -23,6 +29,13 @@ _BROKER_GAUGES: Final[dict[str, Callable[[BrokerCounts], float]]] = {
     "streams": lambda broker: broker.streams,
     "topics": lambda broker: broker.topics,
     "partitions": lambda broker: broker.partitions,
+}
+_SERVICES: Final[dict[str, tuple[str, str, Callable[[ServiceStatistics], float]]]] = {
+    "responders": ("Responders of all topics that are served here", "gauge", lambda found: found.responders),
+    "requests_queued": ("Requests that wait for a responder", "gauge", lambda found: found.queued),
+    "requests_in_work": ("Requests that responders have now", "gauge", lambda found: found.in_work),
+    "requests_handed_over_total": ("Requests that responders got", "counter", lambda found: found.handed_over),
+    "requests_refused_total": ("Requests answered with an error by the broker", "counter", lambda found: found.refused),
 }
 _HEALTH_GAUGES: Final[dict[str, tuple[str, Callable[[Health], float]]]] = {
     "disk_writable": ("1 while the disk accepts writes", lambda health: health.disk_writable),
@@ -78,6 +91,9 @@ def _lines(statistics: BrokerStatistics) -> Iterator[str]:
         yield f"stentor_broker_{name} {float(count(statistics.broker))}\n"
     yield from _family("stentor_broker_refusals_total", "Connections refused", "counter")
     yield f"stentor_broker_refusals_total {float(statistics.broker.refusals)}\n"
+    for name, (meaning, kind, number) in _SERVICES.items():
+        yield from _family(f"stentor_{name}", meaning, kind)
+        yield f"stentor_{name} {float(number(statistics.services))}\n"
     for name, (meaning, state) in _HEALTH_GAUGES.items():
         yield from _family(f"stentor_{name}", meaning, "gauge")
         yield f"stentor_{name} {float(state(statistics.health))}\n"

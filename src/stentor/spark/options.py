@@ -15,7 +15,7 @@ from stentor.client.convert import allows_stale
 from stentor.client.options import Compression
 from stentor.client.positions import Stale
 from stentor.client.table_keys import check_subtree
-from stentor.core.names import check_pattern, check_topic_name
+from stentor.core.names import check_group_name, check_pattern, check_topic_name
 from stentor.errors import InvalidArgument
 from stentor.spark import columns
 from stentor.spark.connections import SparkConnection
@@ -46,6 +46,7 @@ _READ: Final = (
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
+    "groupId",
     "stale",
     "includeHeaders",
     "columns",
@@ -74,7 +75,7 @@ _KAFKA_NAMES: Final = {
     "startingoffsetsbytimestamp": "startingTimestamp",
     "endingoffsetsbytimestamp": "endingTimestamp",
     "groupidprefix": "",
-    "kafka.group.id": "",
+    "kafka.group.id": "groupId",
 }
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?\Z")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0}
@@ -106,6 +107,7 @@ class SparkReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     table: str | None = None  # its rows are read by key, not as messages
     subtree: str = ""  # of the table
     sequence: tuple[int, ...] | None = None  # of the table, at which a snapshot is taken
+    group: str = ""  # a stream tells its progress as this group's positions
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +203,16 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SparkReadOptio
         table=table,
         subtree=check_subtree(options.text("subtree")),
         sequence=sequence,
+        group=_group(options, streaming=streaming),
     )
+
+
+def _group(options: _Options, *, streaming: bool) -> str:
+    """The group whose positions show how far a stream is."""
+    name = options.text("groupId").strip()
+    if name and not streaming:
+        raise InvalidArgument("groupId is for streams.", hint="Leave it out: a batch read commits nothing.")
+    return check_group_name(name) if name else ""
 
 
 def _table(options: _Options, *, streaming: bool) -> tuple[str | None, tuple[int, ...] | None]:

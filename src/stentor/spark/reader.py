@@ -256,7 +256,17 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         return offsets.divided(ranges, self._options.rows_per_partition_max, self._options.partitions_min)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark keeps the offsets itself, in its checkpoint."""
+        """Spark keeps the offsets itself, in its checkpoint. A group's positions are only told, so that lag tools see
+        them: a failure is logged, and stops no query. Spark says this one micro-batch late.
+        """
+        group = self._options.group
+        if not group:
+            return
+        for name, place in offsets.from_offset(end).items():
+            try:
+                self._options.connection.client().move_cursor(name, group, place.offsets)
+            except StentorError as error:
+                logger.warning("could not tell the progress in %s to group %s: %s", name, group, error)
 
     def stop(self) -> None:
         """The client stays: it belongs to the process."""

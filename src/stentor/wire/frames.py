@@ -24,16 +24,19 @@ PROTOCOL_VERSION_MIN: Final = 1
 
 
 LASTING_PRODUCERS: Final = "lasting-producers"
-FEATURES: Final = ("rows", "arrow", "lz4", "zstd", LASTING_PRODUCERS)
-"""What this side knows beyond the version: body encodings, compressions, and that lasting producers show a token. A
-connection uses what both know."""
+REQUESTS: Final = "requests"
+FEATURES: Final = ("rows", "arrow", "lz4", "zstd", LASTING_PRODUCERS, REQUESTS)
+"""What this side knows beyond the version: body encodings, compressions, that lasting producers show a token, and
+requests with their answers (ASK, REPLY). A connection uses what both know."""
 
 
 REPORT_CHANGES: Final = "report-changes"
 CURSORS: Final = "cursors"
-PEER_FEATURES: Final = ("confirm", REPORT_CHANGES, CURSORS)
+RESPONDERS: Final = "responders"
+PEER_FEATURES: Final = ("confirm", REPORT_CHANGES, CURSORS, RESPONDERS)
 """The same between brokers: messages that an older one does not know. `confirm`: Held, Confirm and Confirmed;
-`report-changes`: Reports of what changed, and ReportAgain; `cursors`: CursorAsked and CursorAnswered."""
+`report-changes`: Reports of what changed, and ReportAgain; `cursors`: CursorAsked and CursorAnswered; `responders`:
+Responders."""
 
 
 class Kind(enum.IntEnum):
@@ -60,6 +63,10 @@ class Kind(enum.IntEnum):
     CLOSE_STREAM = 27  # client: enough
     STREAM_ENDED = 28  # broker: that was the last of this stream
     STREAM_STATE = 29  # broker: how far the partition is, also when nothing is pushed
+    ASK = 32  # client: a request to a responder; broker: the same, to a client that is one (wire.asks)
+    REPLY = 33  # the answer to it, back on the same way; flags say whether it failed, and whether more follows
+    ASK_CREDIT = 34  # client: so much of a streamed answer was taken; broker: the same, to the responder
+    ASK_CANCEL = 35  # client: nobody wants the answer any more; broker: the same, to the responder
 
 
 KINDS: Final = frozenset(int(kind) for kind in Kind)

@@ -22,6 +22,7 @@ from stentor.errors import ProtocolError, StentorError, from_wire
 from stentor.wire import group_messages
 from stentor.wire.group_messages import GroupRequest, GroupResponse
 from stentor.wire.schemas import Columns
+from stentor.wire.service_messages import ServiceRequest, ServiceResponse
 from stentor.wire.topic_settings import U32, U63, Digest, Label, Name, no_setting, wrong_setting
 from stentor.wire.topic_settings import TopicChanges as TopicChanges  # noqa: PLC0414 - used as messages.TopicChanges
 from stentor.wire.topic_settings import TopicSettings as TopicSettings  # noqa: PLC0414 - used as messages.TopicSettings
@@ -505,6 +506,7 @@ Request = (
     | UseProducer
     | Touch
     | GroupRequest
+    | ServiceRequest
 )
 QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics, ListCursors, DescribeGroup)
 """Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
@@ -522,6 +524,7 @@ Response = (
     | CursorList
     | Touched
     | GroupResponse
+    | ServiceResponse
 )
 
 # What an error has by itself; a peer's details may not pass for it.

@@ -10,16 +10,18 @@ A PEER frame holds a list of messages, so that what happens in one turn of the l
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
+from stentor.core import service_limits
 from stentor.core.chain_messages import Adopt, Down, Linked, PartitionMessage, ReplicaReport, StatePiece
 from stentor.core.cursors import CursorsOf, Forgotten, Moved, NamedCursor
 from stentor.core.membership import Heartbeat
 from stentor.core.records import ChainRecord
 from stentor.errors import ProtocolError
 from stentor.wire.messages import Failure
+from stentor.wire.topic_settings import U32, Name
 
 CONTROL: Final = "control"
 DATA: Final = "data"
@@ -103,7 +105,24 @@ class CursorAnswered(_Message, frozen=True):
     failure: Failure | None = None
 
 
-PeerMessage = Heartbeat | ForPartition | Pushed | Reports | ReportAgain | TopicsChanged | CursorAsked | CursorAnswered
+class Responders(_Message, frozen=True):
+    """How many responders of topics the sender has; 0: none any more."""
+
+    topics: Annotated[list[tuple[Name, U32]], msgspec.Meta(max_length=service_limits.SERVICES_MAX)]
+    complete: bool = False  # what was said before is forgotten; more may follow
+
+
+PeerMessage = (
+    Heartbeat
+    | ForPartition
+    | Pushed
+    | Reports
+    | ReportAgain
+    | TopicsChanged
+    | CursorAsked
+    | CursorAnswered
+    | Responders
+)
 
 _encoder = msgspec.msgpack.Encoder()
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.

@@ -153,6 +153,17 @@ class PartitionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     compaction: CompactionStatistics = CompactionStatistics()
 
 
+class ServiceStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests at this broker, and who answers them."""
+
+    topics: int = 0  # that are served here
+    responders: int = 0
+    handed_over: int = 0  # requests that responders got
+    refused: int = 0  # requests that were answered with an error by this broker
+    queued: int = 0  # requests that wait for a responder
+    in_work: int = 0  # requests that responders have now
+
+
 class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a broker counts."""
 
@@ -160,6 +171,7 @@ class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     health: Health = Health()
     cluster: ClusterStatistics | None = None  # None until it has joined
     lagging: list[LaggingSubscriber] = []  # those that are furthest behind
+    services: ServiceStatistics = ServiceStatistics()
     partitions: list[PartitionStatistics] = []
 
 

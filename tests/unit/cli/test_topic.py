@@ -138,3 +138,12 @@ def test_describe_shows_the_schema_of_a_tabular_topic(cli, client):
     assert line.split(maxsplit=1)[1] == "version 1: id int64 not null, tags list<string>"
     described = json.loads(cli("topic", "describe", "sales", "--json").out)
     assert described["schemas"][0][0] == {"name": "id", "type": "int64", "nullable": False}
+
+
+def test_describe_lists_the_groups_of_a_topic_with_their_lags(cli, client):
+    client.create_topic("grouped")
+    for _ in range(3):
+        client.publish("grouped", "x")
+    assert "groups" not in cli("topic", "describe", "grouped").out
+    client.move_cursor("grouped", "billing", {0: 1})
+    assert "groups        billing (2 behind)" in cli("topic", "describe", "grouped").out

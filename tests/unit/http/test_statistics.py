@@ -16,6 +16,7 @@ NAMES = {
     " feature_level",
     "cluster.chains": "partitions short joining chain_lengths behind removals changes",
     "lagging": "client address topic partition taken lag lag_s",
+    "services": "topics responders handed_over refused queued in_work",
     "partitions": "topic partition batches_in bytes_in bytes_out messages_in messages_out streams lag_max lag_sum"
     " lag_max_s tail_cache_bytes chain replica dedupe log compaction",
     "partitions.chain": "replicas replicas_wanted",
@@ -60,4 +61,4 @@ def told():
 
 @pytest.mark.parametrize("way", ["/statistics", "a client", "_metrics"])
 def test_every_name_is_there_and_in_its_place(told, way):
-    assert dict(names(told[way])) == {"": "broker health cluster lagging partitions", **NAMES}
+    assert dict(names(told[way])) == {"": "broker health cluster lagging services partitions", **NAMES}

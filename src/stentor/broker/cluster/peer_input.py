@@ -61,6 +61,7 @@ class PeerInput:
         self._look = look
         self._background = background
         self.on_cursors: Callable[[str, peer.CursorAsked | peer.CursorAnswered], None] = lambda *_: None
+        self.on_responders: Callable[[str, peer.Responders], None] = lambda *_: None
         self.on_complete: Callable[[], None] = lambda: None  # the controller has told all records there are (C25)
 
     def heard(self, sender: str, body: memoryview) -> None:
@@ -92,8 +93,15 @@ class PeerInput:
                 control.reporting.everything()
             case peer.TopicsChanged():
                 self._topics_changed(message)
-            case peer.CursorAsked() | peer.CursorAnswered():
-                self.on_cursors(sender, message)
+            case peer.CursorAsked() | peer.CursorAnswered() | peer.Responders():
+                self._pass_on(sender, message)
+
+    def _pass_on(self, sender: str, message: peer.CursorAsked | peer.CursorAnswered | peer.Responders) -> None:
+        """For parts of the broker that are no part of the cluster."""
+        if isinstance(message, peer.Responders):
+            self.on_responders(sender, message)
+        else:
+            self.on_cursors(sender, message)
 
     def _topics_changed(self, changed: peer.TopicsChanged) -> None:
         if changed.name:

@@ -58,7 +58,10 @@ COMPACTION: Final = 3
 GROUPS: Final = 3
 """The feature level from which on consumer groups are kept beside the cursors."""
 
-LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS)
+REQUESTS: Final = 4
+"""The feature level from which on clients may answer requests: brokers tell each other where responders are."""
+
+LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS, REQUESTS)
 """The highest feature level that this version knows."""
 
 

@@ -12,6 +12,7 @@ from stentor import limits
 from stentor.broker.cluster import schemas
 from stentor.broker.partitions.interfaces import Request
 from stentor.broker.partitions.lag import lag_of
+from stentor.broker.services.desk import ServiceDesk
 from stentor.broker.sessions.batch_session import BatchSession
 from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.reader_stream import ReaderStream
@@ -27,7 +28,7 @@ from stentor.errors import (
     ProtocolError,
     StentorError,
 )
-from stentor.security.permissions import Action, Permissions
+from stentor.security.permissions import Action, Permissions, Principal
 from stentor.wire import batch, frames, messages, table_rows
 from stentor.wire.frames import Ack, Kind
 from stentor.wire.header import HEADER_BYTES, check_header
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _PUBLISH: Final = int(Kind.PUBLISH)
 _PUBLISHED: Final = int(Kind.PUBLISHED)
+_ASK: Final = int(Kind.ASK)
+_REPLY: Final = int(Kind.REPLY)
 _TOPICS_REMEMBERED_MAX: Final = 100  # shown to people, who look for a few
 
 
@@ -63,6 +66,7 @@ class ClientServices(msgspec.Struct, frozen=True):
     permissions: Permissions
     inline_sync: InlineSync
     has_few_sessions: Callable[[], bool]  # then a reader of history may have more at once
+    services: ServiceDesk
 
 
 class ClientSession(BatchSession):
@@ -87,6 +91,7 @@ class ClientSession(BatchSession):
         self._desk = services.desk
         self._permissions = services.permissions
         self._has_few_sessions = services.has_few_sessions
+        self._services = services.services
         self._publishing: dict[str, None] = {}  # topics that this client has published to
         self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,6 +108,12 @@ class ClientSession(BatchSession):
         if kind == _PUBLISH:
             self._publish(flags, correlation, body)
             return
+        if kind == _ASK:
+            self._services.asked(self, flags, correlation, body)
+            return
+        if kind == _REPLY:
+            self._services.replied(self, flags, correlation, body)
+            return
         handler = _HANDLERS.get(kind)
         if handler is None:
             raise ProtocolError(f"A client may not send {Kind(kind).name} here.")
@@ -114,6 +125,7 @@ class ClientSession(BatchSession):
 
     def writable_changed(self, writable: bool) -> None:
         super().writable_changed(writable)
+        self._services.writable_changed(self, writable)
         if writable:
             self._has_room.set()
             self.pump_blocked()
@@ -125,6 +137,7 @@ class ClientSession(BatchSession):
             stream.close()
         for task in self._tasks:
             task.cancel()
+        self._services.gone(self)
         if self.connection.left:
             for tell in self.on_left:
                 tell()
@@ -305,6 +318,25 @@ class ClientSession(BatchSession):
         """Name and address, for people."""
         return self.caller.name, self.connection.address
 
+    # --- requests to responders -----------------------------------------------------------------
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks."""
+        return self.caller.principal
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether its socket is not full."""
+        return self.connection.writable
+
+    def pass_on(self, frame: bytes) -> None:
+        """A request or an answer for this client."""
+        if self.connection.unsent_bytes > limits.UNSENT_BYTES_MAX:
+            self.drop_deaf("it does not read its requests and answers")
+            return
+        self.connection.write((frame,))  # the event loop gathers what one turn writes
+
     # --- routes ---------------------------------------------------------------------------------
 
     @property
@@ -356,6 +388,14 @@ def _not_proven(producer_id: int) -> ProducerNotProven:
     )
 
 
+def _ask_credit(session: ClientSession, correlation: int, body: memoryview) -> None:
+    session._services.credited(session, correlation, body)  # noqa: SLF001 - a method, but for its place
+
+
+def _ask_cancel(session: ClientSession, correlation: int, _: memoryview) -> None:
+    session._services.cancelled(session, correlation)  # noqa: SLF001
+
+
 _HANDLERS: Final[dict[int, Callable[[ClientSession, int, memoryview], None]]] = {
     Kind.PING: ClientSession._ping,  # noqa: SLF001 - the table is part of the class
     Kind.PONG: ClientSession._pong,  # noqa: SLF001
@@ -363,5 +403,7 @@ _HANDLERS: Final[dict[int, Callable[[ClientSession, int, memoryview], None]]] = 
     Kind.REQUEST: ClientSession._request,  # noqa: SLF001
     Kind.OPEN_STREAM: ClientSession._open_stream,  # noqa: SLF001
     Kind.CLOSE_STREAM: ClientSession._close_stream,  # noqa: SLF001
+    Kind.ASK_CREDIT: _ask_credit,
+    Kind.ASK_CANCEL: _ask_cancel,
     Kind.GOODBYE: ClientSession._goodbye,  # noqa: SLF001
 }

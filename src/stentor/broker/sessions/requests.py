@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 import msgspec
 
@@ -21,7 +21,7 @@ from stentor.errors import (
     TopicNotFound,
 )
 from stentor.security.permissions import Action, Permissions
-from stentor.wire import batch, deltas, messages
+from stentor.wire import batch, deltas, messages, service_messages
 from stentor.wire.header import HEADER_BYTES, extents, unpack
 from stentor.wire.statistics import as_map
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from stentor.broker.groups.desk import GroupDesk
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
+    from stentor.broker.services.desk import ServiceDesk
     from stentor.broker.sessions.client_session import ClientSession
     from stentor.core.records import Key
     from stentor.core.standing import Standing
@@ -69,6 +70,7 @@ class Requests:
         partitions: Mapping[Key, Partition],
         cursors: CursorDesk,
         groups: GroupDesk,
+        services: ServiceDesk,
         sights: Sights,
         after_delete: Callable[[], Awaitable[None]],
     ) -> None:
@@ -84,6 +86,7 @@ class Requests:
         self._partitions = partitions
         self._cursors = cursors
         self.groups = groups
+        self.services = services
         self._sights = sights
         self._after_delete = after_delete
 
@@ -395,6 +398,25 @@ async def _delete_group(desk: Requests, _: ClientSession, request: messages.Dele
     return messages.Done()
 
 
+# --- requests to responders -----------------------------------------------------------------------
+
+
+async def _serve(desk: Requests, client: ClientSession, request: service_messages.Serve) -> messages.Done:
+    desk.services.serve(client, request)
+    return messages.Done()
+
+
+async def _stop_serving(desk: Requests, client: ClientSession, request: service_messages.StopServing) -> messages.Done:
+    desk.services.stop_serving(client, request)
+    return messages.Done()
+
+
+async def _find_responders(
+    desk: Requests, _: ClientSession, request: service_messages.FindResponders
+) -> service_messages.RespondersFound:
+    return service_messages.RespondersFound(brokers=desk.services.find(request))
+
+
 _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any], Awaitable[Any]]]]] = {
     messages.CreateTopic: (Action.CREATE, Requests._create),  # noqa: SLF001 - the table is part of the class
     messages.AlterTopic: (Action.ALTER, Requests._alter),  # noqa: SLF001
@@ -422,6 +444,9 @@ _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any
     messages.DescribeGroup: (Action.DESCRIBE, _describe_group),
     messages.ListGroups: (Action.DESCRIBE, _list_groups),
     messages.DeleteGroup: (Action.ALTER, _delete_group),
+    service_messages.Serve: (Action.READ, _serve),
+    service_messages.StopServing: (Action.READ, _stop_serving),
+    service_messages.FindResponders: (Action.DESCRIBE, _find_responders),
 }
 
 _MADE_AS: Final = {
@@ -429,5 +454,5 @@ _MADE_AS: Final = {
 }
 """Topics of the brokers' own: a reader that comes first makes them as the brokers would."""
 
-_WITHOUT_STORE: Final = (*messages.QUESTIONS, messages.ReportDamage)
+_WITHOUT_STORE: Final = (*messages.QUESTIONS, messages.ReportDamage, *get_args(service_messages.ServiceRequest))
 """What a broker answers that started while its store was away."""

@@ -1,0 +1,1 @@
+"""Requests and their responders, at one broker and among all."""

@@ -1,0 +1,271 @@
+"""Which responder gets which request, and what a caller is told when none does."""
+
+import random
+
+import pytest
+
+from stentor.core import service_limits as bounds
+from stentor.core.services import CancelAsk, HandOver, RefuseAsk, Services
+from stentor.errors import InvalidArgument, LimitExceeded
+from stentor.request_errors import NoResponders, NotHandled, ResponderLost
+
+CALLER, OTHER, FIRST, SECOND = 1, 2, 11, 12
+TOPIC = "svc.price"
+
+
+def ask(services, correlation, *, caller=CALLER, topic=TOPIC, body=b"x", deadline=10.0):
+    return services.asked(caller, correlation, topic, 0, body, deadline)
+
+
+def serving(*responders, window=1):
+    services = Services()
+    for responder in responders:
+        services.serve(responder, TOPIC, window, 0.0)
+    return services
+
+
+def test_a_request_goes_to_the_responder_of_its_topic():
+    services = serving(FIRST)
+    handed = ask(services, 7)
+    assert isinstance(handed, HandOver)
+    assert (handed.responder, handed.body, handed.left_s) == (FIRST, b"x", None)
+    replied = services.replied(FIRST, handed.number, 0.0, last=True)
+    assert (replied.caller, replied.correlation, replied.effects) == (CALLER, 7, [])
+    assert services.in_work == 0
+    services.check()
+
+
+def test_without_a_responder_the_caller_is_told_at_once():
+    refused = ask(serving(), 7)
+    assert isinstance(refused, RefuseAsk)
+    assert isinstance(refused.error, NoResponders)
+    assert (refused.caller, refused.correlation) == (CALLER, 7)
+
+
+def test_requests_are_spread_over_responders():
+    services = serving(FIRST, SECOND, 13, 14, window=100)
+    handed = [ask(services, number).responder for number in range(40)]
+    assert {responder: handed.count(responder) for responder in handed} == {FIRST: 10, SECOND: 10, 13: 10, 14: 10}
+
+
+def test_a_responder_that_answers_nothing_gets_less():
+    services = serving(FIRST, SECOND, window=100)
+    for number in range(100):
+        handed = ask(services, number)
+        if handed.responder == SECOND:
+            services.replied(SECOND, handed.number, 0.0, last=True)
+    assert services.in_work <= 3
+
+
+def test_what_no_responder_has_room_for_waits_its_turn():
+    services = serving(FIRST)
+    first = ask(services, 1)
+    assert ask(services, 2) is None
+    assert ask(services, 3) is None
+    assert services.queued == 2
+    replied = services.replied(FIRST, first.number, 4.0, last=True)
+    (second,) = replied.effects
+    assert (second.responder, second.left_s) == (FIRST, 6.0)
+    assert services.queued == 1
+    services.check()
+    (third,) = services.serve(SECOND, TOPIC, 1, 0.0)
+    assert third.responder == SECOND
+    services.check()
+
+
+def test_a_part_of_an_answer_keeps_the_responder_busy():
+    services = serving(FIRST)
+    first = ask(services, 1)
+    assert ask(services, 2) is None
+    assert services.replied(FIRST, first.number, 0.0, last=False).effects == []
+    assert len(services.replied(FIRST, first.number, 0.0, last=True).effects) == 1
+
+
+def test_a_lost_responder_leaves_what_it_had_unknown_and_what_waits_to_others():
+    services = serving(FIRST, SECOND)
+    ask(services, 1)
+    ask(services, 2)
+    assert ask(services, 3) is None
+    (lost,) = services.gone(FIRST)
+    assert isinstance(lost.error, ResponderLost)
+    assert services.queued == 1
+    services.check()
+    told = {effect.correlation: type(effect.error) for effect in services.gone(SECOND)}
+    assert sorted(told) == sorted({1, 2, 3} - {lost.correlation})
+    assert told.pop(3) is NoResponders
+    assert set(told.values()) == {ResponderLost}
+    assert (services.queued, services.in_work) == (0, 0)
+    services.check()
+
+
+def test_a_responder_that_stops_answers_what_it_has_and_gets_no_more():
+    services = serving(FIRST, SECOND)
+    first, second = ask(services, 1), ask(services, 2)
+    assert ask(services, 3) is None
+    assert services.stop(first.responder, TOPIC) == []
+    assert services.replied(first.responder, first.number, 0.0, last=True).effects == []
+    assert services.replied(second.responder, second.number, 0.0, last=True).effects[0].responder == second.responder
+    services.check()
+
+
+def test_what_a_stopped_responder_had_is_unknown_when_it_is_lost():
+    services = serving(FIRST)
+    ask(services, 1)
+    services.stop(FIRST, TOPIC)
+    services.check()
+    (lost,) = services.gone(FIRST)
+    assert isinstance(lost.error, ResponderLost)
+    services.check()
+
+
+def test_a_caller_that_is_gone_waits_for_nothing():
+    services = serving(FIRST)
+    first = ask(services, 1)
+    ask(services, 2)
+    ask(services, 3, caller=OTHER)
+    assert services.gone(CALLER) == [CancelAsk(FIRST, first.number)]
+    assert services.queued == 1
+    services.check()
+    replied = services.replied(FIRST, first.number, 0.0, last=True)
+    assert replied.caller is None
+    assert [effect.responder for effect in replied.effects] == [FIRST]
+    services.check()
+
+
+def test_a_request_that_is_given_up_is_cancelled_where_it_is():
+    services = serving(FIRST)
+    first = ask(services, 1)
+    ask(services, 2)
+    assert services.cancel(CALLER, 2) == []
+    assert services.cancel(CALLER, 1) == [CancelAsk(FIRST, first.number)]
+    assert services.cancel(CALLER, 1) == []
+    services.check()
+
+
+def test_the_deadline_ends_what_waits_and_forgets_what_is_in_work():
+    services = serving(FIRST)
+    first = ask(services, 1, deadline=1.0)
+    ask(services, 2, deadline=1.0)
+    ask(services, 3, deadline=9.0)
+    (late,) = services.expire(1.0)
+    assert (late.correlation, type(late.error)) == (2, NotHandled)
+    assert services.queued == 1
+    assert services.expire(1.0 + bounds.ASK_OVERDUE_S) == []
+    services.check()
+    replied = services.replied(FIRST, first.number, 2.0, last=True)
+    assert replied.caller is None
+    assert len(replied.effects) == 1
+
+
+def test_what_waited_too_long_is_not_handed_over():
+    services = serving(FIRST)
+    first = ask(services, 1)
+    ask(services, 2, deadline=1.0)
+    (late,) = services.replied(FIRST, first.number, 1.5, last=True).effects
+    assert isinstance(late.error, NotHandled)
+    services.check()
+
+
+def test_nobody_answers_for_another():
+    services = serving(FIRST, SECOND)
+    first = ask(services, 1)
+    other = SECOND if first.responder == FIRST else FIRST
+    assert services.replied(other, first.number, 0.0, last=True) is None
+    assert services.replied(FIRST, 999, 0.0, last=True) is None
+    assert services.in_work == 1
+
+
+def test_a_responder_whose_socket_is_full_gets_nothing():
+    services = serving(FIRST)
+    services.pause(FIRST)
+    assert ask(services, 1) is None
+    (handed,) = services.resume(FIRST, 0.0)
+    assert handed.responder == FIRST
+    services.check()
+
+
+def test_one_connection_cannot_fill_the_queue():
+    services = serving(FIRST)
+    body = bytes(bounds.ASK_BYTES_MAX)
+    outcomes = [ask(services, number, body=body) for number in range(100)]
+    assert sum(outcome is None for outcome in outcomes) == bounds.ASKS_QUEUED_PER_CONNECTION_BYTES_MAX // len(body)
+    assert isinstance(outcomes[-1].error, NotHandled)
+    assert ask(services, 1, caller=OTHER) is None
+
+
+def test_the_queue_of_a_broker_is_bounded(monkeypatch):
+    monkeypatch.setattr(bounds, "ASKS_QUEUED_MAX", 3)
+    services = serving(FIRST)
+    outcomes = [ask(services, number, caller=number) for number in range(6)]
+    assert [type(outcome) for outcome in outcomes[4:]] == [RefuseAsk, RefuseAsk]
+
+
+def test_an_unknown_request_cannot_be_asked_twice_and_topics_are_served_once():
+    services = serving(FIRST)
+    ask(services, 1)
+    assert isinstance(ask(services, 1).error, NotHandled)
+    with pytest.raises(InvalidArgument):
+        services.serve(FIRST, TOPIC, 1, 0.0)
+
+
+def test_services_are_bounded(monkeypatch):
+    monkeypatch.setattr(bounds, "SERVICES_PER_CONNECTION_MAX", 1)
+    monkeypatch.setattr(bounds, "SERVICES_MAX", 2)
+    services = serving(FIRST)
+    with pytest.raises(LimitExceeded):
+        services.serve(FIRST, "other", 1, 0.0)
+    services.serve(SECOND, "other", 1, 0.0)
+    with pytest.raises(LimitExceeded):
+        services.serve(13, "third", 1, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_each_request_is_handed_out_once_and_ends_once(seed):  # noqa: C901, PLR0915 - one story
+    """Every step keeps the invariants; no request is handed out or answered twice."""
+    chance = random.Random(seed)
+    services, now = Services(), 0.0
+    handed, ended, asked, here = {}, set(), {}, set()
+
+    def perform(effects):
+        for effect in effects:
+            if isinstance(effect, HandOver):
+                assert effect.body not in handed, "handed out twice"
+                handed[effect.body] = effect.responder, effect.number
+                assert effect.responder in here
+            elif isinstance(effect, RefuseAsk):
+                assert (effect.caller, effect.correlation) not in ended, "ended twice"
+                ended.add((effect.caller, effect.correlation))
+
+    for step in range(400):
+        now += chance.random()
+        what, who = chance.random(), chance.randrange(5)
+        if what < 0.5:
+            key = who + 100, step
+            asked[key] = f"{step}".encode()
+            found = services.asked(*key, TOPIC, 0, asked[key], now + chance.choice((0.5, 5.0, 50.0)))
+            perform([] if found is None else [found])
+        elif what < 0.75 and handed:
+            body = chance.choice(list(handed))
+            responder, number = handed[body]
+            found = services.replied(responder, number, now, last=chance.random() < 0.8)
+            if found is not None:
+                if services.responder_of(found.caller, found.correlation) is None and found.caller is not None:
+                    assert (found.caller, found.correlation) not in ended, "answered twice"
+                    ended.add((found.caller, found.correlation))
+                perform(found.effects)
+        elif what < 0.82 and who not in here:
+            here.add(who)
+            perform(services.serve(who, TOPIC, chance.randrange(1, 5), now))
+        elif what < 0.86:
+            here.discard(who)
+            perform(services.gone(who))
+        elif what < 0.88:
+            perform(services.gone(who + 100))
+        elif what < 0.92 and asked:
+            perform(services.cancel(*chance.choice(list(asked))))
+        elif what < 0.95:
+            services.pause(who)
+        else:
+            perform(services.resume(who, now))
+            perform(services.expire(now))
+        services.check()
