@@ -66,6 +66,8 @@ if TYPE_CHECKING:
         FormatTooNew,
         GroupInUse,
         GroupNotFound,
+        HandlerFailed,
+        HandlerTimeout,
         InternalError,
         InvalidArgument,
         KeyNotFound,
@@ -96,6 +98,7 @@ if TYPE_CHECKING:
         UnknownOutcome,
         UnknownSwap,
         VersionMismatch,
+        WorkerDied,
     )
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionInfo, TopicInfo, TopicSettings
 
@@ -170,6 +173,8 @@ _EXPORTS = {
         "StaleGeneration",
         "MemberReplaced",
         "GroupNotFound",
+        "HandlerFailed",
+        "HandlerTimeout",
         "GroupInUse",
         "StentorError",
         "StorageError",
@@ -180,6 +185,7 @@ _EXPORTS = {
         "UnknownOutcome",
         "UnknownSwap",
         "VersionMismatch",
+        "WorkerDied",
     ),
     "stentor.wire.messages": (
         "BrokerInfo",
@@ -233,6 +239,8 @@ __all__ = [
     "GroupInUse",
     "GroupInfo",
     "GroupNotFound",
+    "HandlerFailed",
+    "HandlerTimeout",
     "History",
     "InternalError",
     "InvalidArgument",
@@ -289,6 +297,7 @@ __all__ = [
     "UnknownOutcome",
     "UnknownSwap",
     "VersionMismatch",
+    "WorkerDied",
     "__version__",
     "connect",
     "connect_async",

@@ -25,6 +25,9 @@
     ├── GroupNotFound / GroupInUse
     ├── StaleGeneration          a partition does not belong to this member of its group any more
     ├── MemberReplaced           another process joined a group under the same instance name
+    ├── HandlerFailed            a handler raised in a worker process
+    ├── HandlerTimeout           a handler took longer than its time limit (also a TimeoutError)
+    ├── WorkerDied               a worker process died, or could not be started
     ├── SlowSubscriber           a subscription is further behind than its max_lag
     ├── DecodeFailed             a value does not fit the type of the topic
     ├── LimitExceeded            a named limit was exceeded
@@ -53,46 +56,9 @@ The text of an error is one sentence (what failed, on what, actual against limit
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-
-class StentorError(Exception):
-    """The root of the tree.
-
-    Catch it to catch every error that Stentor raises. `retriable` says whether trying again can help.
-    """
-
-    code: ClassVar[str] = "error"
-    retriable: bool = False
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str = "",
-        operation: str = "",
-        object: str = "",  # noqa: A002 - the vocabulary's own word for what failed
-        **detail: Any,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.operation = operation
-        self.object = object
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.hint}".rstrip()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.hint, self.operation, self.object, self.detail))
-
-
-def _rebuild(
-    kind: type[StentorError], message: str, hint: str, operation: str, what: str, detail: dict[str, Any]
-) -> StentorError:
-    """Errors cross process borders (Spark, multiprocessing), so they must pickle."""
-    return kind(message, hint=hint, operation=operation, object=what, **detail)
+from stentor.error_root import StentorError as StentorError  # noqa: PLC0414 - exported from here
 
 
 class InvalidArgument(StentorError, ValueError):
@@ -359,6 +325,35 @@ class MemberReplaced(StentorError):
     """
 
     code = "member_replaced"
+
+
+class HandlerFailed(StentorError):
+    """A handler raised an error in a worker process. The message names it; `detail["traceback"]` has the traceback.
+
+    Correct the handler, or let such messages pass with `on_error="skip"` or `dead_letters=`.
+    """
+
+    code = "handler_failed"
+
+
+class HandlerTimeout(StentorError, TimeoutError):
+    """A handler took longer with a message than `time_limit` allows. It is also a `TimeoutError`.
+
+    Make the handler faster, or allow more time. In threads and loops it cannot be ended, and the member leaves its
+    group; a worker process is killed and replaced.
+    """
+
+    code = "handler_timeout"
+
+
+class WorkerDied(StentorError):
+    """A worker process died at the same message as often as `attempts` allows, or could not be started.
+
+    Look at what it wrote, and at the kernel's log if it was killed. With `dead_letters=` such messages do not end the
+    work.
+    """
+
+    code = "worker_died"
 
 
 class SlowSubscriber(StentorError):
