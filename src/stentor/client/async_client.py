@@ -68,7 +68,7 @@ class AsyncClient(AsyncAdmin):
         self._publishers: dict[tuple[str, str], AsyncProducer] = {}
         self._making = asyncio.Lock()
         self._names: list[AsyncNames] = []
-        core.alert = self._alert
+        core.publish = self.publish
 
     @classmethod
     async def _open(
@@ -172,11 +172,6 @@ class AsyncClient(AsyncAdmin):
 
     async def _make_producer(self, topic: str, options: ProducerOptions) -> AsyncProducer:
         return AsyncProducer(await self._producer_core(topic, **options))
-
-    async def _alert(self, topic: str, text: str) -> None:
-        # An alert that cannot be sent must not hide what it was about.
-        with suppress(StentorError):
-            await self.publish(topic, text, timeout=5.0)
 
     # --- reading --------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_mark_forked)
 
 
-async def _no_alert(topic: str, text: str) -> None:
+async def _no_publish(*_: Any, **__: Any) -> None:
     """Replaced by the client that can publish."""
 
 
@@ -86,7 +86,7 @@ class ClientCore:
         self._asking = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
-        self.alert: Callable[[str, str], Coroutine[Any, Any, None]] = _no_alert
+        self.publish: Callable[..., Coroutine[Any, Any, Any]] = _no_publish
         _cores.add(self)
 
     @property

@@ -26,6 +26,9 @@ Compression = Literal["lz4", "zstd"]
 OnSlow = Literal["catch_up", "raise", "skip", "disconnect"]
 """What a subscription does once it is further behind than `max_lag`."""
 
+OnFailure = Literal["raise", "skip"]
+"""What `run` does when a handler fails: raise, which ends it, or pass the message over."""
+
 OnError = Literal["raise", "skip", "raw"]
 """What a typed topic does with a stored value that does not fit: raise, leave it out, or hand out its bytes."""
 
@@ -94,6 +97,8 @@ class GroupOptions(TypedDict, total=False):
     instance: str | None
     auto_commit: bool
     silence: float
+    time_limit: float | None
+    zone: str | None
     timeout: float | None
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from stentor.client.starts import Start
 
 ALERTS_TOPIC: Final = "_alerts"
+_ALERT_S: Final = 5.0  # who is too slow has no more time to lose
 _ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
 
 
@@ -245,7 +247,11 @@ class SubscriptionCore:
     def squawk(self, reader: Reader) -> None:
         """Tell the alerts topic that a subscriber gives up; best effort, without waiting."""
         text = f"{self.core.name} is too slow on {reader.topic}/{reader.partition}: {reader.lag} messages behind"
-        self.core.loop.create_task(self.core.alert(ALERTS_TOPIC, text))
+        self.core.loop.create_task(self._alert(text))
+
+    async def _alert(self, text: str) -> None:
+        with suppress(StentorError):  # an alert that cannot be sent must not hide what it was about
+            await self.core.publish(ALERTS_TOPIC, text, timeout=_ALERT_S)
 
     async def confirm_damage(self, reader: Reader, delivery_end: int, found: StentorError) -> StentorError:
         """Let the broker look at its disk; if it finds the damage, it knows best how to go on."""

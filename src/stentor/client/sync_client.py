@@ -260,6 +260,8 @@ class Client(Admin):
         instance: str | None = None,
         auto_commit: bool = True,
         silence: float = group_limits.GROUP_SILENCE_S,
+        time_limit: float | None = None,
+        zone: str | None = None,
         timeout: float | None = None,
     ) -> Group:
         """Join a consumer group: its members share the partitions of the topics, and go on where the group stopped.
@@ -276,6 +278,8 @@ class Client(Admin):
             "instance": instance,
             "auto_commit": auto_commit,
             "silence": silence,
+            "time_limit": time_limit,
+            "zone": zone,
             "timeout": timeout,
         }
         core = self._async._core  # noqa: SLF001 - two halves of one thing
