@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
+from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +107,7 @@ class WorkPlan:
                 self._without_key += 1
                 strands[self._without_key % many].items.append(message)
             else:
-                strands[hash(key) % many].items.append(message)
+                strands[crc32(key) % many].items.append(message)
         for strand in strands:
             self._list(strand)
 

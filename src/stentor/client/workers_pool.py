@@ -331,11 +331,12 @@ class TaskPool(_SharedMemoryPool):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self, worker: _TaskWorker) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             parcel = await worker.inbox.get()
-            began = time.perf_counter()
+            began = loop.time()
             rest = await self._handle(worker, parcel)
-            seconds = time.perf_counter() - began
+            seconds = loop.time() - began
             if self._own_loop:
                 assert self._loop is not None
                 with suppress(RuntimeError):  # it has ended
