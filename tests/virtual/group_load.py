@@ -7,6 +7,7 @@ answer that lists it until it lets go, or its lease ends by its own clock.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tests.virtual.workload import TOPIC
@@ -16,6 +17,7 @@ from stentor.broker.groups.desk import GroupDesk
 from stentor.broker.groups.heads import groups_of
 from stentor.core.groups import EMPTY, PartitionOwner
 from stentor.errors import StentorError
+from stentor.wire.group_messages import CommitGroup, GroupPosition
 
 if TYPE_CHECKING:
     from tests.virtual.cluster import Cluster
@@ -147,6 +149,22 @@ class GroupLoad:
             one.process.run(self._leave(one))
         elif what < 0.7 and len(alive) < MEMBERS + 2:
             self.add()
+        elif one is not None and what < 0.85 and one.group is not None:
+            one.process.run(self._commit_late(one.group))
+
+    async def _commit_late(self, group: AsyncGroup) -> None:
+        """A commit that is long on its way: what it claims may be another member's by then."""
+        tie, core = group._core.tie, group._core
+        late = [
+            GroupPosition(topic_id=key[0], partition=key[1], offset=core.progress.position(reader), since=since)
+            for key, since in tie.life.holding.items()
+            if (reader := core.readers.get(key)) is not None
+        ]
+        request = CommitGroup(group=GROUP, member=tie.life.member, positions=late)
+        await asyncio.sleep(self.world.rng.choice([1, 4, 8]))
+        with suppress(StentorError, TimeoutError):
+            async with asyncio.timeout(5):
+                await tie._ask(request)
 
     async def _leave(self, member: Member) -> None:
         group, member.group = member.group, None

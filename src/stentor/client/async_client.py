@@ -68,7 +68,7 @@ class AsyncClient(AsyncAdmin):
         self._publishers: dict[tuple[str, str], AsyncProducer] = {}
         self._making = asyncio.Lock()
         self._names: list[AsyncNames] = []
-        core.publish = self.publish
+        core.client = self
 
     @classmethod
     async def _open(

@@ -36,6 +36,7 @@ from stentor.wire import messages
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from stentor.client.async_client import AsyncClient
     from stentor.client.link import BrokerLink
     from stentor.client.selectors import Selector
 
@@ -52,10 +53,6 @@ def _mark_forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_mark_forked)
-
-
-async def _no_publish(*_: Any, **__: Any) -> None:
-    """Replaced by the client that can publish."""
 
 
 class ClientCore:
@@ -86,7 +83,7 @@ class ClientCore:
         self._asking = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
-        self.publish: Callable[..., Coroutine[Any, Any, Any]] = _no_publish
+        self.client: AsyncClient | None = None  # who publishes, for parts that only read
         _cores.add(self)
 
     @property

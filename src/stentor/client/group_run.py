@@ -110,7 +110,8 @@ def _on_failed(core: GroupCore, on_error: OnFailure, dead_letters: str | None) -
         if isinstance(error, Interrupted):
             raise error
         headers = [*message.headers, *dead_letter(message, error).items()]
-        await core.core.publish(dead_letters, message.value, key=message.key, headers=headers)
+        assert core.core.client is not None
+        await core.core.client.publish(dead_letters, message.value, key=message.key, headers=headers)
 
     return bury
 

@@ -68,8 +68,8 @@ MEANINGS: Final = {
         nothing. It cannot be changed later.""",
     "keys": "As many keys as values; None if no message has one.",
     "limit": "How many messages to read at most. None reads all.",
-    "max_lag": """How far behind is too slow: a number of messages, or a timedelta. Every `on_slow` but "catch_up" needs
-        it.""",
+    "max_lag": """How far behind is too slow: a number of messages, a timedelta, or both as a pair, whichever comes
+        first. Every `on_slow` but "catch_up" needs it.""",
     "min_replicas": "With fewer replicas a partition takes no messages. 0 means a majority.",
     "name": "What operators see. Without it, the names of program and host, and the process id.",
     "on_delivery": """Called with (receipt, error) when the message is acknowledged or given up; one of them is None. It
@@ -148,6 +148,7 @@ OWN_MEANINGS: Final = {
     "Client.describe_group": {"name": "The group's name."},
     "Client.reset_group": {
         "name": "The group's name.",
+        "like": "The name of another group, whose positions are taken over.",
         "topics": "The topics whose positions change. None changes those of all topics of the group.",
     },
     "Client.group": {

@@ -26,6 +26,9 @@ Compression = Literal["lz4", "zstd"]
 OnSlow = Literal["catch_up", "raise", "skip", "disconnect"]
 """What a subscription does once it is further behind than `max_lag`."""
 
+MaxLag = int | timedelta | tuple[int, timedelta]
+"""How far behind a subscription may be: in messages, in time, or both, whichever comes first."""
+
 OnFailure = Literal["raise", "skip"]
 """What `run` does when a handler fails: raise, which ends it, or pass the message over."""
 
@@ -80,7 +83,7 @@ class StreamOptions(TypedDict, total=False):
     end: Place | None
     partition: int | Iterable[int] | None
     on_slow: OnSlow
-    max_lag: int | timedelta | None
+    max_lag: MaxLag | None
     stale: Stale
 
 

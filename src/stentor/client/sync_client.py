@@ -31,7 +31,6 @@ from stentor.errors import StentorError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
-    from datetime import timedelta
     from types import UnionType
 
     from stentor.client.deadline import Deadline
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         Format,
         GroupOptions,
         HeadersLike,
+        MaxLag,
         OnError,
         OnSlow,
         ProducerOptions,
@@ -230,7 +230,7 @@ class Client(Admin):
         end: Place | None = None,
         partition: int | Iterable[int] | None = None,
         on_slow: OnSlow = "catch_up",
-        max_lag: int | timedelta | None = None,
+        max_lag: MaxLag | None = None,
         stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> Subscription:
