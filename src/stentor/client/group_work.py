@@ -246,11 +246,11 @@ class GroupRun:
         core.put = source.put
         self._start_anew(progress.position)
         core.progress = source
+        hung: HandlerTimeout | None = None
         try:
             await self._workers.run()
         except HandlerTimeout as error:
-            if self.terms.mode != "process":
-                core.tie.give_up(error)  # what hangs cannot be ended: others must get its partitions
+            hung = error
             raise
         finally:
             self.ended.set()
@@ -262,6 +262,8 @@ class GroupRun:
             core.progress = progress
             for reader in core.readers_now():
                 progress.forget(reader)
+            if hung is not None and self.terms.mode != "process":
+                core.tie.give_up(hung)  # what hangs cannot be ended: others must get its partitions
 
     def _start_anew(self, position: Callable[[Reader], int]) -> None:
         """Streams begin again behind what is finished: nobody knows what is at hand elsewhere."""

@@ -173,6 +173,8 @@ class ThreadPool(_SharedMemoryPool):
         if not self.here:
             self._start()
         self._gave_up(worker, error)
+        if self.here and self._reports is not None:
+            self._reports.broke(error)  # it was the only one
 
     async def close(self) -> None:
         """Let them end."""

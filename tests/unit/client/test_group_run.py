@@ -261,8 +261,28 @@ def test_a_run_whose_handler_hangs_leaves_too(client, topic, shared):
     with shared.client() as other, other.group("hung", topic) as group:
         with pytest.raises(HandlerTimeout):
             work(group, lambda _: release.wait(30), lambda: False, workers=2, time_limit=0.3, finish_within=0.5)
-        assert client.describe_group("hung").members == []
+        assert wait_for(lambda: not client.describe_group("hung").members)
         release.set()
+
+
+def test_the_only_worker_hangs_and_leaves_too(client, topic, shared):
+    """Even if failures are skipped: nobody is left to work."""
+    release = threading.Event()
+    with shared.client() as other, other.group("alone", topic) as group:
+        options = {"time_limit": 0.3, "finish_within": 0.5, "on_error": "skip"}
+        thread = threading.Thread(target=lambda: swallow(lambda: group.run(lambda _: release.wait(30), **options)))
+        thread.start()
+        assert wait_for(lambda: client.describe_group("alone").members)
+        assert wait_for(lambda: not client.describe_group("alone").members)
+        release.set()
+        thread.join(20)
+        with pytest.raises(HandlerTimeout):
+            group.get(timeout=10)
+
+
+def swallow(call):
+    with pytest.raises(HandlerTimeout):
+        call()
 
 
 def test_a_handler_that_holds_the_interpreter_expels_nobody(client, topic, shared):
