@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 app = options.make_app()
 
 
+MaxLag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|DURATION|N,DURATION",
+        help="How far behind counts as slow: a number of messages, a duration such as 30s, or both.",
+    ),
+]
+
+
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def subscribe(
     topics: options.Topics,
@@ -46,13 +55,7 @@ def subscribe(
             help="What to do when this subscriber is further behind than --max-lag.",
         ),
     ] = "catch_up",
-    max_lag: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|DURATION|N,DURATION",
-            help="How far behind counts as slow: a number of messages, a duration such as 30s, or both.",
-        ),
-    ] = None,
+    max_lag: MaxLag = None,
     json: options.Json = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,

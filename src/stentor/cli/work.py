@@ -89,10 +89,10 @@ def work(
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
-    """Call a Python function with every message of a group's topics, in several workers.
+    """Call a Python function with every message, in several workers.
 
-    Modules are imported from the working directory, too. Start the command on several machines: they share the
-    partitions. Press Ctrl-C to stop.
+    The command is a member of a consumer group: start it on several machines, and they share the partitions. Modules
+    are imported from the working directory, too. Press Ctrl-C to stop.
 
     \b
     Examples:
