@@ -78,6 +78,7 @@ def work(spec: Spec, harness: Harness) -> None:
     """Role: works, in every way."""
     many, few, turn = spec.extra["messages"], spec.extra["computed"], spec.extra["turn"]
     with stentor.connect(spec.address) as client:
+        rate(client, f"warm{turn}", many // 4, nothing, batch=1000)  # cold code and cold files do not count
         batches = rate(client, f"batches{turn}", many, nothing, batch=1000)
         singles = rate(client, f"singles{turn}", many, nothing)
         found = {}
