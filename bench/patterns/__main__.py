@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bench.patterns.rows import Row
 
-WORKS = ("clone", "get", "large", "updates", "faults", "clients", "requests")
+WORKS = ("clone", "get", "large", "updates", "faults", "clients", "requests", "workers")
 
 
 def chosen_plan(arguments: argparse.Namespace) -> Plan:
@@ -54,7 +54,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
 
 def show(rows: list[Row], out: Console) -> bool:
     """The figures, then the targets; whether all of these are met."""
-    table = Table(title="Tables")
+    table = Table(title="Patterns")
     for name in ("work", "system", "figure", "value", "unit", "spread", "n", "note"):
         table.add_column(name, justify="right" if name in {"value", "n"} else "left")
     for row in rows:

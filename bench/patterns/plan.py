@@ -27,6 +27,8 @@ class Plan:
     client_processes: int = 2
     client_updates: int = 20
     clients_held_s: float = 30.0
+    work_messages: int = 2_000_000
+    work_computed: int = 2_000
     systems: tuple[str, ...] = ()
     """Only these, by their first word; empty: all."""
 
@@ -51,6 +53,8 @@ QUICK = Plan(
     client_processes=1,
     client_updates=5,
     clients_held_s=2.0,
+    work_messages=300_000,
+    work_computed=300,
 )
 
 

@@ -56,6 +56,8 @@ class Target:
     figure: str
     most: float | None = None
     """Our figure must not be above this."""
+    least: float | None = None
+    """Nor below this."""
     times: float | None = None
     """It must be so many times smaller than that of `system`."""
     system: str = ""
@@ -69,6 +71,8 @@ class Target:
             return None
         if self.most is not None:
             return f"{ours:,.6g}, at most {self.most:,.6g}", ours <= self.most
+        if self.least is not None:
+            return f"{ours:,.6g}, at least {self.least:,.6g}", ours >= self.least
         theirs = [value for (system, figure), value in found.items() if figure == self.figure and self._is(system)]
         if not theirs or not ours:
             return None
@@ -92,6 +96,9 @@ TARGETS = (
     Target("clients", "clients not reached", most=0),
     Target("requests", "median", times=0.5, system="nats core"),
     Target("requests", "median", times=1, system="redis lists"),
+    Target("workers", "in batches", least=1_500_000),
+    Target("workers", "one by one", least=400_000),
+    Target("workers", "gain of a second process", least=1.7),
 )
 
 

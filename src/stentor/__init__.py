@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     )
     from stentor.request_errors import HandlerFailed, NoResponders, NotHandled, RequestError, ResponderLost
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionInfo, TopicInfo, TopicSettings
+    from stentor.work_errors import HandlerError, HandlerTimeout, WorkerDied
 
 _EXPORTS = {
     "stentor.client.async_client": ("AsyncClient", "connect_async"),
@@ -197,6 +198,7 @@ _EXPORTS = {
         "TopicInfo",
         "TopicSettings",
     ),
+    "stentor.work_errors": ("HandlerError", "HandlerTimeout", "WorkerDied"),
 }
 _HOMES = {name: module for module, names in _EXPORTS.items() for name in names}
 
@@ -243,7 +245,9 @@ __all__ = [
     "GroupInUse",
     "GroupInfo",
     "GroupNotFound",
+    "HandlerError",
     "HandlerFailed",
+    "HandlerTimeout",
     "History",
     "InternalError",
     "InvalidArgument",
@@ -308,6 +312,7 @@ __all__ = [
     "UnknownOutcome",
     "UnknownSwap",
     "VersionMismatch",
+    "WorkerDied",
     "__version__",
     "connect",
     "connect_async",

@@ -30,6 +30,9 @@
     │   ├── HandlerFailed        the responder's handler raised an error (.error)
     │   ├── NotHandled           no handler has seen the request; it may be sent again
     │   └── ResponderLost        the responder was lost with the request; a handler may have seen it
+    ├── HandlerError             a handler raised in a worker process; with the next two in work_errors.py
+    ├── HandlerTimeout           a handler took longer than its time limit (also a TimeoutError)
+    ├── WorkerDied               a worker process died, or could not be started
     ├── SlowSubscriber           a subscription is further behind than its max_lag
     ├── DecodeFailed             a value does not fit the type of the topic
     ├── LimitExceeded            a named limit was exceeded
@@ -58,53 +61,10 @@ The text of an error is one sentence (what failed, on what, actual against limit
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-BY_CODE: dict[str, type[StentorError]] = {}
-"""Every error by its code, from when its module is loaded."""
-
-
-class StentorError(Exception):
-    """The root of the tree.
-
-    Catch it to catch every error that Stentor raises. `retriable` says whether trying again can help.
-    """
-
-    code: ClassVar[str] = "error"
-    retriable: bool = False
-
-    def __init_subclass__(cls) -> None:
-        if "code" in vars(cls):
-            BY_CODE[cls.code] = cls
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str = "",
-        operation: str = "",
-        object: str = "",  # noqa: A002 - the vocabulary's own word for what failed
-        **detail: Any,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.operation = operation
-        self.object = object
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.hint}".rstrip()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.hint, self.operation, self.object, self.detail))
-
-
-def _rebuild(
-    kind: type[StentorError], message: str, hint: str, operation: str, what: str, detail: dict[str, Any]
-) -> StentorError:
-    """Errors cross process borders (Spark, multiprocessing), so they must pickle."""
-    return kind(message, hint=hint, operation=operation, object=what, **detail)
+from stentor.error_root import BY_CODE as BY_CODE  # noqa: PLC0414 - exported from here
+from stentor.error_root import StentorError as StentorError  # noqa: PLC0414
 
 
 class InvalidArgument(StentorError, ValueError):

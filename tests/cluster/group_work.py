@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,23 +28,29 @@ class Handled(NamedTuple):
     member: str
     partition: int
     offset: int
+    since: tuple[int, int] = (0, 0)  # the generation that made it the owner
 
 
 class Worker:
     """A member in a process of its own."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, name: str, *, silence: float = 45.0) -> None:
+    def __init__(
+        self, cluster: LocalCluster, folder: Path, name: str, *, silence: float = 45.0, workers: int = 0
+    ) -> None:
         self.name, self.file = name, folder / name
         self._errors = (folder / f"{name}.errors").open("wb")
-        arguments = [sys.executable, __file__, cluster.url, name, str(self.file), str(silence)]
+        arguments = [sys.executable, __file__, cluster.url, name, str(self.file), str(silence), str(workers)]
         self.process = subprocess.Popen(arguments, stderr=self._errors)
 
     def handled(self) -> list[Handled]:
         if not self.file.exists():
             return []
         lines = self.file.read_text(encoding="utf-8").splitlines()
-        rows = [line.split() for line in lines if line.count(" ") == 2]
-        return [Handled(float(at), self.name, int(partition), int(offset)) for at, partition, offset in rows]
+        rows = [line.split() for line in lines if line.count(" ") == 4]
+        return [
+            Handled(float(at), self.name, int(partition), int(offset), (int(epoch), int(count)))
+            for at, partition, offset, epoch, count in rows
+        ]
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
@@ -78,8 +85,45 @@ class Feed(threading.Thread):
             producer.flush(timeout=60)
 
 
-def main(url: str, name: str, file: str, silence: str) -> None:
-    """A member: handles messages until it is asked to stop."""
+class Moved(NamedTuple):
+    """A partition that changed hands."""
+
+    at: float  # when the next owner began
+    partition: int
+    owners: tuple[str, str]
+    pause_s: float  # from the last message of one to the first of the next
+
+
+def moves(handled: list[Handled]) -> list[Moved]:
+    """Where partitions changed hands, by what was handled first by each owner of each generation."""
+    found, last = [], {}
+    for one in sorted(handled):
+        before = last.get(one.partition)
+        if before is not None and before.since < one.since:
+            owners = before.member, one.member
+            found.append(Moved(one.at, one.partition, owners, one.at - before.at))
+        if before is None or before.since <= one.since:
+            last[one.partition] = one
+    return found
+
+
+def owners_by_generation(handled: list[Handled]) -> dict[tuple[int, tuple[int, int]], set[str]]:
+    """Who handled something of a partition as its owner since a generation: one each."""
+    found: dict[tuple[int, tuple[int, int]], set[str]] = {}
+    for one in handled:
+        if one.since != (0, 0):
+            found.setdefault((one.partition, one.since), set()).add(one.member)
+    return found
+
+
+def longest_pause(handled: list[Handled], partition: int, begin: float, end: float) -> float:
+    """The longest time between two messages of a partition, within a time."""
+    times = [begin, *sorted(one.at for one in handled if one.partition == partition and begin < one.at < end), end]
+    return max(after - before for before, after in pairwise(times))
+
+
+def main(url: str, name: str, file: str, silence: str, workers: str) -> None:
+    """A member: handles messages until it is asked to stop, in a loop or with workers."""
     import stentor
 
     def stop(*_: object) -> None:
@@ -91,7 +135,19 @@ def main(url: str, name: str, file: str, silence: str) -> None:
         stentor.connect(url, name=name, timeout=60) as client,
         client.group(GROUP, TOPIC, silence=float(silence)) as group,
     ):
-        lines.writelines(f"{time.monotonic()} {message.partition} {message.offset}\n" for message in group)
+        tie, lock = group._core.tie, threading.Lock()
+
+        def handle(message: stentor.Message) -> None:
+            key = message._block.topic_id, message.partition
+            epoch, count = tie.life.holding.get(key, (0, 0))
+            with lock:
+                lines.write(f"{time.monotonic()} {message.partition} {message.offset} {epoch} {count}\n")
+
+        if int(workers):
+            group.run(handle, workers=int(workers), ordered_by="partition")
+        else:
+            for message in group:
+                handle(message)
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ EXAMPLES = {
     "quickstart.py": ([], "", "received Vienna with key 2\nthe topic holds 3 messages\n"),
     "producer_fast.py": (["5000", "50"], "", "5000 messages acknowledged"),
     "typed_topic.py": ([], "", "stopped: The value at examples.orders/0@3 does not fit Order"),
-    "suicidal_snail.py": ([], "", "alert: snail is too slow on examples.prices/0: 5000 messages behind\n"),
+    "suicidal_snail.py": ([], "", "alert: snail is too slow on examples.prices/0: 5000 messages behind, with"),
     "feature_flags.py": ([], "", "service: now a request gets the new page\n"),
     "names.py": ([], "", "crashed: shop/2 expired\nleft: {'shop/3': '10.0.0.3:80'}\ngone: shop/3\n"),
     "leader.py": ([], "", "9 pieces of work by 3 leaders, one after the other: True\n"),

@@ -7,22 +7,46 @@ answer that lists it until it lets go, or its lease ends by its own clock.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tests.virtual.workload import TOPIC
 from tests.virtual.world import SECOND
 
+from stentor.broker.groups.desk import GroupDesk
+from stentor.broker.groups.heads import groups_of
+from stentor.core.groups import EMPTY, PartitionOwner
 from stentor.errors import StentorError
+from stentor.wire.group_messages import CommitGroup, GroupPosition
 
 if TYPE_CHECKING:
     from tests.virtual.cluster import Cluster
     from tests.virtual.world import Process
 
     from stentor.client.group import AsyncGroup
+    from stentor.client.message import Message
 
 GROUP = "g"
 MEMBERS = 3
 SILENCE_S = 5.0
+LATE_S = 1.0  # timers of a process may ring late
+
+
+CHECK_OWNER = GroupDesk._check_owner
+
+
+def watch_commits(require: Any) -> None:
+    """C22, by itself: whatever a head accepts was committed by who owns it, by all that the log says."""
+
+    def check(desk: GroupDesk, partition: Any, request: Any) -> None:
+        CHECK_OWNER(desk, partition, request)
+        owners = groups_of(partition)._applied.get(request.group, EMPTY).owners
+        for each in request.positions:
+            found = owners.get((each.topic_id, each.partition))
+            wanted = PartitionOwner(request.member, each.since)
+            require(found == wanted, "a commit of an earlier owner was accepted", found, wanted)
+
+    GroupDesk._check_owner = check
 
 
 class Member:
@@ -57,6 +81,7 @@ class GroupLoad:
     # --- members --------------------------------------------------------------------------------
 
     def begin(self) -> None:
+        watch_commits(self.require)
         for _ in range(MEMBERS):
             self.add()
         self.cluster.process("groupwatch").run(self._watch())
@@ -77,12 +102,30 @@ class GroupLoad:
                 break
             except StentorError:
                 await asyncio.sleep(0.1)
+        workers = rng.choice([0, 0, 1, 3])
+        if workers:
+            order = rng.choice(["key", "partition", None])
+            await member.group.run(lambda message: self._handle(member, message), workers=workers, ordered_by=order)
+            return
         async for message in member.group:
-            self._check_owners(member)
-            place = message.partition, message.offset
-            self.repeated += place in self.handled
-            await asyncio.sleep(rng.choice([0, 0, 0, 0.01, 0.1]))
-            self.handled.add(place)
+            await self._handle(member, message)
+
+    async def _handle(self, member: Member, message: Message) -> None:
+        self._check_owners(member)
+        self._check_lease(member)
+        place = message.partition, message.offset
+        self.repeated += place in self.handled
+        await asyncio.sleep(self.world.rng.choice([0, 0, 0, 0.01, 0.1]))
+        self.handled.add(place)
+
+    def _check_lease(self, member: Member) -> None:
+        """Nothing is begun without a lease, but for what was on its way when a process stood still."""
+        process = member.process
+        if member.group is None or self.world.now < process.paused_until + SECOND:
+            return
+        ends = member.group._core.tie.life.lease_ends
+        over = ends is not None and process.loop.time() > ends + LATE_S
+        self.require(not over, "a message is begun after the lease", process.name)
 
     def _check_owners(self, mine: Member) -> None:
         owned = mine.owned()
@@ -106,6 +149,22 @@ class GroupLoad:
             one.process.run(self._leave(one))
         elif what < 0.7 and len(alive) < MEMBERS + 2:
             self.add()
+        elif one is not None and what < 0.85 and one.group is not None:
+            one.process.run(self._commit_late(one.group))
+
+    async def _commit_late(self, group: AsyncGroup) -> None:
+        """A commit that is long on its way: what it claims may be another member's by then."""
+        tie, core = group._core.tie, group._core
+        late = [
+            GroupPosition(topic_id=key[0], partition=key[1], offset=core.progress.position(reader), since=since)
+            for key, since in tie.life.holding.items()
+            if (reader := core.readers.get(key)) is not None
+        ]
+        request = CommitGroup(group=GROUP, member=tie.life.member, positions=late)
+        await asyncio.sleep(self.world.rng.choice([1, 4, 8]))
+        with suppress(StentorError, TimeoutError):
+            async with asyncio.timeout(5):
+                await tie._ask(request)
 
     async def _leave(self, member: Member) -> None:
         group, member.group = member.group, None

@@ -29,6 +29,7 @@ from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.resends import Resends
 from stentor.broker.sessions.reader_stream import ReaderStream
 from stentor.client.asking import Asking
+from stentor.client.group_work import GroupSource
 from stentor.core import cluster_events as e
 from stentor.core import controller, cursors, decisions, refusals, revival
 from stentor.core import replica_events as r
@@ -42,6 +43,8 @@ from stentor.core.dedupe import Dedupe, Resend
 from stentor.core.downstream import Downstream
 from stentor.core.expiry import Expiry
 from stentor.core.group_coordinator import GroupCoordinator
+from stentor.core.group_member import GroupMembership
+from stentor.core.groups import Groups
 from stentor.core.horizon import Horizon
 from stentor.core.linking import Linking
 from stentor.core.membership import Membership
@@ -145,6 +148,11 @@ def _has_let_go(*_: Any) -> bool:
 
 def _ends_early(self: GroupCoordinator, *about: Any, **more: Any) -> float:
     return ENDS_AT(self, *about, **more) - 3.0
+
+
+def _position_of_taken(self: GroupSource, reader: Any) -> int:
+    share = self._shares.get((reader.topic, reader.partition))
+    return reader.taken if share is None or share.reader is not reader else share.next_offset
 
 
 # --- C2, C3: epochs and incarnations ----------------------------------------------------------------
@@ -575,6 +583,9 @@ mutation(
     (table_rows, "expired", mutated_expiry.expired_anyhow),
 )
 mutation("let-go", "a partition is given away once its owner let go", (GroupCoordinator, "_has_let_go", _has_let_go))
+mutation("stale-commit", "C22: commits of an earlier owner are refused", (Groups, "stale", lambda *_: []))
+mutation("member-leases", "a member's lease ends by its own clock", (GroupMembership, "has_ended", _never))
+mutation("work-position", "positions move past finished work only", (GroupSource, "position", _position_of_taken))
 mutation("group-leases", "a member keeps its whole lease", (GroupCoordinator, "ends_at", _ends_early))
 mutation("ask-again", "what a handler may have seen is not asked again", (Asking, "_judge", _ask_again))
 mutation("cursor-cut", "C19: what was not committed is undone by a cut", (Cursors, "cut", _nothing))

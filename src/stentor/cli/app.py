@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "read": "Print the messages between two positions, then stop.",
     "offsets": "Print the offset of a position in each partition.",
     "group": "List, describe, reset and delete consumer groups.",
+    "work": "Call a Python function with every message, in several workers.",
     "cursor": "List, move and delete the named cursors of a topic.",
     "describe": "Print an overview of a broker and its topics.",
     "broker": "List, drain and forget the brokers of a cluster.",

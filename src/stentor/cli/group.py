@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -12,17 +11,14 @@ from stentor.cli import options
 from stentor.cli.output import print_json, print_table
 from stentor.cli.positions import SYNTAX, parse_position
 from stentor.core.names import check_group_name
-from stentor.errors import StentorError
+from stentor.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from stentor import Client, GroupInfo
-    from stentor.client.starts import Start
+    from stentor import GroupInfo
 
 app = options.make_app(invoke_without_command=True, help="List, describe, reset and delete consumer groups.")
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group, such as billing.")]
-
-_AGES_MAX = 100  # partitions whose first waiting message is looked at: each costs a read
 
 
 @app.callback()
@@ -83,14 +79,16 @@ def describe(
     check_group_name(name)
     with options.connect(url, timeout, "group describe") as client:
         found = client.describe_group(name)
-        ages = _ages(client, found)
-    _print(found, ages, as_json=json)
+    _print(found, as_json=json)
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def reset(
     name: Name,
-    to: Annotated[str, typer.Option(metavar="POSITION", help=f"Where the group goes on: {SYNTAX}.")],
+    to: Annotated[str | None, typer.Option(metavar="POSITION", help=f"Where the group goes on: {SYNTAX}.")] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Go on from where this other group is, instead of --to.")
+    ] = None,
     topic: Annotated[
         list[str] | None, typer.Option(metavar="TOPIC", help="Only in this topic. May be repeated.")
     ] = None,
@@ -105,15 +103,18 @@ def reset(
     Examples:
       stentor group reset billing --to earliest
       stentor group reset billing --to -1h --topic orders.eu --yes
+      stentor group reset billing-new --like billing
     """
     check_group_name(name)
-    position = parse_position(to, "--to")
+    if (to is None) == (like is None):
+        raise InvalidArgument("Either --to or --like is needed.", hint="For example --to earliest, or --like billing.")
+    position = None if to is None else parse_position(to, "--to")
     with options.connect(url, timeout, "group reset") as client:
         if not yes:
-            options.confirm(f"Reset group {name} to {to}?", f"Resetting group {name}")
-        found = client.reset_group(name, position, topics=topic)
-        ages = _ages(client, found)
-    _print(found, ages, as_json=json)
+            where = f"to {to}" if like is None else f"to where group {like} is"
+            options.confirm(f"Reset group {name} {where}?", f"Resetting group {name}")
+        found = client.reset_group(name, position, like=like, topics=topic)
+    _print(found, as_json=json)
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)
@@ -139,24 +140,9 @@ def delete(
     print(f"deleted group {name}")
 
 
-def _ages(client: Client, found: GroupInfo) -> dict[tuple[str, int], float]:
-    """How old the first message is that a partition waits with, in seconds; as many as can be looked at."""
-    ages: dict[tuple[str, int], float] = {}
-    for each in [each for each in found.partitions if each.lag][:_AGES_MAX]:
-        start: Start = {each.partition: each.position} if each.position is not None else "earliest"
-        try:
-            for message in client.read(each.topic, partition=each.partition, start=start, limit=1, stale="allow"):
-                ages[each.topic, each.partition] = max(0.0, time.time() - message.timestamp_us / 1e6)
-        except StentorError:
-            continue  # retention may have deleted it
-    return ages
-
-
-def _print(found: GroupInfo, ages: dict[tuple[str, int], float], *, as_json: bool) -> None:
+def _print(found: GroupInfo, *, as_json: bool) -> None:
     if as_json:
         told = msgspec.to_builtins(found, builtin_types=(type(found.changed_at),))
-        for partition in told["partitions"]:
-            partition["behind_s"] = ages.get((partition["topic"], partition["partition"]), 0.0)
         print_json(told)
         return
     print(f"group       {found.name}")
@@ -173,7 +159,7 @@ def _print(found: GroupInfo, ages: dict[tuple[str, int], float], *, as_json: boo
             each.partition,
             "-" if each.position is None else each.position,
             f"{each.lag:,}",
-            f"{ages[each.topic, each.partition]:.1f} s" if (each.topic, each.partition) in ages else "-",
+            f"{each.behind_s:.1f} s" if each.behind_s else "-",
             each.member or "-",
             names.get(each.member, "-"),
         )

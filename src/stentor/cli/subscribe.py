@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 app = options.make_app()
 
 
+MaxLag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|DURATION|N,DURATION",
+        help="How far behind counts as slow: a number of messages, a duration such as 30s, or both.",
+    ),
+]
+
+
 @app.command(context_settings=options.CONTEXT_SETTINGS)
 def subscribe(
     topics: options.Topics,
@@ -46,12 +55,7 @@ def subscribe(
             help="What to do when this subscriber is further behind than --max-lag.",
         ),
     ] = "catch_up",
-    max_lag: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|DURATION", help="How far behind counts as slow: a number of messages, or a duration such as 30s."
-        ),
-    ] = None,
+    max_lag: MaxLag = None,
     json: options.Json = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
@@ -91,13 +95,18 @@ def _missing(client: Client, topics: list[str]) -> list[str]:
     return [topic for topic in topics if not is_pattern(topic) and not client.topics(topic)]
 
 
-def _max_lag(text: str | None) -> int | timedelta | None:
+def _max_lag(text: str | None) -> int | timedelta | tuple[int, timedelta] | None:
     if text is None or (text.isascii() and text.isdigit()):
         return None if text is None else int(text)
+    number, _, duration = text.partition(",")
+    both = read_duration(duration) if number.isascii() and number.isdigit() else None
+    if both is not None:
+        return int(number), both
     lag = read_duration(text)
     if lag is None:
         raise InvalidArgument(
-            f"--max-lag {text!r} is neither a number of messages nor a duration.", hint="Write it like 10000 or 30s."
+            f"--max-lag {text!r} is neither a number of messages nor a duration.",
+            hint="Write it like 10000, 30s, or 10000,30s.",
         )
     return lag
 

@@ -17,6 +17,7 @@ from stentor.client.convert import allows_stale
 from stentor.client.cursors import CursorInfo, mark_recorded, move_cursor, with_lag
 from stentor.client.positions import check_position, find_request
 from stentor.client.recovery import best_copy
+from stentor.errors import InvalidArgument
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -185,25 +186,39 @@ class AsyncAdmin:
         return await groups.list_groups(self._core, self._core.deadline(timeout))
 
     async def describe_group(self, name: str, *, timeout: float | None = None) -> GroupInfo:
-        """A consumer group: its members, and the owner, position and lag of each partition."""
+        """A consumer group: its members, and the owner, position and lag of each partition, in messages and seconds."""
         deadline = self._core.deadline(timeout)
         state = await groups.describe_group(self._core, name, deadline)
         named = sorted({share.topic for share in state.partitions})
         topics = [await self.describe_topic(topic, timeout=deadline.left()) for topic in named]
-        return groups.with_lag(state, topics)
+        return await groups.with_ages(self._core, groups.with_lag(state, topics), deadline)
 
     async def reset_group(
-        self, name: str, to: Place, *, topics: list[str] | None = None, timeout: float | None = None
+        self,
+        name: str,
+        to: Place | None = None,
+        *,
+        like: str | None = None,
+        topics: list[str] | None = None,
+        timeout: float | None = None,
     ) -> GroupInfo:
-        """Let a group go on from another position, in all of its topics or in those that are named. It must have no
-        members.
+        """Let a group go on from another position, or from where another group is; in all of its topics or in those
+        that are named. It must have no members.
         """
+        if (to is None) == (like is None):
+            raise InvalidArgument("reset_group needs either a position or the group to be `like`.")
         deadline = self._core.deadline(timeout)
         state = await groups.describe_group(self._core, name, deadline)
         groups.check_unused(state)
-        named = sorted({share.topic for share in state.partitions}) if topics is None else topics
-        for topic, found in (await self.find_offsets(named, to, timeout=deadline.left())).items():
-            await self.move_cursor(topic, name, found.offsets, back=True, timeout=deadline.left())
+        if like is not None:
+            other = await groups.describe_group(self._core, like, deadline)
+            places = groups.positions_of(other, topics)
+        else:
+            named = sorted({share.topic for share in state.partitions}) if topics is None else topics
+            found = await self.find_offsets(named, to, timeout=deadline.left())  # type: ignore[arg-type]
+            places = {topic: each.offsets for topic, each in found.items()}
+        for topic, offsets in places.items():
+            await self.move_cursor(topic, name, offsets, back=True, timeout=deadline.left())
         return await self.describe_group(name, timeout=deadline.left())
 
     async def delete_group(self, name: str, *, timeout: float | None = None) -> None:
@@ -342,16 +357,22 @@ class Admin:
         return self._call(self._async.groups(timeout=timeout))
 
     def describe_group(self, name: str, *, timeout: float | None = None) -> GroupInfo:
-        """A consumer group: its members, and the owner, position and lag of each partition."""
+        """A consumer group: its members, and the owner, position and lag of each partition, in messages and seconds."""
         return self._call(self._async.describe_group(name, timeout=timeout))
 
     def reset_group(
-        self, name: str, to: Place, *, topics: list[str] | None = None, timeout: float | None = None
+        self,
+        name: str,
+        to: Place | None = None,
+        *,
+        like: str | None = None,
+        topics: list[str] | None = None,
+        timeout: float | None = None,
     ) -> GroupInfo:
-        """Let a group go on from another position, in all of its topics or in those that are named. It must have no
-        members.
+        """Let a group go on from another position, or from where another group is; in all of its topics or in those
+        that are named. It must have no members.
         """
-        return self._call(self._async.reset_group(name, to, topics=topics, timeout=timeout))
+        return self._call(self._async.reset_group(name, to, like=like, topics=topics, timeout=timeout))
 
     def delete_group(self, name: str, *, timeout: float | None = None) -> None:
         """Forget a consumer group that has no members, and its positions."""

@@ -69,7 +69,7 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
         self._publishers: dict[tuple[str, str], AsyncProducer] = {}
         self._making = asyncio.Lock()
         self._names: list[AsyncNames] = []
-        core.alert = self._alert
+        core.client = self
 
     @classmethod
     async def _open(
@@ -173,11 +173,6 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
 
     async def _make_producer(self, topic: str, options: ProducerOptions) -> AsyncProducer:
         return AsyncProducer(await self._producer_core(topic, **options))
-
-    async def _alert(self, topic: str, text: str) -> None:
-        # An alert that cannot be sent must not hide what it was about.
-        with suppress(StentorError):
-            await self.publish(topic, text, timeout=5.0)
 
     # --- reading --------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from stentor.client.asking import Asking
+    from stentor.client.async_client import AsyncClient
     from stentor.client.link import BrokerLink
     from stentor.client.selectors import Selector
 
@@ -53,10 +54,6 @@ def _mark_forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_mark_forked)
-
-
-async def _no_alert(topic: str, text: str) -> None:
-    """Replaced by the client that can publish."""
 
 
 class ClientCore:
@@ -88,7 +85,7 @@ class ClientCore:
         self.asking: Asking | None = None  # requests to responders; made at the first one
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
-        self.alert: Callable[[str, str], Coroutine[Any, Any, None]] = _no_alert
+        self.client: AsyncClient | None = None  # who publishes, for parts that only read
         _cores.add(self)
 
     @property

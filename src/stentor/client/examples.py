@@ -240,6 +240,28 @@ with client.group("stock", "orders.*") as group:
     except ValueError as error:
         print(error)
 """,
+    "Group.stop": """\
+with client.group("stock", "orders.*") as group:
+    group.run(lambda message: group.stop(), workers=4, ordered_by="key")
+""",
+    "Group.statistics": """\
+with client.group("stock", "orders.*") as group:
+    print(group.statistics()["done"])
+""",
+    "Group.seek": """\
+with client.group("stock", "orders.*") as group:
+    group.seek("orders.eu", 0, "earliest")
+""",
+    "Group.pause": """\
+with client.group("stock", "orders.*") as group:
+    group.pause("orders.eu", 0)
+    print(group.paused)
+""",
+    "Group.resume": """\
+with client.group("stock", "orders.*") as group:
+    group.pause()
+    group.resume()
+""",
     "Group.commit": """\
 with client.group("audit", "orders.*", auto_commit=False) as group:
     message = group.get(timeout=5)

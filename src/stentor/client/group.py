@@ -7,16 +7,21 @@ out at least once.
 
 from __future__ import annotations
 
-from inspect import isawaitable
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.arrow import tables
 from stentor.client.deadline import Deadline
 from stentor.client.group_core import join_group
+from stentor.client.group_progress import GroupProgress
+from stentor.client.group_run import is_handler, make_run, run_here
 from stentor.client.help import explained
 from stentor.client.inbox import AsyncInbox
 from stentor.client.subscription import AsyncSubscription, Subscription
-from stentor.errors import InvalidArgument
+from stentor.client.workers import WorkStatistics
+from stentor.client.workers_terms import ATTEMPTS, FINISH_S
+from stentor.errors import InvalidArgument, StentorError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,9 +29,14 @@ if TYPE_CHECKING:
     from stentor.client.at_hand import AtHand
     from stentor.client.core import ClientCore
     from stentor.client.group_core import GroupCore
+    from stentor.client.group_run import GroupStatistics, RunOptions
+    from stentor.client.group_work import GroupRun
     from stentor.client.message import Message
-    from stentor.client.options import GroupOptions
+    from stentor.client.options import GroupOptions, OnFailure
+    from stentor.client.positions import Place
     from stentor.client.reader import Delivery, Event, Reader
+    from stentor.client.workers_plan import OrderedBy
+    from stentor.client.workers_terms import WorkMode
 
     _Base = AtHand
 else:
@@ -74,8 +84,10 @@ class _GroupFace:
 
     def __init__(self, core: GroupCore) -> None:
         self._core = core
+        assert isinstance(core.progress, GroupProgress)
         self._progress = core.progress
         self._looping = False
+        self._run: GroupRun | None = None  # the last one
 
     @property
     def name(self) -> str:
@@ -92,14 +104,31 @@ class _GroupFace:
         """The partitions that belong to this member now: topic and number of each."""
         return sorted((reader.topic, reader.partition) for reader in self._core.readers_now())
 
+    @property
+    def paused(self) -> list[tuple[str, int]]:
+        """The partitions that are paused: topic and number of each."""
+        return sorted(self._core.paused)
+
     def lag(self) -> dict[str, int]:
         """How many committed messages this member has not finished, by partition, such as orders.eu/0."""
-        position = self._progress.position
+        position = self._core.progress.position
         return {reader.name: max(0, reader.committed - position(reader)) for reader in self._core.readers_now()}
 
     def positions(self) -> dict[str, int]:
         """How far this member has come, by partition: everything below is finished."""
-        return {reader.name: self._progress.position(reader) for reader in self._core.readers_now()}
+        return {reader.name: self._core.progress.position(reader) for reader in self._core.readers_now()}
+
+    def statistics(self) -> GroupStatistics:
+        """What `run` has done and is doing, and how far this member is behind."""
+        counted = WorkStatistics() if self._run is None else self._run.statistics()
+        return {
+            "done": counted.done,
+            "failed": counted.failed,
+            "in_work": counted.in_work,
+            "waiting": counted.waiting,
+            "workers_died": counted.died,
+            "lag": sum(self.lag().values()),
+        }
 
     def events(self) -> list[Event]:
         """What happened since the last call: messages that retention deleted before the group came to them."""
@@ -120,6 +149,11 @@ class _GroupFace:
             self._begin_loop()
         self._progress.finish()
 
+    def _finish(self) -> None:
+        """What was handed out is done with; what workers have is not, before they say so."""
+        if self._run is None or self._run.ended.is_set():
+            self._progress.finish()
+
 
 @explained("Group")
 class Group(_GroupFace):
@@ -131,7 +165,7 @@ class Group(_GroupFace):
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
         self._taking: _Taking = _Taking(core, inbox)
-        core.progress.at_hand = self._taking
+        self._progress.at_hand = self._taking
 
     def __iter__(self) -> Iterator[Message]:
         progress = self._progress
@@ -141,7 +175,7 @@ class Group(_GroupFace):
             for message in self._taking:
                 progress.working = message
                 yield message
-                progress.finished = message
+                progress.finished = progress.working
         finally:
             self._looping = False
 
@@ -165,24 +199,92 @@ class Group(_GroupFace):
         finally:
             self._looping = False
 
-    def run(self, handler: Callable[[Message], object]) -> None:
-        """Call the handler with every message, until the group is closed or the handler raises."""
-        for message in self:
-            handler(message)
+    def run(
+        self,
+        handler: Callable[..., object] | str,
+        *,
+        workers: int = 1,
+        mode: WorkMode | None = None,
+        ordered_by: OrderedBy | None = "partition",
+        batch: int | None = None,
+        on_error: OnFailure = "raise",
+        dead_letters: str | None = None,
+        attempts: int = ATTEMPTS,
+        time_limit: float | None = None,
+        finish_within: float = FINISH_S,
+    ) -> None:
+        """Call the handler with every message, until the group is closed, `stop` is called, or a handler fails.
 
-    def commit(self, timeout: float | None = None) -> None:
+        Workers handle messages beside each other. A position moves only past what is finished: a message counts as done
+        when its handler returns. With `batch` the handler is called with lists.
+        """
+        options: RunOptions = {
+            "workers": workers,
+            "mode": mode,
+            "ordered_by": ordered_by,
+            "batch": batch,
+            "on_error": on_error,
+            "dead_letters": dead_letters,
+            "attempts": attempts,
+            "time_limit": time_limit,
+            "finish_within": finish_within,
+        }
+        run, pool = make_run(self._core, handler, options, asynchronous=False)
+        self._ask()
+        self._begin_loop()
+        self._run = run
+        try:
+            run_here(self._core, run, pool)
+        finally:
+            self._looping = False
+
+    def stop(self) -> None:
+        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait."""
+        if self._run is not None:
+            self._core.core.loop.call_soon_threadsafe(self._run.stop)
+
+    def seek(self, topic: str, partition: int, to: Place, *, timeout: float | None = None) -> None:
+        """Go on from another position in a partition that belongs to this member.
+
+        It is for this member and this moment: what the group has committed does not go back. `reset_group` does that.
+        """
+        self._core.core.wait_for(self._seek(topic, partition, to, timeout))
+
+    def pause(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Hand out nothing of some or all partitions. They stay with this member, also for hours."""
+        self._core.core.wait_for(self._core.pause(topic, partition))
+
+    def resume(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with partitions that were paused."""
+        self._core.core.wait_for(self._core.resume(topic, partition))
+
+    async def _seek(self, topic: str, partition: int, to: Place, timeout: float | None) -> None:
+        await self._core.seek(topic, partition, to, self._core.core.deadline(timeout))
+
+    def commit(self, timeout: float | None = None, *, wait: bool = True) -> None:
         """Commit everything that was handed out, and wait until that is done.
 
-        StaleGeneration if a partition belongs to another member by now.
+        StaleGeneration if a partition belongs to another member by now. Who does not wait is not told: the next commit
+        says it again.
         """
-        self._progress.finish()
-        self._core.core.wait_for(self._commit(timeout))
+        self._finish()
+        if wait:
+            self._core.core.wait_for(self._commit(timeout))
+        else:
+            self._core.core.loop.call_soon_threadsafe(commit_soon, self._core)
 
     async def _commit(self, timeout: float | None) -> None:
         await commit_within(self._core, timeout)
 
     def close(self) -> None:
-        """Commit what is done, and leave the group. A static member stays in it, to come back."""
+        """Commit what is done, and leave the group. A static member stays in it, to come back.
+
+        A `run` that is under way finishes what is in work first.
+        """
+        run = self._run
+        if run is not None and not run.ended.is_set() and not is_handler():
+            self.stop()
+            run.ended.wait(run.terms.finish_s)
         self._taking.close()
 
     def __enter__(self) -> Self:
@@ -201,7 +303,7 @@ class AsyncGroup(_GroupFace):
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
         self._taking: _AsyncTaking = _AsyncTaking(core, inbox)
-        core.progress.at_hand = self._taking
+        self._progress.at_hand = self._taking
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         progress = self._progress
@@ -211,7 +313,7 @@ class AsyncGroup(_GroupFace):
             async for message in self._taking:
                 progress.working = message
                 yield message
-                progress.finished = message
+                progress.finished = progress.working
         finally:
             self._looping = False
 
@@ -235,23 +337,86 @@ class AsyncGroup(_GroupFace):
         finally:
             self._looping = False
 
-    async def run(self, handler: Callable[[Message], object]) -> None:
-        """Call the handler with every message, until the group is closed or the handler raises."""
-        async for message in self:
-            answer = handler(message)
-            if isawaitable(answer):
-                await answer
+    async def run(
+        self,
+        handler: Callable[..., object] | str,
+        *,
+        workers: int = 1,
+        mode: WorkMode | None = None,
+        ordered_by: OrderedBy | None = "partition",
+        batch: int | None = None,
+        on_error: OnFailure = "raise",
+        dead_letters: str | None = None,
+        attempts: int = ATTEMPTS,
+        time_limit: float | None = None,
+        finish_within: float = FINISH_S,
+    ) -> None:
+        """Call the handler with every message, until the group is closed, `stop` is called, or a handler fails.
 
-    async def commit(self, timeout: float | None = None) -> None:
+        Workers handle messages beside each other. A position moves only past what is finished: a message counts as done
+        when its handler returns. With `batch` the handler is called with lists.
+        """
+        options: RunOptions = {
+            "workers": workers,
+            "mode": mode,
+            "ordered_by": ordered_by,
+            "batch": batch,
+            "on_error": on_error,
+            "dead_letters": dead_letters,
+            "attempts": attempts,
+            "time_limit": time_limit,
+            "finish_within": finish_within,
+        }
+        run, _ = make_run(self._core, handler, options, asynchronous=True)
+        self._ask()
+        self._begin_loop()
+        self._run = run
+        try:
+            await run.run()
+        finally:
+            self._looping = False
+
+    def stop(self) -> None:
+        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait."""
+        if self._run is not None:
+            self._run.stop()
+
+    async def seek(self, topic: str, partition: int, to: Place, *, timeout: float | None = None) -> None:
+        """Go on from another position in a partition that belongs to this member.
+
+        It is for this member and this moment: what the group has committed does not go back. `reset_group` does that.
+        """
+        await self._core.seek(topic, partition, to, self._core.core.deadline(timeout))
+
+    async def pause(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Hand out nothing of some or all partitions. They stay with this member, also for hours."""
+        await self._core.pause(topic, partition)
+
+    async def resume(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with partitions that were paused."""
+        await self._core.resume(topic, partition)
+
+    async def commit(self, timeout: float | None = None, *, wait: bool = True) -> None:
         """Commit everything that was handed out, and wait until that is done.
 
-        StaleGeneration if a partition belongs to another member by now.
+        StaleGeneration if a partition belongs to another member by now. Who does not wait is not told: the next commit
+        says it again.
         """
-        self._progress.finish()
-        await commit_within(self._core, timeout)
+        self._finish()
+        if wait:
+            await commit_within(self._core, timeout)
+        else:
+            commit_soon(self._core)
 
     async def close(self) -> None:
-        """Commit what is done, and leave the group. A static member stays in it, to come back."""
+        """Commit what is done, and leave the group. A static member stays in it, to come back.
+
+        A `run` that is under way finishes what is in work first.
+        """
+        run = self._run
+        if run is not None and not run.ended.is_set() and not is_handler():
+            run.stop()
+            await asyncio.to_thread(run.ended.wait, run.terms.finish_s)
         await self._taking.close()
 
     async def __aenter__(self) -> Self:
@@ -271,6 +436,16 @@ async def commit_within(core: GroupCore, timeout: float | None) -> None:
             await core.tie.commit()
     except TimeoutError as error:
         raise core.core.late("commit", deadline.seconds) from error
+
+
+def commit_soon(core: GroupCore) -> None:
+    """Commit, beside whatever else happens."""
+
+    async def commit() -> None:
+        with suppress(StentorError):
+            await commit_within(core, None)
+
+    core.tie.spawn(commit())
 
 
 async def open_group(core: ClientCore, name: str, topics: str | list[str], options: GroupOptions) -> AsyncGroup:

@@ -6,13 +6,15 @@ them. Everything else, from streams to credit, is as in any subscription.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from stentor.client.convert import as_seconds, check_topics
-from stentor.client.group_member import GroupTie
-from stentor.client.group_progress import GroupProgress
+from stentor.client.group_member import GroupTie, check_limit_s
+from stentor.client.group_progress import GroupProgress, MemberProgress
 from stentor.client.positions import check_position
 from stentor.client.reader import Event, Reader
+from stentor.client.starts import out_of_range
 from stentor.client.subscription_core import SubscriptionCore
 from stentor.core import group_limits
 from stentor.core.names import check_group_name
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from stentor.wire.group_messages import AssignedPartition
 
 
+_BEGUN_POLL_S = 0.01  # how often it is looked whether a partition that was just assigned can be read
+
+
 class GroupCore(SubscriptionCore):
     """One member of a group, in the client's loop."""
 
@@ -39,9 +44,11 @@ class GroupCore(SubscriptionCore):
         *,
         start: Place,
         instance: str,
+        zone: str,
         silence_s: float,
+        time_limit_s: float | None,
         auto_commit: bool,
-        progress: GroupProgress,
+        progress: MemberProgress,
         put: Callable[[Any], None],
     ) -> None:
         check_group_name(name)
@@ -49,7 +56,15 @@ class GroupCore(SubscriptionCore):
         super().__init__(core, topics, start=start, put=put)
         self.name = name
         self.progress = progress
-        self.tie = GroupTie(self, instance=instance, silence_s=silence_s, auto_commit=auto_commit)
+        self.paused: set[tuple[str, int]] = set()  # topic and number of partitions that the application rests from
+        self.tie = GroupTie(
+            self,
+            instance=instance,
+            zone=zone,
+            silence_s=silence_s,
+            auto_commit=auto_commit,
+            time_limit_s=time_limit_s,
+        )
 
     async def open(self, deadline: Deadline) -> None:
         """Join the group, until it says what this member owns."""
@@ -90,7 +105,82 @@ class GroupCore(SubscriptionCore):
     def read(self, reader: Reader) -> None:
         """It is positioned: messages may come."""
         self.readers[reader.topic_id, reader.partition] = reader
+        reader.finished = (reader.topic, reader.partition) in self.paused
         self.streams.open(reader)
+
+    def move(self, reader: Reader, offset: int) -> None:
+        """Read a partition on from an offset: what is at hand of it or on its way counts no more."""
+        if self.readers.get((reader.topic_id, reader.partition)) is not reader:
+            return  # another member's by now
+        fresh = Reader(self, reader.topic, reader.topic_id, reader.partition)
+        fresh.start = fresh.received = fresh.taken = offset
+        fresh.committed = max(reader.committed, offset)
+        self._rest(reader)
+        self.read(fresh)
+
+    def _rest(self, reader: Reader) -> None:
+        """Hand out nothing more of it."""
+        reader.dropped = reader.finished = True
+        self.streams.close(reader)
+        self.progress.drop(reader)
+
+    # --- what the application asks: in the loop -------------------------------------------------
+
+    async def seek(self, topic: str, partition: int, to: Place, deadline: Deadline) -> None:
+        """Go on from another position in a partition that belongs to this member."""
+        check_position(to, "to")
+        reader = await self._begun(topic, partition, deadline)
+        found = await self.places.resolve(reader, to, deadline, stale=False)
+        kept = await self.places.resolve(reader, "earliest", deadline, stale=True)
+        if not kept.offset <= found.offset <= max(found.committed, kept.committed):
+            raise out_of_range(reader.name, found.offset, kept.offset, max(found.committed, kept.committed))
+        reader = await self._begun(topic, partition, deadline)
+        self.progress.forget(reader)
+        self.move(reader, found.offset)
+
+    async def pause(self, topic: str | None, partition: int | None) -> None:
+        """Hand out nothing of these partitions, and keep them."""
+        for name, key in self._owned(topic, partition):
+            if name not in self.paused:
+                self.paused.add(name)
+                if key in self.readers:
+                    self._rest(self.readers[key])
+
+    async def resume(self, topic: str | None, partition: int | None) -> None:
+        """Go on with them."""
+        for name, key in self._owned(topic, partition):
+            if name in self.paused:
+                self.paused.discard(name)
+                if key in self.readers:
+                    self.move(self.readers[key], self.progress.position(self.readers[key]))
+
+    async def _begun(self, topic: str, partition: int, deadline: Deadline) -> Reader:
+        """The reader of a partition that belongs to this member, once it knows where to begin."""
+        try:
+            async with deadline.bound():
+                while True:
+                    ((_, key),) = self._owned(topic, partition)
+                    if key in self.readers:
+                        return self.readers[key]
+                    await asyncio.sleep(_BEGUN_POLL_S)
+        except TimeoutError as error:
+            raise self.core.late("seek", deadline.seconds) from error
+
+    def _owned(self, topic: str | None, partition: int | None) -> list[tuple[tuple[str, int], Key]]:
+        """Names and keys of partitions that belong to this member; PartitionNotFound if a named one does not."""
+        found = [
+            (name, key)
+            for key, name in self.tie.assigned().items()
+            if topic in (None, name[0]) and partition in (None, name[1])
+        ]
+        if not found and topic is not None:
+            name = topic if partition is None else f"{topic}/{partition}"
+            raise PartitionNotFound(
+                f"{name} does not belong to this member of group {self.name}.",
+                hint="`group.assignment` says which partitions do.",
+                object=name,
+            )
+        return found
 
     def drop(self, key: Key) -> Reader | None:
         """Read it no more. What is at hand of it is handed out no more, either."""
@@ -132,6 +222,8 @@ async def join_group(
     instance: str | None = None,
     auto_commit: bool = True,
     silence: float = group_limits.GROUP_SILENCE_S,
+    time_limit: float | None = None,
+    zone: str | None = None,
     timeout: float | None = None,
 ) -> GroupCore:
     """Become a member of a group."""
@@ -142,6 +234,8 @@ async def join_group(
         topics,
         start=start,
         instance=instance or "",
+        zone=zone or "",
+        time_limit_s=None if time_limit is None else check_limit_s(time_limit),
         silence_s=as_seconds(silence),
         auto_commit=auto_commit,
         progress=GroupProgress(),

@@ -8,11 +8,14 @@ beside the heartbeats, so that none of these waits for the others.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.client.convert import as_seconds
+from stentor.client.message import Message
 from stentor.core import group_limits
 from stentor.core.cursors import partition_of
 from stentor.core.group_member import GroupMembership
@@ -22,34 +25,83 @@ from stentor.errors import (
     ConnectionFailed,
     CoordinationUnavailable,
     DiskFull,
+    InvalidArgument,
     NotReady,
     StaleGeneration,
     StentorError,
     UnknownOutcome,
 )
 from stentor.wire import group_messages
+from stentor.work_errors import HandlerTimeout
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from stentor.client.deadline import Deadline
     from stentor.client.group_core import GroupCore
     from stentor.client.link import BrokerLink
     from stentor.client.reader import Reader
     from stentor.core.records import Key
 
+logger = logging.getLogger(__name__)
+
 _BUSY_POLL_S = 0.01  # how often it is looked whether the message in work is done: somebody waits for its partition
 _AGAIN = (ConnectionFailed, CoordinationUnavailable, NotReady)
 _SAID_AGAIN = (*_AGAIN, DiskFull, UnknownOutcome)  # said twice, commits and farewells do no harm
 
 
+def check_limit_s(seconds: object) -> float:
+    """A time limit; InvalidArgument if it is none."""
+    found = as_seconds(seconds)
+    if not found >= group_limits.GROUP_COMMIT_S:
+        raise InvalidArgument(f"time_limit={seconds!r} is less than {group_limits.GROUP_COMMIT_S:g} second.")
+    return found
+
+
+class _HandlerLimit:
+    """How long one message may be in work."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self.limit_s = limit_s
+        self._seen: object = None
+        self._since = 0.0
+
+    def passed(self, in_work: object, now: float) -> HandlerTimeout | None:
+        """What to tell if this is in work for too long."""
+        if in_work is not self._seen:
+            self._seen, self._since = in_work, now
+        if in_work is None or self.limit_s is None or now - self._since <= self.limit_s:
+            return None
+        what = f"{in_work.topic}/{in_work.partition}@{in_work.offset}" if isinstance(in_work, Message) else "a batch"
+        return HandlerTimeout(
+            f"{what} was not finished within {self.limit_s:g} s; this member leaves its group.",
+            hint="Make the handler faster, or allow more time with time_limit.",
+            operation="group",
+            object=what,
+        )
+
+
 class GroupTie:
     """One member of a group, from joining to leaving."""
 
-    def __init__(self, owner: GroupCore, *, instance: str, silence_s: float, auto_commit: bool) -> None:
+    def __init__(
+        self,
+        owner: GroupCore,
+        *,
+        instance: str,
+        zone: str,
+        silence_s: float,
+        auto_commit: bool,
+        time_limit_s: float | None,
+    ) -> None:
         self._owner = owner
         self._core = owner.core
         self._instance = instance
+        self._zone = zone
+        self._limit = _HandlerLimit(time_limit_s)
         self._silence_s = silence_s
         self.auto_commit = auto_commit
+        self.time_limit_s = time_limit_s
         self.generation = (0, 0)
         self.life = self._new_life()
         self._assigned: dict[Key, group_messages.AssignedPartition] = {}
@@ -114,6 +166,10 @@ class GroupTie:
             async with asyncio.timeout(group_limits.GROUP_GRACE_S):
                 await self._ask(leaving)
 
+    def assigned(self) -> dict[Key, tuple[str, int]]:
+        """What belongs to this member, as the head said last: topic and number of each."""
+        return {key: (each.topic, each.partition) for key, each in self._assigned.items() if key in self.life.holding}
+
     # --- heartbeats -----------------------------------------------------------------------------
 
     async def _keep(self) -> None:
@@ -129,6 +185,15 @@ class GroupTie:
             except StentorError as error:
                 self._fail(error)
                 return
+
+    def give_up(self, error: StentorError) -> None:
+        """A handler hangs: the others get this member's partitions, and whoever asks it for more hears why."""
+        logger.error("%s", error.message)
+        if not self._ending:
+            for task in self._tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+            self._fail(error)
 
     def _fail(self, error: StentorError) -> None:
         """This member cannot go on: another process took its place, or the call was wrong."""
@@ -186,6 +251,7 @@ class GroupTie:
             number=life.number,
             topics=self._owner.patterns,
             instance=self._instance,
+            zone=self._zone,
             silence_ms=int(self._silence_s * 1000),
             seen=life.seen,
             holding=holding,
@@ -316,6 +382,10 @@ class GroupTie:
     async def _commit_often(self) -> None:
         while not self._ending:
             await asyncio.sleep(group_limits.GROUP_COMMIT_S)
+            late = self._limit.passed(self._owner.progress.in_work(), self._core.loop.time())
+            if late is not None:
+                self.give_up(late)
+                return
             if self.auto_commit:
                 with suppress(StentorError, TimeoutError):  # the next one says it again
                     async with asyncio.timeout(group_limits.GROUP_BEAT_S):
@@ -345,6 +415,11 @@ class GroupTie:
                         await self._send([each])
         if stale is not None:
             raise stale
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside; it ends with this member."""
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(self._core.loop.create_task(work))
 
     async def _send(self, positions: list[group_messages.GroupPosition]) -> None:
         request = group_messages.CommitGroup(group=self._owner.name, member=self.life.member, positions=positions)

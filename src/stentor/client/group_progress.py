@@ -20,6 +20,25 @@ class HandsOut(Protocol):
     def use_up(self, reader: Reader) -> None: ...
 
 
+class MemberProgress(Protocol):
+    """How far a member is with what it was handed: asked by the client's loop when it commits or lets go."""
+
+    def position(self, reader: Reader) -> int:
+        """Everything of a partition below this offset is done with."""
+
+    def is_busy(self, reader: Reader) -> bool:
+        """Whether something of a partition is in work."""
+
+    def drop(self, reader: Reader) -> None:
+        """What is at hand of a partition is not handed out any more."""
+
+    def in_work(self) -> object:
+        """What is in work: the same object as long as that is the same; None if nothing is, or somebody else looks."""
+
+    def forget(self, reader: Reader) -> None:
+        """What was handed out of a partition counts no more."""
+
+
 class GroupProgress:
     """What the application's thread tells, and the client's loop reads."""
 
@@ -52,6 +71,22 @@ class GroupProgress:
         if working is not None and working is not self.finished and _is_of(working, reader):
             return True
         return rows is not None and rows is not self.rows_done and rows[0] is reader
+
+    def in_work(self) -> object:
+        """The message or the rows in work; None if nothing is."""
+        working, rows = self.working, self.rows
+        if working is not None and working is not self.finished:
+            return working
+        return rows if rows is not self.rows_done else None
+
+    def forget(self, reader: Reader) -> None:
+        """What was handed out of a partition counts no more, neither when it is done with."""
+        if self.working is not None and _is_of(self.working, reader):
+            self.working = None
+        if self.finished is not None and _is_of(self.finished, reader):
+            self.finished = None
+        if self.rows is not None and self.rows[0] is reader:
+            self.rows = self.rows_done = None
 
     def drop(self, reader: Reader) -> None:
         """What is at hand of a partition is not handed out any more."""

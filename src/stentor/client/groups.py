@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stentor import limits
+from stentor.client.inbox import AsyncInbox
+from stentor.client.subscription import AsyncSubscription
+from stentor.client.subscription_core import SubscriptionCore
 from stentor.core.cursors import partition_of
 from stentor.core.names import CURSORS_TOPIC, check_group_name
-from stentor.errors import ConnectionFailed, CoordinationUnavailable, GroupInUse, GroupNotFound, NotReady, StentorError
+from stentor.errors import (
+    ConnectionFailed,
+    CoordinationUnavailable,
+    GroupInUse,
+    GroupNotFound,
+    InvalidArgument,
+    NotReady,
+    StentorError,
+)
 from stentor.wire import group_messages
 
 if TYPE_CHECKING:
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
+    from stentor.client.starts import Start
     from stentor.wire.messages import TopicInfo
 
+_AGES_MAX = 100  # partitions whose first waiting message is looked at: each costs a read
+_AGE_S = 5.0  # who describes a group wants to see the rest, too
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -39,6 +55,7 @@ class GroupPartitionInfo(msgspec.Struct, frozen=True):
     member: str  # the id of its owner; empty: nobody's now
     position: int | None  # everything below is done with; None: nothing was committed yet
     lag: int  # committed messages that are not done with
+    behind_s: float | None = None  # the age of the first of them; None: it was not looked at, or is deleted by now
 
 
 class GroupInfo(msgspec.Struct, frozen=True):
@@ -55,6 +72,11 @@ class GroupInfo(msgspec.Struct, frozen=True):
     def lag(self) -> int:
         """Committed messages that are not done with, in all partitions."""
         return sum(partition.lag for partition in self.partitions)
+
+    @property
+    def behind_s(self) -> float:
+        """The age of the oldest message that is not done with, in seconds."""
+        return max((partition.behind_s or 0.0 for partition in self.partitions), default=0.0)
 
 
 def _info(state: group_messages.GroupState, partitions: list[GroupPartitionInfo]) -> GroupInfo:
@@ -131,6 +153,45 @@ def with_lag(state: group_messages.GroupState, topics: list[TopicInfo]) -> Group
         lag = max(0, committed - max(start, share.position or 0))
         partitions.append(GroupPartitionInfo(share.topic, share.partition, share.member, share.position, lag))
     return _info(state, partitions)
+
+
+def positions_of(state: group_messages.GroupState, topics: list[str] | None) -> dict[str, dict[int, int]]:
+    """Where a group is, by topic and partition."""
+    found: dict[str, dict[int, int]] = {}
+    for share in state.partitions:
+        if share.position is not None and (topics is None or share.topic in topics):
+            found.setdefault(share.topic, {})[share.partition] = share.position
+    if not found:
+        raise InvalidArgument(f"Group {state.name} has committed nothing that could be taken over.", object=state.name)
+    return found
+
+
+async def with_ages(core: ClientCore, info: GroupInfo, deadline: Deadline) -> GroupInfo:
+    """The same with the age of the first message that waits in each partition, as many as can be looked at."""
+    some = [each for each in info.partitions if each.lag][:_AGES_MAX]
+    found = await asyncio.gather(*(_age(core, each, deadline) for each in some))
+    ages = {(each.topic, each.partition): age for each, age in zip(some, found, strict=True)}
+    partitions = [
+        msgspec.structs.replace(each, behind_s=ages.get((each.topic, each.partition)) if each.lag else 0.0)
+        for each in info.partitions
+    ]
+    return msgspec.structs.replace(info, partitions=partitions)
+
+
+async def _age(core: ClientCore, each: GroupPartitionInfo, deadline: Deadline) -> float | None:
+    """How old the first message is that a partition waits with."""
+    start: Start = {each.partition: each.position} if each.position is not None else "earliest"
+    inbox = AsyncInbox()
+    try:
+        reading = SubscriptionCore(
+            core, each.topic, start=start, partition=each.partition, stale="allow", put=inbox.put, credit=1
+        )
+        await reading.open(deadline)
+        async with AsyncSubscription(reading, inbox) as subscription:
+            message = await subscription.get(min(_AGE_S, deadline.left() or _AGE_S))
+    except StentorError:  # retention may have deleted it
+        return None
+    return max(0.0, time.time() - message.timestamp_us / 1e6)
 
 
 async def delete_group(core: ClientCore, name: str, deadline: Deadline) -> None:

@@ -71,8 +71,8 @@ MEANINGS: Final = {
         nothing. It cannot be changed later.""",
     "keys": "As many keys as values; None if no message has one.",
     "limit": "How many messages to read at most. None reads all.",
-    "max_lag": """How far behind is too slow: a number of messages, or a timedelta. Every `on_slow` but "catch_up" needs
-        it.""",
+    "max_lag": """How far behind is too slow: a number of messages, a timedelta, or both as a pair, whichever comes
+        first. Every `on_slow` but "catch_up" needs it.""",
     "min_replicas": "With fewer replicas a partition takes no messages. 0 means a majority.",
     "name": "What operators see. Without it, the names of program and host, and the process id.",
     "on_delivery": """Called with (receipt, error) when the message is acknowledged or given up; one of them is None. It
@@ -102,6 +102,9 @@ MEANINGS: Final = {
     "sequence": "How far: the `sequence` of a copy of the same table, perhaps in another process.",
     "stale": """"refuse" waits until a broker is certain where the committed messages end. "allow" takes what is known
         to be committed.""",
+    "time_limit": """How many seconds one message may be in work. A member that needs longer leaves its group, so that
+        others get its partitions. None sets no limit.""",
+    "zone": "Where this process runs, such as eu-1a. Partitions are then spread evenly over zones, too.",
     "silence": "After how many seconds of silence this process counts as gone, although its connection is open.",
     "start": """Where to start: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
         Last(n); by partition {0: 17, 2: 5}; by topic {"orders.eu": {0: 17}}; a message's `position`; or what
@@ -148,6 +151,7 @@ OWN_MEANINGS: Final = {
     "Client.describe_group": {"name": "The group's name."},
     "Client.reset_group": {
         "name": "The group's name.",
+        "like": "The name of another group, whose positions are taken over.",
         "topics": "The topics whose positions change. None changes those of all topics of the group.",
     },
     "Client.group": {
@@ -185,6 +189,27 @@ OWN_MEANINGS: Final = {
     "Names.resolve_all": {"name": "A service such as billing. Empty, it is all."},
     "Names.unregister": {"name": "A path such as billing/1."},
     "Names.watch": {"name": "A service such as billing. Empty, it is all."},
+    "Group.commit": {"wait": "False returns at once, and the commit follows."},
+    "Group.pause": {"topic": "Only in this topic. None pauses all.", "partition": "Only this one. None pauses all."},
+    "Group.resume": {"topic": "Only in this topic. None resumes all.", "partition": "Only this one. None resumes all."},
+    "Group.run": {
+        "handler": """A function that takes a message, or a list of them with `batch`; or its name as module:function.
+        Processes need one that can be imported.""",
+        "workers": "How many messages may be in work at the same time.",
+        "mode": """Where handlers run: "thread", "process", or "async" for tasks of an event loop. None takes threads,
+        or tasks for an async handler and in async code.""",
+        "ordered_by": """What keeps its order: "partition", "key" (messages of one key are never in work at the same
+        time), or None.""",
+        "batch": "Call the handler with lists of up to this many messages of one partition. None calls it with each.",
+        "on_error": """What to do when a handler fails: "raise", which ends the run, or "skip" the message.""",
+        "dead_letters": """A topic for messages whose handler failed, with the reason in headers; then no error ends the
+        run.""",
+        "attempts": "How often a message may kill its worker process before it counts as failed.",
+        "time_limit": """How many seconds a handler may take. A process that takes longer is killed, and its message
+        tried again; otherwise this member leaves its group. None takes the limit of the group.""",
+        "finish_within": "How many seconds handlers may finish when the run ends. Their messages go back then.",
+    },
+    "Group.seek": {"partition": "The number of the partition."},
     "Group.get": {"timeout": "How many seconds to wait for a message. None waits for ever."},
     "Producer.flush": {"timeout": "How many seconds to wait. None takes the producer's own timeout."},
     "Producer.send_batch": {
@@ -228,13 +253,14 @@ OPTIONS: Final = {
         "ack", "compression", "batch_messages", "batch_bytes", "buffer_bytes", "timeout", "partitioner", "identity",
         "secret", "generation",
     ),
-    "Client.group": ("start", "instance", "auto_commit", "silence", "timeout"),
+    "Client.group": ("start", "instance", "auto_commit", "silence", "time_limit", "zone", "timeout"),
     "Client.subscribe": ("start", "end", "partition", "on_slow", "max_lag", "stale", "timeout"),
 }  # fmt: skip
 """What a call takes behind its `**`."""
 
 PLAIN: Final = {
     "client.request_stream", "client.topic", "group.batches", "group.events", "group.lag", "group.positions",
+    "group.statistics", "group.stop",
     "producer.statistics", "subscription.batches", "subscription.events", "subscription.offset_batches",
     "subscription.positions", "subscription.statistics", "history.batches", "history.offset_batches",
     "table.entries", "table.entry", "table.get", "table.get_many", "table.holds", "table.items", "table.keys",

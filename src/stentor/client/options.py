@@ -26,6 +26,12 @@ Compression = Literal["lz4", "zstd"]
 OnSlow = Literal["catch_up", "raise", "skip", "disconnect"]
 """What a subscription does once it is further behind than `max_lag`."""
 
+MaxLag = int | timedelta | tuple[int, timedelta]
+"""How far behind a subscription may be: in messages, in time, or both, whichever comes first."""
+
+OnFailure = Literal["raise", "skip"]
+"""What `run` does when a handler fails: raise, which ends it, or pass the message over."""
+
 OnError = Literal["raise", "skip", "raw"]
 """What a typed topic does with a stored value that does not fit: raise, leave it out, or hand out its bytes."""
 
@@ -77,7 +83,7 @@ class StreamOptions(TypedDict, total=False):
     end: Place | None
     partition: int | Iterable[int] | None
     on_slow: OnSlow
-    max_lag: int | timedelta | None
+    max_lag: MaxLag | None
     stale: Stale
 
 
@@ -94,6 +100,8 @@ class GroupOptions(TypedDict, total=False):
     instance: str | None
     auto_commit: bool
     silence: float
+    time_limit: float | None
+    zone: str | None
     timeout: float | None
 
 

@@ -22,6 +22,7 @@ from stentor.client.arrow import row_decoder, tables
 from stentor.client.at_hand import AtHand
 from stentor.client.deadline import Deadline
 from stentor.client.help import explained
+from stentor.client.subscription_core import describe_lag
 from stentor.errors import Closed, DeadlineExceeded, SlowSubscriber, StentorError
 from stentor.wire.header import appended_at_us
 
@@ -49,6 +50,7 @@ class _SubscriptionFace(AtHand):
         self._patience_s = None if core.end is None else core.core.timeout
         self._again: Delivery | None = None  # it should have been skipped, which failed: it is the next one
         self._ended = False
+        core.look = self._look
         self._failure: StentorError | None = None  # why it ended, for everyone who takes from it
 
     @property
@@ -101,10 +103,22 @@ class _SubscriptionFace(AtHand):
             return False
         return core.too_slow(delivery.reader, appended_at_us(delivery.body))
 
+    def _look(self) -> None:
+        """Called by the client's loop now and then: a handler that is too slow gets no more of what is at hand."""
+        handed, delivery, core = self._handed, self._delivery, self._core
+        if self._ended or handed is None or delivery is None or handed.reader is not delivery.reader:
+            return
+        position = handed.next_offset()
+        if position < delivery.next_offset and core.too_slow(delivery.reader, appended_at_us(delivery.body), position):
+            core.squawk(delivery.reader)
+            self._end(self._slow_error(delivery.reader))
+            self._batches, self._rows = iter(()), iter(())
+            list(self._current)  # in one step: who takes from it finds it used up
+
     def _slow_error(self, reader: Reader) -> SlowSubscriber:
         return SlowSubscriber(
             f"This subscriber is {reader.lag} messages behind on {reader.topic}/{reader.partition};"
-            f" max_lag is {self._core.max_lag}.",
+            f" max_lag is {describe_lag(self._core.max_lag)}.",
             hint="Make the handler faster, spread the topic over more partitions and subscribers,"
             " or choose on_slow='catch_up' or 'skip'.",
             operation="subscribe",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
     from stentor.client.deadline import Deadline
     from stentor.client.handed import Handed
     from stentor.client.link import BrokerLink
-    from stentor.client.options import OnSlow, SubscriptionStatistics
+    from stentor.client.options import MaxLag, OnSlow, SubscriptionStatistics, TopicOptions
     from stentor.client.positions import Place, Stale
     from stentor.client.starts import Start
 
 ALERTS_TOPIC: Final = "_alerts"
+_ALERT_S: Final = 5.0  # who is too slow has no more time to lose
+_WATCH_S: Final = 1.0  # how often a subscription that wants to know is looked at
+_ALERTS: Final[TopicOptions] = {"retention_age_s": 604_800, "retention_bytes": 64 * limits.MIB}  # a week, if it fits
 _ON_SLOW: Final = ("catch_up", "raise", "skip", "disconnect")
 
 
@@ -54,7 +58,7 @@ class SubscriptionCore:
         end: Place | None = None,
         partition: int | Iterable[int] | None = None,
         on_slow: OnSlow = "catch_up",
-        max_lag: int | timedelta | None = None,
+        max_lag: MaxLag | None = None,
         stale: Stale = "refuse",
         put: Callable[[Any], None],
         credit: int = limits.SUBSCRIPTION_CREDIT_BYTES,
@@ -74,6 +78,7 @@ class SubscriptionCore:
         self.end = end
         self.on_slow = on_slow
         self.max_lag = max_lag
+        self.look: Callable[[], None] | None = None  # how the application is with what it has at hand
         self.put = put
         self.credit = credit
         self.subtree = subtree  # of a table: the keys to send; empty, all of them
@@ -114,6 +119,8 @@ class SubscriptionCore:
         for reader in self.readers.values():
             self.streams.open(reader)
         self.reader_finished()
+        if self.on_slow == "raise":
+            self._watch()
         self._routes_changed()  # topics that came while we were looking
 
     async def _add_readers(self, deadline: Deadline) -> list[Reader]:
@@ -218,13 +225,23 @@ class SubscriptionCore:
 
     # --- what the application did ---------------------------------------------------------------
 
-    def too_slow(self, reader: Reader, appended_at_us: int | None) -> bool:
-        if self.max_lag is None:
+    def too_slow(self, reader: Reader, appended_at_us: int | None, next_offset: int | None = None) -> bool:
+        """Whether an application is too far behind that comes to this offset, and a batch that was appended then."""
+        messages_max, seconds_max = _limits(self.max_lag)
+        if messages_max is not None:
+            behind = reader.lag if next_offset is None else reader.committed - max(next_offset, reader.taken)
+            if behind > messages_max:
+                return True
+        if seconds_max is None or appended_at_us is None:
             return False
-        if isinstance(self.max_lag, timedelta):
-            lag_us = 0 if appended_at_us is None else time.time_ns() // 1000 - appended_at_us
-            return lag_us > self.max_lag // timedelta(microseconds=1)
-        return reader.lag > self.max_lag
+        return time.time_ns() // 1000 - appended_at_us > seconds_max // timedelta(microseconds=1)
+
+    def _watch(self) -> None:
+        """A snail is noticed also while it is at one delivery for long."""
+        if not self.closed:
+            if self.look is not None:
+                self.look()
+            self.core.loop.call_later(_WATCH_S, self._watch)
 
     async def skip_to_now(self, reader: Reader) -> None:
         """Jump to the commit point and say exactly what was not delivered."""
@@ -244,8 +261,18 @@ class SubscriptionCore:
 
     def squawk(self, reader: Reader) -> None:
         """Tell the alerts topic that a subscriber gives up; best effort, without waiting."""
-        text = f"{self.core.name} is too slow on {reader.topic}/{reader.partition}: {reader.lag} messages behind"
-        self.core.loop.create_task(self.core.alert(ALERTS_TOPIC, text))
+        text = (
+            f"{self.core.name} is too slow on {reader.topic}/{reader.partition}: {reader.lag} messages behind, with"
+            f" max_lag={describe_lag(self.max_lag)}; it gives up"
+        )
+        self.core.loop.create_task(self._alert(text))
+
+    async def _alert(self, text: str) -> None:
+        client = self.core.client
+        if client is not None:
+            with suppress(StentorError):  # an alert that cannot be sent must not hide what it was about
+                await client.create_topic(ALERTS_TOPIC, exist_ok=True, timeout=_ALERT_S, **_ALERTS)
+                await client.publish(ALERTS_TOPIC, text, key=self.core.name, timeout=_ALERT_S)
 
     async def confirm_damage(self, reader: Reader, delivery_end: int, found: StentorError) -> StentorError:
         """Let the broker look at its disk; if it finds the damage, it knows best how to go on."""
@@ -288,5 +315,29 @@ def _check_slow(on_slow: str, max_lag: object) -> None:
             f"on_slow={on_slow!r} needs max_lag.",
             hint="A number of messages, or a timedelta, for example max_lag=10_000.",
         )
-    if max_lag is not None and (isinstance(max_lag, bool) or not isinstance(max_lag, int | timedelta)):
-        raise InvalidArgument(f"max_lag={max_lag!r} is neither a number of messages nor a timedelta.")
+    parts = max_lag if isinstance(max_lag, tuple) and len(max_lag) == 2 else (max_lag,)
+    kinds = [int, timedelta] if len(parts) == 2 else [int | timedelta]
+    if max_lag is not None and not all(
+        isinstance(part, kind) and not isinstance(part, bool) for part, kind in zip(parts, kinds, strict=True)
+    ):
+        raise InvalidArgument(
+            f"max_lag={max_lag!r} is neither a number of messages nor a timedelta.",
+            hint="Both are possible as a pair, for example max_lag=(10_000, timedelta(seconds=5)).",
+        )
+
+
+def _limits(max_lag: MaxLag | None) -> tuple[int | None, timedelta | None]:
+    """In messages, and in time."""
+    if isinstance(max_lag, tuple):
+        return max_lag
+    if isinstance(max_lag, timedelta):
+        return None, max_lag
+    return max_lag, None
+
+
+def describe_lag(max_lag: MaxLag | None) -> str:
+    """A limit, as people read it."""
+    messages_max, seconds_max = _limits(max_lag)
+    parts = [] if messages_max is None else [f"{messages_max} messages"]
+    parts += [] if seconds_max is None else [f"{seconds_max.total_seconds():g} s"]
+    return " or ".join(parts)

@@ -32,7 +32,6 @@ from stentor.errors import StentorError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
-    from datetime import timedelta
     from types import UnionType
 
     from stentor.client.deadline import Deadline
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
         Format,
         GroupOptions,
         HeadersLike,
+        MaxLag,
         OnError,
         OnSlow,
         ProducerOptions,
@@ -231,7 +231,7 @@ class Client(Admin, Requesting):
         end: Place | None = None,
         partition: int | Iterable[int] | None = None,
         on_slow: OnSlow = "catch_up",
-        max_lag: int | timedelta | None = None,
+        max_lag: MaxLag | None = None,
         stale: Stale = "refuse",
         timeout: float | None = None,
     ) -> Subscription:
@@ -261,6 +261,8 @@ class Client(Admin, Requesting):
         instance: str | None = None,
         auto_commit: bool = True,
         silence: float = group_limits.GROUP_SILENCE_S,
+        time_limit: float | None = None,
+        zone: str | None = None,
         timeout: float | None = None,
     ) -> Group:
         """Join a consumer group: its members share the partitions of the topics, and go on where the group stopped.
@@ -277,6 +279,8 @@ class Client(Admin, Requesting):
             "instance": instance,
             "auto_commit": auto_commit,
             "silence": silence,
+            "time_limit": time_limit,
+            "zone": zone,
             "timeout": timeout,
         }
         core = self._async._core  # noqa: SLF001 - two halves of one thing

@@ -4,6 +4,8 @@
    already keeps it, so only what is too much anywhere moves.
 2. All topics together. What is left over of each topic (the "one more") goes from who has most in all to who has
    least, as long as that makes it more even.
+3. Zones, among members that say theirs. What is left over goes from the zone that has most to the one that has least,
+   as long as that makes zones more even and members not less: a zone that fails takes as little as possible with it.
 
 The outcome depends on nothing but the arguments: every head that looks at the same group decides the same.
 """
@@ -19,10 +21,16 @@ if TYPE_CHECKING:
     from stentor.core.records import Key
 
 
-def assign(topics: Mapping[int, int], readers: Mapping[int, Sequence[str]], now: Mapping[Key, str]) -> dict[Key, str]:
+def assign(
+    topics: Mapping[int, int],
+    readers: Mapping[int, Sequence[str]],
+    now: Mapping[Key, str],
+    zones: Mapping[str, str] | None = None,
+) -> dict[Key, str]:
     """The member for each partition that anybody reads.
 
-    `topics` has the number of partitions by topic, `readers` the members that read each, `now` who has what.
+    `topics` has the number of partitions by topic, `readers` the members that read each, `now` who has what, `zones`
+    where members are that said so.
     """
     total: Counter[str] = Counter()
     target: dict[Key, str] = {}
@@ -34,6 +42,9 @@ def assign(topics: Mapping[int, int], readers: Mapping[int, Sequence[str]], now:
     while moved:  # every move makes the sum of the squares of all totals smaller, so this ends
         moves = [_even_out(topic_id, topics[topic_id], readers, target, total) for topic_id in sorted(topics)]
         moved = any(moves)
+    if zones and len(set(zones.values())) > 1:
+        for topic_id in sorted(topics):
+            _even_zones(topic_id, topics[topic_id], readers, target, total, zones)
     return target
 
 
@@ -89,3 +100,43 @@ def _even_out(
         target[topic_id, index] = least
         total[most] -= 1
         total[least] += 1
+
+
+def _even_zones(
+    topic_id: int,
+    partitions: int,
+    readers: Mapping[int, Sequence[str]],
+    target: dict[Key, str],
+    total: Counter[str],
+    zones: Mapping[str, str],
+) -> None:
+    """Every move makes the sum of the squares of the zones' totals smaller, and that of the members' no larger."""
+    everyone = sorted(set(readers.get(topic_id, ())))
+    members = [member for member in everyone if member in zones]
+    if len(members) < 2 or partitions % len(everyone) == 0:
+        return
+    base = partitions // len(everyone)
+    has: dict[str, list[int]] = {member: [] for member in everyone}
+    for index in range(partitions):
+        has[target[topic_id, index]].append(index)
+    by_zone: Counter[str] = Counter()
+    for member, zone in zones.items():
+        by_zone[zone] += total[member]
+    while True:
+        pairs = [
+            (by_zone[zones[one]] - by_zone[zones[other]], total[one] - total[other], one, other)
+            for one in members
+            if len(has[one]) > base
+            for other in members
+            if len(has[other]) == base and total[one] > total[other]
+        ]
+        gap, _, most, least = max(pairs, default=(0, 0, "", ""))
+        if gap < 2:
+            return
+        index = has[most].pop()
+        has[least].append(index)
+        target[topic_id, index] = least
+        total[most] -= 1
+        total[least] += 1
+        by_zone[zones[most]] -= 1
+        by_zone[zones[least]] += 1

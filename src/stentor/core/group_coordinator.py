@@ -318,7 +318,8 @@ class GroupCoordinator:
         for key, member in self._target.items():
             if member in eligible and now.get(key) != member:
                 now[key] = member  # it is on its way there: let it go on
-        self._target = assign(self._counts(eligible), readers, now)
+        zones = {member: about.zone for member, about in eligible.items() if about.zone}
+        self._target = assign(self._counts(eligible), readers, now, zones)
 
     def _handed_over(self, group: HeldGroup, left: list[str]) -> list[tuple[int, int, str]]:
         """Partitions that are free for their target, or for nobody."""

@@ -7,7 +7,7 @@ import pytest
 
 from stentor import Last, limits
 from stentor.client.reader import Reader
-from stentor.errors import DeadlineExceeded, OffsetOutOfRange, SlowSubscriber
+from stentor.errors import DeadlineExceeded, InvalidArgument, OffsetOutOfRange, SlowSubscriber
 from stentor.testing import broker
 
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
@@ -261,6 +261,37 @@ def test_lag_can_be_a_time(client):
         slow.get(timeout=5)
     with client.subscribe("t", start="earliest", on_slow="raise", max_lag=timedelta(hours=1)) as subscription:
         assert subscription.get(timeout=5).value == b"old"
+
+
+def test_lag_can_be_both_a_time_and_a_number(client):
+    backlog(client, 200)
+    both = (100, timedelta(hours=1))
+    slow = client.subscribe("t", start="earliest", on_slow="raise", max_lag=both)
+    with slow, pytest.raises(SlowSubscriber, match="max_lag is 100 messages or 3600 s"):
+        slow.get(timeout=5)
+    began = datetime.now(UTC)
+    while datetime.now(UTC) - began < timedelta(milliseconds=60):
+        client.publish("other", b"x")
+    slow = client.subscribe("t", start="earliest", on_slow="raise", max_lag=(1000, timedelta(milliseconds=50)))
+    with slow, pytest.raises(SlowSubscriber):
+        slow.get(timeout=5)
+    for wrong in ((1,), (1, 2), (timedelta(1), 1), "10", True):
+        with pytest.raises(InvalidArgument, match="max_lag"):
+            client.subscribe("t", on_slow="raise", max_lag=wrong)
+
+
+def test_a_snail_is_noticed_while_it_is_at_one_delivery(client, wait_until):
+    """Its handler is slow, and much is at hand: it gets no more of that."""
+    with client.subscribe("t", start="earliest", on_slow="raise", max_lag=150) as slow:
+        backlog(client, 100)
+        assert slow.get(timeout=5).offset == 0
+        backlog(client, 100)
+        wait_until(lambda: client.topics("_alerts") and client.describe_topic("_alerts").partitions[0].committed)
+        with pytest.raises(SlowSubscriber):
+            [slow.get(timeout=5) for _ in range(150)]
+    (alert,) = client.read("_alerts")
+    assert b"max_lag=150 messages; it gives up" in alert.value
+    assert client.describe_topic("_alerts").settings.retention_bytes == 64 * limits.MIB
 
 
 def test_a_subscriber_that_skips_says_exactly_what_it_did_not_get(client):

@@ -21,7 +21,7 @@ PAIRS = (("Client", "AsyncClient"), ("Producer", "AsyncProducer"), ("Subscriptio
 KINDS = {name: pair[0] for pair in PAIRS for name in pair}
 RULE = re.compile(r"\b[CDEKS]\d{1,2}a?\b")
 NEEDS_NO_EXAMPLE = {"close"}
-PROPERTIES = {"assignment", "member", "name", "names", "sequence", "session", "state", "topic", "topics"}
+PROPERTIES = {"assignment", "member", "name", "names", "paused", "sequence", "session", "state", "topic", "topics"}
 NEEDS_A_CLUSTER = {"drain_broker", "forget_broker", "recover_partition"}
 
 

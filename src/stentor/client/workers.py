@@ -1,0 +1,405 @@
+"""Workers: handlers run beside each other and beside the I/O, and what they finish is settled (the Guide's Black Box).
+
+    source ──take──► plan ──parcels──► pool: threads, tasks or processes
+       ▲                                 │ reports
+       └──── done, failed, back ─────────┘
+
+`Workers` lives in one event loop. It takes messages while there is room (`ahead`), gives every worker one parcel or two
+(`client.workers_plan` keeps the order), and tells the source what became of each message (`client.workers_source`).
+
+How large a parcel is follows from how long a message took lately: about PARCEL_S of work. So a quick handler costs one
+hop per thousands of messages, and a slow one gets them one by one. A worker that does not go on for RECALL_S gives back
+what it has not begun, and the others get that: a slow message stops nobody but those that must wait for it.
+
+The end: nothing more is taken, and what was not begun goes back. What is in work may finish, for `finish_s` at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from stentor.client.workers_plan import WorkPlan
+from stentor.work_errors import HandlerTimeout
+
+if TYPE_CHECKING:
+    from stentor.client.message import Message
+    from stentor.client.workers_plan import Parcel
+    from stentor.client.workers_pool import PoolWorker, WorkerPool
+    from stentor.client.workers_source import WorkSource
+    from stentor.client.workers_terms import WorkTerms
+
+logger = logging.getLogger(__name__)
+
+PARCEL_S: Final = 0.02
+"""How much work is given away at once: long beside a hop, short beside the patience of whoever stops the workers."""
+
+PARCEL_MESSAGES_MAX: Final = 4_096
+"""However quick they are: what a worker has cannot be given to another without asking."""
+
+AHEAD_S: Final = 2.0
+"""How much work is taken ahead, if a worker needs about as long as lately: a pause of the source is not noticed, and
+little is repeated after a crash.
+"""
+
+AHEAD_PER_WORKER_MIN: Final = 32
+"""Messages or batches, however long they take: with order by key some wait for others of their key."""
+
+SECOND_PARCEL_S: Final = 0.005
+"""A worker whose messages take less has its next parcel before it is done with the first, and never waits for it."""
+
+RECALL_S: Final = 0.2
+"""A worker that did not go on for this long gives back what it has not begun."""
+
+WATCH_S: Final = 0.1
+"""How often it is looked whether the workers go on."""
+
+
+class WorkStatistics(msgspec.Struct):
+    """What workers count."""
+
+    done: int = 0
+    failed: int = 0
+    in_work: int = 0  # messages that workers have
+    waiting: int = 0  # taken, and with no worker yet
+    died: int = 0  # workers that were replaced
+
+
+class Workers:
+    """One run of a handler over a source."""
+
+    def __init__(self, source: WorkSource, pool: WorkerPool, terms: WorkTerms) -> None:
+        self._source = source
+        self._pool = pool
+        self._terms = terms
+        self._plan = WorkPlan(terms.ordered_by, terms.workers)
+        self.counted = WorkStatistics()
+        self._message_s: float | None = None  # how long one takes, lately
+        self._taken = 0  # taken, and not settled
+        self._room = asyncio.Event()
+        self._deaths: Counter[tuple[str, int, int]] = Counter()  # workers that a message killed
+        self._settling: set[asyncio.Task[None]] = set()
+        self._taking: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._failure: BaseException | None = None
+        self._idle: asyncio.Future[None] | None = None  # nothing is in work any more
+
+    # --- from beginning to end ------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until the source ends or `stop` is called; raises what ended it."""
+        loop = asyncio.get_running_loop()
+        if self._stopping:
+            return
+        self._idle = loop.create_future()
+        try:
+            await self._pool.open(self)
+            self._room.set()
+            self._taking = loop.create_task(self._take())
+            watching = loop.create_task(self._watch())
+            try:
+                await asyncio.shield(self._idle)
+            finally:
+                self._taking.cancel()
+                watching.cancel()
+                await asyncio.gather(self._taking, watching, return_exceptions=True)
+        finally:
+            self._give_back()
+            for task in self._settling:
+                task.cancel()
+            await self._pool.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self, failure: BaseException | None = None) -> None:
+        """Take nothing more, and end when everything in work is finished. In the loop."""
+        if failure is not None and self._failure is None:
+            self._failure = failure
+        if self._stopping or self._idle is None:
+            self._stopping = True
+            return
+        self._stopping = True
+        if self._taking is not None:
+            self._taking.cancel()
+        self._source_back(self._plan.forget_all())
+        for worker in list(self._pool.workers):
+            self._pool.recall(worker)
+        asyncio.get_running_loop().call_later(self._terms.finish_s, self._out_of_time)
+        self._look_whether_idle()
+
+    def _out_of_time(self) -> None:
+        assert self._idle is not None
+        if not self._idle.done():
+            logger.warning("handlers did not finish within %g s; their messages go back", self._terms.finish_s)
+            self._idle.set_result(None)
+
+    def _look_whether_idle(self) -> None:
+        if not self._stopping or self._idle is None or self._idle.done() or self._settling:
+            return
+        if not any(worker.parcels for worker in self._pool.workers):
+            self._idle.set_result(None)
+
+    def _give_back(self) -> None:
+        """What nobody has finished."""
+        for worker in self._pool.workers:
+            for parcel in worker.parcels:
+                self._source_back(parcel.kept)
+        self._source_back(self._plan.forget_all())
+
+    def _source_back(self, messages: list[Message]) -> None:
+        if messages:
+            self._taken -= len(messages)
+            self._source.back(messages)
+
+    # --- taking and giving ----------------------------------------------------------------------
+
+    async def _take(self) -> None:
+        try:
+            while not self._stopping:
+                await self._room.wait()
+                messages = await self._source.take(max(1, min(self._ahead() - self._taken, self._take_max())))
+                if messages is None:
+                    break
+                self._taken += len(messages)
+                if self._taken >= self._ahead():
+                    self._room.clear()
+                self._plan.add(messages)
+                self._dispatch()
+                await asyncio.sleep(0)  # reports, and heartbeats, come between
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whoever called run hears of it
+            self.stop(error)
+        else:
+            self.stop()
+
+    def _ahead(self) -> int:
+        """How many messages may be taken and not finished: some seconds of work, not more than is allowed."""
+        least = AHEAD_PER_WORKER_MIN * self._terms.workers * (self._terms.batch or 1)
+        if self._message_s is None:
+            return min(self._terms.ahead, least)
+        some = int(AHEAD_S * self._terms.workers * (self._terms.batch or 1) / max(self._message_s, 1e-9))
+        return max(1, min(self._terms.ahead, max(least, some)))
+
+    def _take_max(self) -> int:
+        return self._terms.batch or PARCEL_MESSAGES_MAX
+
+    def _size(self) -> int:
+        """How many messages are a parcel now."""
+        if self._terms.batch is not None:
+            return self._terms.batch
+        if self._message_s is None:
+            return 1
+        return max(1, min(PARCEL_MESSAGES_MAX, int(PARCEL_S / max(self._message_s, 1e-9))))
+
+    def _dispatch(self) -> None:
+        """Give every worker something; then, if messages are quick, something more."""
+        if self._stopping:
+            return
+        quick = self._message_s is not None and self._message_s < SECOND_PARCEL_S
+        for depth in (0, 1) if quick else (0,):
+            for worker in self._pool.workers:
+                if not self._plan.waiting:
+                    return
+                if len(worker.parcels) == depth and not worker.recalled:
+                    parcel = self._plan.cut(self._size(), worker.parcels[-1] if worker.parcels else None)
+                    if parcel is not None:
+                        self._hand(worker, parcel)
+
+    def _hand(self, worker: PoolWorker, parcel: Parcel) -> None:
+        if not worker.parcels:
+            worker.since = asyncio.get_running_loop().time()
+        self._source.begin(parcel.messages)
+        self._pool.hand(worker, parcel)
+
+    # --- reports of the pool --------------------------------------------------------------------
+
+    def finished(self, worker: PoolWorker, seconds: float, rest: int) -> None:
+        """A worker is done with its first parcel, but for so many messages at its end."""
+        parcel = worker.parcels.popleft()
+        worker.recalled = False
+        worker.since = asyncio.get_running_loop().time()
+        if rest:
+            self._return(parcel, rest)
+        kept = parcel.kept
+        if kept:
+            one = seconds / (1 if self._terms.batch else len(kept) + parcel.settled)
+            self._message_s = one if self._message_s is None else (self._message_s + one) / 2
+        self._plan.release(parcel)
+        self._settle(kept, parcel.errors)
+        self._dispatch()
+        self._look_whether_idle()
+
+    def recalled(self, worker: PoolWorker, rests: dict[int, int]) -> None:
+        """Messages at the ends of parcels were taken back: the others get them. The latest first, so order stays."""
+        for parcel in reversed(worker.parcels):
+            rest = rests.get(parcel.number, 0)
+            if rest:
+                self._return(parcel, rest)
+        self._settle_finished(worker)
+        self._dispatch()
+
+    def _settle_finished(self, worker: PoolWorker) -> None:
+        """What is finished of a parcel counts, however long the next message takes."""
+        number, finished = self._pool.position(worker)
+        parcel = worker.parcels[0] if worker.parcels else None
+        if self._terms.batch or parcel is None or parcel.number != number or finished <= parcel.settled:
+            return
+        some = parcel.messages[parcel.settled : finished]
+        parcel.settled = finished
+        errors = [each for each in list(parcel.errors) if each[0].offset <= some[-1].offset]
+        for each in errors:
+            parcel.errors.remove(each)
+        self._settle(some, errors)
+
+    def _return(self, parcel: Parcel, rest: int) -> None:
+        kept = parcel.kept
+        parcel.rest += rest
+        self._put_back(parcel, kept[len(kept) - rest :])
+
+    def _put_back(self, parcel: Parcel, messages: list[Message]) -> None:
+        if self._stopping:
+            self._source_back(messages)
+        else:
+            self._source_back(self._plan.put_back(parcel, messages))
+
+    def died(self, worker: PoolWorker, done: int, error: Exception, *, again: bool) -> None:
+        """A worker is gone. What it had not begun goes to others; what it died of is tried again, or has failed."""
+        self.counted.died += 1
+        parcels = list(worker.parcels)
+        worker.parcels.clear()
+        for parcel in reversed(parcels[1:]):
+            self._put_back(parcel, parcel.kept)
+            self._plan.release(parcel)
+        if parcels:
+            first, kept = parcels[0], parcels[0].kept
+            done, culprits = (0, len(kept)) if self._terms.batch else (max(0, done - first.settled), 1)
+            guilty, rest = kept[done : done + culprits], kept[done + culprits :]
+            self._put_back(first, rest)
+            failed = list(first.errors)
+            if guilty and again and not self._is_last_attempt(guilty[0]):
+                logger.warning("%s is tried again: %s", _name(guilty[0]), getattr(error, "message", error))
+                self._put_back(first, guilty)
+            else:
+                failed += [(message, error) for message in guilty]
+                done += len(guilty)
+            self._plan.release(first)
+            self._settle(kept[:done], failed)
+        self._dispatch()
+        self._look_whether_idle()
+
+    def _is_last_attempt(self, message: Message) -> bool:
+        place = message.topic, message.partition, message.offset
+        self._deaths[place] += 1
+        if self._deaths[place] < self._terms.attempts:
+            return False
+        del self._deaths[place]
+        return True
+
+    def came(self) -> None:
+        """Another worker is there."""
+        self._dispatch()
+
+    def broke(self, error: Exception) -> None:
+        """There will be no workers."""
+        self.stop(error)
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def _settle(self, messages: list[Message], errors: list[tuple[Message, Exception]]) -> None:
+        if errors:
+            failed = {message.offset for message, _ in errors}
+            messages = [message for message in messages if message.offset not in failed]
+            for message, error in errors:
+                task = asyncio.get_running_loop().create_task(self._fail(message, error))
+                self._settling.add(task)
+                task.add_done_callback(self._settled)
+        if messages:
+            self._taken -= len(messages)
+            self.counted.done += len(messages)
+            self._source.done(messages)
+            if self._taken < self._ahead():
+                self._room.set()
+
+    async def _fail(self, message: Message, error: Exception) -> None:
+        self._taken -= 1
+        self.counted.failed += 1
+        try:
+            await self._source.failed(message, error)
+        except Exception as ending:  # noqa: BLE001 - whoever called run hears of it
+            self.stop(ending)
+        self._room.set()
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._settling.discard(task)
+        self._look_whether_idle()
+
+    # --- what the source asks -------------------------------------------------------------------
+
+    def forget(self, topic: str, partition: int) -> None:
+        """The source lost a partition: what waits of it, or was not begun, is not worked on."""
+        self._taken -= len(self._plan.forget(topic, partition))
+        for worker in list(self._pool.workers):
+            if any(parcel.strand.partition == (topic, partition) for parcel in worker.parcels):
+                self._pool.recall(worker)
+        self._room.set()
+
+    def is_at_work(self, topic: str, partition: int) -> bool:
+        """Whether a worker has something of a partition."""
+        return any(
+            parcel.strand.partition == (topic, partition) and parcel.kept
+            for worker in self._pool.workers
+            for parcel in worker.parcels
+        )
+
+    def statistics(self) -> WorkStatistics:
+        """What was done, and what is being done. Any thread may ask."""
+        self.counted.waiting = self._plan.waiting
+        at_work = [parcel for worker in list(self._pool.workers) for parcel in list(worker.parcels)]
+        self.counted.in_work = sum(len(parcel.messages) - parcel.rest for parcel in at_work)
+        return self.counted
+
+    # --- watching -------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Notice workers that do not go on."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for worker in list(self._pool.workers):
+                with suppress(IndexError):
+                    self._look_at(worker, loop.time())
+
+    def _look_at(self, worker: PoolWorker, now: float) -> None:
+        position = self._pool.position(worker)
+        if position != worker.position:
+            worker.position, worker.since, worker.recalled = position, now, False
+        if not worker.parcels:
+            return
+        stuck_s, limit_s = now - worker.since, self._terms.time_limit_s
+        if limit_s is not None and stuck_s > limit_s:
+            self._give_up(worker, limit_s)
+        elif stuck_s > RECALL_S and not worker.recalled:
+            worker.recalled = True
+            self._pool.recall(worker)
+
+    def _give_up(self, worker: PoolWorker, limit_s: float) -> None:
+        parcel = worker.parcels[0]
+        place = _name(parcel.kept[0]) if parcel.kept else f"{parcel.strand.partition[0]}/{parcel.strand.partition[1]}"
+        error = HandlerTimeout(
+            f"A handler did not finish within {limit_s:g} s, near {place}.",
+            hint="Make it faster, or allow more time with time_limit.",
+            operation="run",
+            object=place,
+        )
+        logger.error("%s", error.message)
+        self._pool.give_up(worker, error)
+
+
+def _name(message: Message) -> str:
+    return f"{message.topic}/{message.partition}@{message.offset}"

@@ -1,0 +1,175 @@
+"""What travels between a program and its worker processes: over a socket pair, and in a page of memory.
+
+    ┌───────────┬──────────────────┐
+    │ length u32│ msgpack, an array│   …one frame after the other
+    └───────────┴──────────────────┘
+
+    to the child    LoadHandler, HandleParcel (one parcel, its messages by columns), RecallParcels
+    to the parent   HandlerReady, HandlerRaised (at once), ParcelFinished, ParcelsRecalled
+
+The page holds one number of 64 bits that the child writes after every message: the parcel's number, and how many of it
+are finished. So the parent knows how far a child came that was killed, and notices one that hangs, even if something
+holds its GIL.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from stentor.client.message import Block, Message
+from stentor.client.workers_handler import HandlerName
+from stentor.wire.rows import Headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LENGTH: Final = struct.Struct("<I")
+PAGE_BYTES: Final = 4096
+FINISHED_BITS: Final = 24
+"""How many messages of a parcel are finished; the parcel's number is above them."""
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One thing said."""
+
+
+class LoadHandler(_Frame, frozen=True):
+    """The first frame: what to call, and how."""
+
+    handler: HandlerName
+    batch: bool
+    fatal: bool
+
+
+class HandleParcel(_Frame, frozen=True):
+    """A parcel."""
+
+    number: int
+    topic: str
+    partition: int
+    topic_id: int
+    offsets: list[int] | int  # one number: the first, and the others follow one by one
+    timestamps: list[int] | int
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[Headers | None] | None
+
+
+class RecallParcels(_Frame, frozen=True):
+    """Give back what was not begun."""
+
+
+class HandlerReady(_Frame, frozen=True):
+    """The handler is loaded; or why it is not."""
+
+    failure: str = ""
+    hint: str = ""
+
+
+class HandlerRaised(_Frame, frozen=True):
+    """The handler raised."""
+
+    number: int  # of the parcel
+    index: int  # of the message; -1: of the whole batch
+    kind: str
+    text: str
+    traceback: str
+
+
+class ParcelFinished(_Frame, frozen=True):
+    """A parcel is done with, but for what was not come to."""
+
+    number: int
+    seconds: float
+    rest: int
+
+
+class ParcelsRecalled(_Frame, frozen=True):
+    """How many messages at the end of each parcel are given back."""
+
+    rests: dict[int, int]
+
+
+ToChild = LoadHandler | HandleParcel | RecallParcels
+ToParent = HandlerReady | HandlerRaised | ParcelFinished | ParcelsRecalled
+
+_to_child = msgspec.msgpack.Decoder(ToChild)
+_to_parent = msgspec.msgpack.Decoder(ToParent)
+
+
+def frame(said: ToChild | ToParent) -> bytes:
+    """As bytes."""
+    body = msgspec.msgpack.encode(said)
+    return LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Frames, as their bytes come."""
+
+    def __init__(self, *, at_child: bool) -> None:
+        self._decoder: Any = _to_child if at_child else _to_parent
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> Iterator[Any]:
+        """The frames that are whole now."""
+        buffer = self._buffer
+        buffer += data
+        position = 0
+        while len(buffer) - position >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(buffer, position)
+            end = position + LENGTH.size + length
+            if len(buffer) < end:
+                break
+            yield self._decoder.decode(bytes(buffer[position + LENGTH.size : end]))
+            position = end
+        del buffer[:position]
+
+
+def pack(number: int, messages: list[Message]) -> HandleParcel:
+    """A parcel by columns."""
+    first, last = messages[0], messages[-1]
+    block = first._block  # noqa: SLF001 - the same package; what its messages share is copied once
+    one = block is last._block  # noqa: SLF001 - the same
+    follow = last.offset - first.offset == len(messages) - 1
+    offsets: list[int] | int = first.offset if follow else [message.offset for message in messages]
+    if one and isinstance(block.timestamps, int):
+        timestamps: list[int] | int = block.timestamps
+    else:
+        timestamps = [message.timestamp_us for message in messages]
+    headers = None
+    if not (one and block.headers is None):
+        found: list[Headers | None] = [message.headers or None for message in messages]
+        headers = found if any(found) else None
+    return HandleParcel(
+        number,
+        block.topic,
+        block.partition,
+        block.topic_id,
+        offsets,
+        timestamps,
+        [message.key for message in messages],
+        [message.value for message in messages],
+        headers,
+    )
+
+
+def unpack(parcel: HandleParcel) -> list[Message]:
+    """The same messages."""
+    count = len(parcel.values)
+    if isinstance(parcel.offsets, int):
+        base = parcel.offsets
+        offsets: Any = range(base, base + count)
+        timestamps: Any = parcel.timestamps
+        headers: Any = parcel.headers
+    else:
+        base, offsets = parcel.offsets[0], parcel.offsets
+        deltas = [offset - base for offset in offsets]
+        named = parcel.timestamps
+        timestamps = named if isinstance(named, int) else dict(zip(deltas, named, strict=True))
+        headers = None if parcel.headers is None else dict(zip(deltas, parcel.headers, strict=True))
+    block = Block(parcel.topic, parcel.partition, base, timestamps, headers, parcel.topic_id)
+    return list(map(Message, parcel.keys, parcel.values, offsets, repeat(block)))

@@ -1,0 +1,107 @@
+"""`stentor work`: a function is called with every message, and a signal ends it gracefully."""
+
+import signal
+
+import pytest
+
+from stentor.cli.work import progress_line
+
+HANDLER = """
+import os, pathlib, threading
+
+def handle(message):
+    if message.value == b"slow":
+        pathlib.Path("begun").touch()
+        threading.Event().wait(0.5)
+    if message.value == b"bad":
+        raise ValueError("bad")
+    with open("done", "a") as lines:
+        lines.write(message.value.decode() + "\\n")
+
+def handle_all(messages):
+    for message in messages:
+        handle(message)
+"""
+
+
+@pytest.fixture
+def jobs(client, tmp_path):
+    client.create_topic("jobs", partitions=2)
+    (tmp_path / "my_jobs.py").write_text(HANDLER)
+    yield client
+    client.delete_topic("jobs")
+    for group in client.groups():
+        client.delete_group(group.name)
+
+
+def wait_for(process, condition):
+    """Until a condition holds; the process must not have ended before."""
+    while not condition():
+        assert process.poll() is None, process.communicate()
+    return True
+
+
+def lines(tmp_path):
+    file = tmp_path / "done"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--workers", "2", "--order", "key"),
+        ("--mode", "thread"),
+        ("--mode", "thread", "--workers", "2", "--order", "none"),
+    ],
+)
+def test_work_is_done_until_a_signal_and_what_is_in_work_finished(jobs, shell, tmp_path, options):
+    for number in range(20):
+        jobs.publish("jobs", str(number), key=str(number))
+    process = shell("work", "jobs", "my_jobs:handle", "--group", "g", *options, cwd=tmp_path)
+    wait_for(process, lambda: len(lines(tmp_path)) == 20)
+    jobs.publish("jobs", "slow", key="a")
+    wait_for(process, (tmp_path / "begun").exists)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 0, told
+    assert b"21 messages done, 0 failed, 0 left" in told
+    assert sorted(lines(tmp_path)) == sorted([*map(str, range(20)), "slow"])
+    assert jobs.describe_group("g").lag == 0
+
+
+def test_failures_end_it_or_become_dead_letters(jobs, shell, tmp_path):
+    jobs.publish("jobs", "bad")
+    process = shell("work", "jobs", "my_jobs:handle", "--group", "g", cwd=tmp_path)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert b"The handler raised ValueError for jobs/" in told
+    options = ("--group", "g", "--dead-letters", "jobs.dead", "--batch", "10")
+    process = shell("work", "jobs", "my_jobs:handle_all", *options, cwd=tmp_path)
+    jobs.create_topic("jobs.dead")
+    wait_for(process, lambda: [message.value for message in jobs.read("jobs.dead")] == [b"bad"])
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"1 failed" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("my_jobs:missing",), "cannot be imported"),
+        (("nothing",), "does not name a handler"),
+        (("my_jobs:handle", "--order", "colour"), "Use partition, key or none"),
+        (("my_jobs:handle", "--mode", "fibre"), "mode='fibre' is unknown"),
+        (("my_jobs:handle", "--on-error", "cry"), "on_error='cry' is unknown"),
+    ],
+)
+def test_mistakes_are_told(jobs, cli, arguments, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = cli("work", "jobs", *arguments, "--group", "g")
+    assert outcome.code == 2
+    assert said in outcome.err
+
+
+def test_the_line_of_progress_says_what_counts():
+    counted = {"done": 12345, "failed": 2, "in_work": 3, "waiting": 4, "workers_died": 1, "lag": 5}
+    assert progress_line(counted, 99.4) == "12,345 done  99/s  3 in work  lag 5  2 failed  1 workers died"

@@ -1,0 +1,38 @@
+"""Handlers that worker processes import by their names."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+
+def note(message):
+    """Write down which process handled what; some values do harm."""
+    folder = Path(os.environ["NOTES"])
+    value = message.value.decode()
+    if value == "raise":
+        raise ValueError("a bad message")
+    if value == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if value == "die once" and not (folder / "died").exists():
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if value == "hang once" and not (folder / "hung").exists():
+        (folder / "hung").touch()
+        threading.Event().wait(60)
+    with (folder / str(os.getpid())).open("a") as lines:
+        key = "" if message.key is None else message.key.decode()
+        lines.write(f"{time.monotonic_ns()} {message.partition} {message.offset} {key}\n")
+
+
+def note_batch(messages):
+    for message in messages:
+        note(message)
+
+
+async def note_later(message):
+    note(message)
+
+
+not_a_function = 7
