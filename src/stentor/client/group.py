@@ -7,7 +7,6 @@ out at least once.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -416,7 +415,7 @@ class AsyncGroup(_GroupFace):
         run = self._run
         if run is not None and not run.ended.is_set() and not is_handler():
             run.stop()
-            await asyncio.to_thread(run.ended.wait, run.terms.finish_s)
+            await run.wait_ended()
         await self._taking.close()
 
     async def __aenter__(self) -> Self:

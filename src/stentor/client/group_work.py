@@ -13,6 +13,7 @@ import asyncio
 import threading
 import traceback
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -236,6 +237,7 @@ class GroupRun:
         self._core = core
         self.terms = terms
         self.ended = threading.Event()
+        self._over = asyncio.Event()  # the same for whoever waits in the loop
         self._source = GroupSource(core, on_failed)
         self._workers = Workers(self._source, pool, terms)
         self._source.workers = self._workers
@@ -255,6 +257,7 @@ class GroupRun:
             raise
         finally:
             self.ended.set()
+            self._over.set()
             core.put = put
             if core.closed:
                 core.put(None)
@@ -265,6 +268,12 @@ class GroupRun:
                 progress.forget(reader)
             if hung is not None and self.terms.mode != "process":
                 core.tie.give_up(hung)  # what hangs cannot be ended: others must get its partitions
+
+    async def wait_ended(self) -> None:
+        """Until what is in work is finished, or its time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.terms.finish_s):
+                await self._over.wait()
 
     def _start_anew(self, position: Callable[[Reader], int]) -> None:
         """Streams begin again behind what is finished: nobody knows what is at hand elsewhere."""
