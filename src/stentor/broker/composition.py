@@ -40,6 +40,8 @@ from stentor.broker.partitions.copies import Copies
 from stentor.broker.partitions.letting_go import LettingGo
 from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.partitions.serving import Serving
+from stentor.broker.queues.desk import QueueDesk
+from stentor.broker.queues.heads import QueueHeads
 from stentor.broker.sessions.admission import Admission
 from stentor.broker.sessions.client_session import ClientServices
 from stentor.broker.sessions.inline_sync import InlineSync
@@ -163,6 +165,9 @@ class Parts:
             knows_expiry=lambda: self.cluster.trust.expiry,
         )
 
+        self.queue_heads = QueueHeads(environment.clock, self.serving, ground.background)
+        self.letting_go.on_pinned = self.queue_heads.pinned
+
     def _build_administration(self, ground: Ground) -> None:
         environment, identity, cluster = ground.environment, ground.identity, self.cluster
         self.admission = Admission(environment, identity, ground.partitions)
@@ -257,6 +262,9 @@ class Parts:
             partitions=ground.partitions,
             cursors=self.cursors,
             groups=self.groups,
+            queues=QueueDesk(
+                identity, environment.clock, trust=cluster.trust, serving=self.serving, heads=self.queue_heads
+            ),
             sights=self.overview,
             after_delete=after_delete,
         )
@@ -303,7 +311,7 @@ class Parts:
         cluster.peers.on_connected.append(replicas.peer_connected)
         liveness = cluster.liveness
         liveness.load = lambda: len(admission.sessions)
-        liveness.on_beat.extend((self.desk.tick, self.serving.expiring.tick))
+        liveness.on_beat.extend((self.desk.tick, self.serving.expiring.tick, self.queue_heads.tick))
         liveness.on_view.extend((replicas.look_at_view, self.routes.look_at_view))
         liveness.on_unheard.append(self.desk.wake_before)
         liveness.on_cut_off.extend((replicas.end_streams_for_now, admission.close_watchers))

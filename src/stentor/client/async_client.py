@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TimestampLike,
     )
     from stentor.client.positions import Place, Stale
+    from stentor.client.queue import AsyncQueue
     from stentor.client.selectors import Selector
     from stentor.client.starts import Start
     from stentor.client.table import AsyncTable
@@ -219,6 +220,23 @@ class AsyncClient(AsyncAdmin):
         from stentor.client.group import open_group
 
         return Opening(open_group(self._core, name, topics, options))
+
+    def queue(
+        self,
+        name: str,
+        *,
+        prefetch: int = limits.QUEUE_PREFETCH,
+        limit: float | None = None,
+        timeout: float | None = None,
+    ) -> Opening[AsyncQueue]:
+        """A work queue: put jobs into it, or take jobs from it; each is handed to one consumer, and acknowledged.
+        Enter it with `async with`, or await it.
+
+        It is made if there is none. `create_topic(name, kind="queue")` makes one with other settings.
+        """
+        from stentor.client.queue import open_queue
+
+        return Opening(open_queue(self, name, prefetch, limit, timeout))
 
     def read(
         self,

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from stentor.core.queue_jobs import Burial, Holder, Job, QueueSnapshot, decode_snapshot, pairs
+from stentor.core.queue_jobs import Burial, Holder, NotedJob, QueueSnapshot, decode_snapshot, pairs
 from stentor.core.queue_records import (
     QUEUE,
     Buried,
@@ -104,7 +104,7 @@ class QueueState:
         self._marks = bytearray()
         self._numbers = array("I")
         self._hashes = array("Q")
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, NotedJob] = {}
         self.holders: dict[bytes, Holder] = {}
         self.gone: dict[bytes, Holder] = {}
         self._by_number: dict[int, Holder] = {}
@@ -264,10 +264,10 @@ class QueueState:
         due_us = terms.at_us or (now_us + terms.delay_us if terms.delay_us else 0)
         expires_us = now_us + terms.ttl_us if terms.ttl_us else 0
         if due_us or expires_us or terms.priority:
-            job = Job(due_us=due_us, priority=terms.priority, expires_us=expires_us)
+            job = NotedJob(due_us=due_us, priority=terms.priority, expires_us=expires_us)
             self._put(offset, job)
 
-    def _put(self, offset: int, job: Job) -> None:
+    def _put(self, offset: int, job: NotedJob) -> None:
         self.jobs[offset] = job
         self._marks[offset - self._base] = NOTED
         self._tell(offset)
@@ -378,7 +378,7 @@ class QueueState:
     def _back(self, back: JobBack, now_us: int) -> None:
         place, job = back.offset - self._base, self.jobs.get(back.offset)
         if job is None:
-            job = Job()
+            job = NotedJob()
             if self._marks[place] == HELD:
                 job.attempts, job.holder = 1, self._numbers[place]
         if job.holder:

@@ -157,6 +157,7 @@ class GiveJobs(msgspec.Struct, frozen=True):
     fresh: list[int]  # ranges of first attempts
     noted: list[int]  # other jobs,
     attempts: list[int]  # and which attempts these are
+    used: bool = True  # the number of the request is used up
     burial: GiveBurial | None = None
 
 

@@ -323,7 +323,7 @@ class QueueHead:
             burial = self._burial(name, steps)
             if given is not None or burial is not None:
                 del waiting[name]
-                given = given or q.GiveJobs(asked.ticket, [], [], [])
+                given = given or q.GiveJobs(asked.ticket, [], [], [], used=False)
                 telling.append(msgspec.structs.replace(given, burial=burial))
 
     @staticmethod

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class Job(msgspec.Struct, array_like=True):
+class NotedJob(msgspec.Struct, array_like=True):
     """A job that is not fresh and not held by its first attempt."""
 
     attempts: int = 0
@@ -52,7 +52,7 @@ class QueueSnapshot(msgspec.Struct, array_like=True):
     marks: bytes
     numbers: bytes
     hashes: bytes
-    jobs: dict[int, Job]
+    jobs: dict[int, NotedJob]
     holders: dict[bytes, Holder]
     gone: dict[bytes, Holder]
     last_number: int

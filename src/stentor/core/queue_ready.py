@@ -21,7 +21,7 @@ from stentor.core.queue import FRESH, QueueState
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stentor.core.queue_jobs import Job
+    from stentor.core.queue_jobs import NotedJob
 
 KEYS_WAITING_MAX: Final = 100_000
 """Jobs that wait for their keys; with more, a partition hands out nothing new until some of these keys are free."""
@@ -178,7 +178,7 @@ class QueueReady:
                 return ready[0]
         return None
 
-    def _is_ready(self, offset: int, job: Job, now_us: int) -> bool:
+    def _is_ready(self, offset: int, job: NotedJob, now_us: int) -> bool:
         if job.holder or job.dead or offset in self._taken or job.due_us > now_us:
             return False
         if job.expires_us and not job.attempts and job.expires_us <= now_us:

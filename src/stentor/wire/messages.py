@@ -21,6 +21,7 @@ from stentor.core.table import SESSION_BYTES
 from stentor.errors import ProtocolError, StentorError, from_wire
 from stentor.wire import group_messages
 from stentor.wire.group_messages import GroupRequest, GroupResponse
+from stentor.wire.queue_messages import DescribeQueue, FetchJobs, QueueRequest, QueueResponse
 from stentor.wire.schemas import Columns
 from stentor.wire.topic_settings import U32, U63, Digest, Label, Name, no_setting, wrong_setting
 from stentor.wire.topic_settings import TopicChanges as TopicChanges  # noqa: PLC0414 - used as messages.TopicChanges
@@ -505,8 +506,20 @@ Request = (
     | UseProducer
     | Touch
     | GroupRequest
+    | QueueRequest
 )
-QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics, ListCursors, DescribeGroup)
+QUESTIONS = (
+    DescribeTopic,
+    ListTopics,
+    FindOffset,
+    WatchRoutes,
+    ListClients,
+    GetStatistics,
+    ListCursors,
+    DescribeGroup,
+    DescribeQueue,
+    FetchJobs,
+)
 """Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
 
 Response = (
@@ -522,6 +535,7 @@ Response = (
     | CursorList
     | Touched
     | GroupResponse
+    | QueueResponse
 )
 
 # What an error has by itself; a peer's details may not pass for it.

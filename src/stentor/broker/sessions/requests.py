@@ -21,7 +21,7 @@ from stentor.errors import (
     TopicNotFound,
 )
 from stentor.security.permissions import Action, Permissions
-from stentor.wire import batch, deltas, messages
+from stentor.wire import batch, deltas, messages, queue_messages
 from stentor.wire.header import HEADER_BYTES, extents, unpack
 from stentor.wire.statistics import as_map
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from stentor.broker.groups.desk import GroupDesk
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
+    from stentor.broker.queues.desk import QueueDesk
     from stentor.broker.sessions.client_session import ClientSession
     from stentor.core.records import Key
     from stentor.core.standing import Standing
@@ -69,6 +70,7 @@ class Requests:
         partitions: Mapping[Key, Partition],
         cursors: CursorDesk,
         groups: GroupDesk,
+        queues: QueueDesk,
         sights: Sights,
         after_delete: Callable[[], Awaitable[None]],
     ) -> None:
@@ -84,6 +86,7 @@ class Requests:
         self._partitions = partitions
         self._cursors = cursors
         self.groups = groups
+        self.queues = queues
         self._sights = sights
         self._after_delete = after_delete
 
@@ -148,6 +151,8 @@ class Requests:
         settings = self._config.topic_settings()
         if wanted.kind == "table" or wanted.cleanup == "compact":
             return msgspec.structs.replace(settings, retention_age_s=None, retention_bytes=None)
+        if wanted.kind == "queue" and settings.retention_age_s is None and settings.retention_bytes is None:
+            return msgspec.structs.replace(settings, retention_age_s=limits.QUEUE_RETENTION_S)  # of what is finished
         return settings
 
     async def _create_topic(self, request: messages.CreateTopic) -> HeldTopic:
@@ -395,6 +400,10 @@ async def _delete_group(desk: Requests, _: ClientSession, request: messages.Dele
     return messages.Done()
 
 
+async def _queue(desk: Requests, _: ClientSession, request: queue_messages.QueueRequest) -> Any:
+    return await desk.queues.serve(request)
+
+
 _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any], Awaitable[Any]]]]] = {
     messages.CreateTopic: (Action.CREATE, Requests._create),  # noqa: SLF001 - the table is part of the class
     messages.AlterTopic: (Action.ALTER, Requests._alter),  # noqa: SLF001
@@ -422,6 +431,14 @@ _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any
     messages.DescribeGroup: (Action.DESCRIBE, _describe_group),
     messages.ListGroups: (Action.DESCRIBE, _list_groups),
     messages.DeleteGroup: (Action.ALTER, _delete_group),
+    queue_messages.RenewJobs: (Action.READ, _queue),
+    queue_messages.TakeJobs: (Action.READ, _queue),
+    queue_messages.FetchJobs: (Action.READ, _queue),
+    queue_messages.SettleJobs: (Action.READ, _queue),
+    queue_messages.LeaveQueue: (Action.READ, _queue),
+    queue_messages.ConfirmBurial: (Action.READ, _queue),
+    queue_messages.PurgeQueue: (Action.ALTER, _queue),
+    queue_messages.DescribeQueue: (Action.DESCRIBE, _queue),
 }
 
 _MADE_AS: Final = {
