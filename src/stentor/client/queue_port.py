@@ -116,7 +116,7 @@ class QueuePort:
         take.cancel()
         for job in list(self.held.values()):
             if job.is_held:
-                self.give_back(job, counted=self._consumer.has_begun(job))
+                self.give_back(job, delay_ms=0, counted=self._consumer.has_begun(job))
         self._settle_now.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.LINK_CLOSE_S * 2):
@@ -250,13 +250,22 @@ class QueuePort:
         jobs = [
             Job(message, attempt, self)
             for offset, attempt in attempts.items()
-            if (message := messages.get(offset)) is not None and offset not in self.held
+            if (message := messages.get(offset)) is not None and not self._has(offset, attempt)
         ]
         self.held.update((job.message.offset, job) for job in jobs)
         if jobs:
             self._consumer.deliver(jobs)
         if answer.burial is not None:
             self._consumer.bury(self, answer.burial, messages)
+
+    def _has(self, offset: int, attempt: int) -> bool:
+        """Whether it came before. A later attempt says that the one before it was taken from this consumer."""
+        job = self.held.get(offset)
+        if job is None or job.attempt == attempt:
+            return job is not None
+        job.lose()
+        self._consumer.note_lost(job)
+        return False
 
     async def _messages(self, batches: bytes, wanted: set[int]) -> dict[int, Message]:
         """The messages of jobs; those that an answer had no room for are fetched."""
