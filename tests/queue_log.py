@@ -136,5 +136,5 @@ class QueueLog:
         """Time, a tenth of a second at a time."""
         for _ in range(round(seconds * 10)):
             self.now += 100 * MS
-            self._do(q.QueueTick(WALL + self.now))
+            self._do(q.QueueTick())
             self.turn()

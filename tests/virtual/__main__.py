@@ -4,6 +4,7 @@ python -m tests.virtual SEED [SEED …] [--log]       replay some, with what eve
 python -m tests.virtual --seeds 1000 [--from S]     run a range, on all cores; --cursors: with clients that move cursors
 python -m tests.virtual --seeds 1000 --compaction   with the log of a table compacted all the time
 python -m tests.virtual --seeds 1000 --groups       with a consumer group that reads, too
+python -m tests.virtual --seeds 1000 --queues       with a work queue, too
 python -m tests.virtual --campaign --minutes 10     go on where the last campaign stopped
 """
 
@@ -135,13 +136,14 @@ def main() -> int:
     parser.add_argument("--cursors", action="store_true", help="let some clients move named cursors")
     parser.add_argument("--expiry", action="store_true", help="let keys of a table expire, and their owners die")
     parser.add_argument("--compaction", action="store_true", help="compact the log of a table all the time")
+    parser.add_argument("--queues", action="store_true", help="let workers work on a queue, too")
     parser.add_argument("--groups", action="store_true", help="let a consumer group read, too")
     parser.add_argument("--campaign", action="store_true", help="seeds that nobody has run yet")
     parser.add_argument("--minutes", type=float, default=10, help="how long a campaign goes on")
     parser.add_argument("--processes", type=int, default=0, help="how many at a time; 0 means one per core")
     wishes = parser.parse_args()
     prepare("tests.virtual", log=wishes.log)
-    layout = {name: True for name in ("cursors", "expiry", "compaction", "groups") if getattr(wishes, name)}
+    layout = {name: True for name in ("cursors", "expiry", "compaction", "groups", "queues") if getattr(wishes, name)}
     if wishes.campaign:
         return bool(campaign(wishes.minutes, wishes.processes))
     if wishes.seed:

@@ -78,6 +78,11 @@ class Job:
     def __repr__(self) -> str:
         return f"Job({self.queue}/{self.partition}@{self.offset} attempt={self.attempt} value={self.value!r:.60})"
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was acknowledged or given back."""
+        return self._state == SETTLED
+
     # --- for the consumer -----------------------------------------------------------------------
 
     @property

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _AGAIN: Final = (ConnectionFailed, CoordinationUnavailable, NotReady)
 _RENEWALS_PER_LEASE: Final = 4
+_OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
 _LIMITS_TOLD_MAX: Final = 2_000
 _WAIT_MS: Final = 20_000
 
@@ -115,8 +116,9 @@ class QueuePort:
         renew, take, settle = self._tasks
         take.cancel()
         for job in list(self.held.values()):
-            if job.is_held:
+            if not job.is_settled:
                 self.give_back(job, delay_ms=0, counted=self._consumer.has_begun(job))
+                job.lose()
         self._settle_now.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.LINK_CLOSE_S * 2):
@@ -189,8 +191,10 @@ class QueuePort:
             return
         if holder != self.holder:
             return
+        if self._check_lease():
+            return  # it came too late: jobs may have been passed over meanwhile
         self.lease_s = answer.lease_ms / 1_000
-        self._valid_until = max(self._valid_until, sent_at + self.lease_s)
+        self._valid_until = max(self._valid_until, sent_at + _OWN_SHARE * self.lease_s)
         self._renewed.set()
         for offset, attempt in pairs(answer.overdue):
             job = self.held.get(offset)
@@ -200,9 +204,12 @@ class QueuePort:
                 self._consumer.note_lost(job)
                 self._room_now.set()
 
-    def _check_lease(self) -> None:
-        if self._renewed.is_set() and self._core.loop.time() >= self._valid_until:
+    def _check_lease(self) -> bool:
+        """Whether the lease is over; then everything begins anew."""
+        over = self._renewed.is_set() and self._core.loop.time() >= self._valid_until
+        if over:
             self._lost_lease()
+        return over
 
     def _lost_lease(self) -> None:
         jobs = list(self.held.values())

@@ -33,25 +33,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from stentor.core.queue_jobs import Burial, Holder, NotedJob, QueueSnapshot, decode_snapshot, pairs
-from stentor.core.queue_records import (
-    QUEUE,
-    Buried,
-    Bury,
-    HolderLeft,
-    JobBack,
-    Purged,
-    QueueStep,
-    Returned,
-    Settled,
-    Took,
-)
+from stentor.core import queue_records as r
+from stentor.core.queue_jobs import Burial, Holder, NotedJob, QueueSnapshot, UniqueNames, decode_snapshot, pairs
 from stentor.errors import CorruptData
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from stentor.core.queue_records import JobTerms
     from stentor.core.records import Batch
 
 FRESH: Final = 0
@@ -64,9 +52,6 @@ HISTORY_MAX: Final = 5
 
 GONE_MAX: Final = 1_000
 """Holders that left and are remembered: one that comes back late is told what became of its last request."""
-
-UNIQUE_MAX: Final = 1_000_000
-"""Names of unique jobs that one partition remembers; beyond it the oldest are forgotten before their time."""
 
 _TRIM_MIN: Final = 65_536  # ended jobs at the front, before they are forgotten: seldom, since others move then
 _BLOCKS: Final = tuple(bytes([ENDED]) * size for size in (65_536, 1_024))
@@ -85,8 +70,8 @@ class QueueState:
 
     def __init__(
         self,
-        steps: Callable[[bytes | memoryview], Iterable[QueueStep]],
-        terms: Callable[[Batch, bytes | memoryview], Iterable[tuple[int, JobTerms]]],
+        steps: Callable[[bytes | memoryview], Iterable[r.QueueStep]],
+        terms: Callable[[Batch, bytes | memoryview], Iterable[tuple[int, r.JobTerms]]],
         hashes: Callable[[Batch, bytes | memoryview], Iterable[int]] | None = None,
     ) -> None:
         """`hashes`: of the keys of a batch, where jobs of one key are done one after the other; 0: no key."""
@@ -112,8 +97,9 @@ class QueueState:
         self.dead: dict[int, None] = {}  # jobs that wait to be buried, in order
         self.burial: Burial | None = None
         self.burials = 0
-        self._unique: dict[bytes, int] = {}  # until when a name may not be used again
+        self._unique = UniqueNames({})
         self.finished = self.died = 0  # jobs, since the log began
+        self._torn = False  # this copy of the log is damaged
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -195,7 +181,7 @@ class QueueState:
 
     def uses(self, name: bytes, now_us: int) -> bool:
         """Whether the name of a unique job is in use."""
-        return self._unique.get(name, 0) > now_us
+        return self._unique.until.get(name, 0) > now_us
 
     def statistics(self) -> dict[str, int]:
         """How many jobs there are, of every kind."""
@@ -223,16 +209,15 @@ class QueueState:
     def apply(self, batch: Batch, body: bytes | memoryview) -> None:
         """A batch is in the log now."""
         span = batch.end_offset - batch.base_offset
-        if batch.base_offset != self.end:  # the log begins here
-            assert not self._marks
-            self._base = self._first = batch.base_offset
+        if batch.base_offset != self.end:
+            self._skip_to(batch.base_offset)
         self._marks.extend(bytes([ENDED]) * span if batch.passed_over else bytes(span))
         if self._hashes_of is not None:
             self._hashes.extend([0] * span if batch.passed_over else self._hashes_of(batch, body))
         if batch.control:
-            if batch.generation == QUEUE:
+            if batch.generation == r.QUEUE:
                 for step in self._steps(body):
-                    self._apply(step, batch.appended_at_us)
+                    self._apply_whole(step, batch.appended_at_us)
                 self._trim()
         elif not batch.passed_over:
             for index, terms in self._terms(batch, body):
@@ -240,6 +225,18 @@ class QueueState:
         first = self.first_open()
         if first != (self._firsts[-1][1] if self._firsts else self.committed_first):
             self._firsts.append((batch.end_offset, first))
+
+    def _skip_to(self, offset: int) -> None:
+        """The log begins here; or its copy is damaged, and what it should have before is not there."""
+        if not self._marks:
+            self._base = self._first = offset
+            return
+        missing = offset - self.end
+        assert missing > 0
+        self._torn = True
+        self._marks.extend(bytes([ENDED]) * missing)
+        if self._hashes_of is not None:
+            self._hashes.extend([0] * missing)
 
     def commit(self, end: int) -> None:
         """Everything below this offset is committed."""
@@ -254,17 +251,17 @@ class QueueState:
         if self.news is not None:
             self.news.append(offset)
 
-    def _note(self, offset: int, terms: JobTerms, now_us: int) -> None:
+    def _note(self, offset: int, terms: r.JobTerms, now_us: int) -> None:
         """A job with terms."""
         if terms.unique:
-            self._use(terms.unique, now_us + terms.unique_us, now_us)
+            self._unique.use(terms.unique, now_us + terms.unique_us, now_us)
         if terms.origin >= 0:
             self._move(terms.origin, offset)
             return
         due_us = terms.at_us or (now_us + terms.delay_us if terms.delay_us else 0)
         expires_us = now_us + terms.ttl_us if terms.ttl_us else 0
         if due_us or expires_us or terms.priority:
-            job = NotedJob(due_us=due_us, priority=terms.priority, expires_us=expires_us)
+            job = NotedJob(due_us=due_us, pause_us=terms.delay_us, priority=terms.priority, expires_us=expires_us)
             self._put(offset, job)
 
     def _put(self, offset: int, job: NotedJob) -> None:
@@ -282,38 +279,36 @@ class QueueState:
         self._marks[origin - self._base] = ENDED
         self._put(offset, job)
 
-    def _use(self, name: bytes, until_us: int, now_us: int) -> None:
-        unique = self._unique
-        unique.pop(name, None)
-        unique[name] = until_us
-        while unique:
-            oldest = next(iter(unique))
-            if unique[oldest] > now_us and len(unique) <= UNIQUE_MAX:
-                return
-            del unique[oldest]
-
     # --- steps ----------------------------------------------------------------------------------
 
-    def _apply(self, step: QueueStep, now_us: int) -> None:
+    def _apply_whole(self, step: r.QueueStep, now_us: int) -> None:
+        """Behind damage, a step may speak of what is not there: the rest of the log counts nevertheless (K2)."""
+        try:
+            self._apply(step, now_us)
+        except (KeyError, IndexError):
+            if not self._torn:
+                raise
+
+    def _apply(self, step: r.QueueStep, now_us: int) -> None:
         match step:
-            case Took():
+            case r.Took():
                 self._took(step)
-            case Settled():
+            case r.Settled():
                 self._settled(step, now_us)
-            case Returned(back):
+            case r.Returned(back):
                 for each in back:
                     self._back(each, now_us)
-            case HolderLeft():
+            case r.HolderLeft():
                 self._left(step, now_us)
-            case Bury(holder, number, offsets):
+            case r.Bury(holder, number, offsets):
                 for offset in offsets:
                     self.dead.pop(offset, None)
                 self.burials = max(self.burials, number)
                 self.burial = Burial(number, offsets, holder)
                 self._holder(holder)
-            case Buried(number):
+            case r.Buried(number):
                 self._buried(number)
-            case Purged(until):
+            case r.Purged(until):
                 self._purge(until)
 
     def _holder(self, name: bytes) -> Holder:
@@ -323,7 +318,7 @@ class QueueState:
             holder = self.holders[name] = self._by_number[self._last_number] = Holder(self._last_number)
         return holder
 
-    def _took(self, step: Took) -> None:
+    def _took(self, step: r.Took) -> None:
         holder, base, marks = self._holder(step.holder), self._base, self._marks
         holder.taken, holder.fresh, holder.noted, holder.attempts = step.number, step.fresh, step.noted, []
         for first, count in pairs(step.fresh):
@@ -348,7 +343,7 @@ class QueueState:
         else:
             self._numbers[place : place + count] = array("I", [number]) * count
 
-    def _settled(self, step: Settled, now_us: int) -> None:
+    def _settled(self, step: r.Settled, now_us: int) -> None:
         holder = self._holder(step.holder)
         holder.settled, holder.refused = step.sequence, step.refused
         marks, base = self._marks, self._base
@@ -375,7 +370,7 @@ class QueueState:
         if job is not None:
             self._tell(offset)
 
-    def _back(self, back: JobBack, now_us: int) -> None:
+    def _back(self, back: r.JobBack, now_us: int) -> None:
         place, job = back.offset - self._base, self.jobs.get(back.offset)
         if job is None:
             job = NotedJob()
@@ -385,7 +380,8 @@ class QueueState:
             self._by_number[job.holder].held -= 1
             job.holder = 0
             job.attempts -= not back.counted
-        job.due_us = back.due_us
+        job.pause_us = back.pause_us
+        job.due_us = now_us + back.pause_us if back.pause_us else 0
         if back.why:
             job.history = [*job.history[1 - HISTORY_MAX :], (now_us, back.why)]
         if back.dead:
@@ -393,7 +389,7 @@ class QueueState:
             self.dead[back.offset] = None
         self._put(back.offset, job)
 
-    def _left(self, step: HolderLeft, now_us: int) -> None:
+    def _left(self, step: r.HolderLeft, now_us: int) -> None:
         for each in step.back:
             self._back(each, now_us)
         holder = self.holders.pop(step.holder, None)
@@ -451,8 +447,8 @@ class QueueState:
             list(self.dead),
             self.burial,
             self.burials,
-            self._unique,
-            [self.finished, self.died],
+            self._unique.until,
+            [self.finished, self.died, int(self._torn)],
         )
         return msgspec.msgpack.encode(taken)
 
@@ -470,7 +466,8 @@ class QueueState:
             self._marks = bytearray(marks)
             self._numbers.frombytes(numbers)
             self._hashes.frombytes(hashes)
-            self.finished, self.died = found.counts
+            self.finished, self.died, torn = found.counts
+            self._torn = bool(torn)
         except (msgspec.MsgspecError, zlib.error, ValueError) as error:
             raise CorruptData(f"A snapshot of a queue cannot be read: {error}.") from error
         self.jobs, self.holders, self.gone = found.jobs, found.holders, found.gone
@@ -478,12 +475,14 @@ class QueueState:
         self._last_number = found.last_number
         self.dead = dict.fromkeys(found.dead)
         self.burial, self.burials = found.burial, found.burials
-        self._unique = found.unique
+        self._unique = UniqueNames(found.unique)
         self.committed_first = 0  # a snapshot may be ahead of the commit point
         self._firsts.append((self.end, self.first_open()))
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""
+        if self._torn:
+            return
         marks, base = self._marks, self._base
         assert len(self._numbers) <= len(marks)
         assert self.jobs.keys() == {base + place for place, mark in enumerate(marks) if mark == NOTED}

@@ -93,7 +93,7 @@ class QueueTurn(msgspec.Struct, frozen=True):
     """The end of a turn of the loop: decide what gathered."""
 
     committed: int
-    wall_us: int  # by a clock that all brokers share more or less: jobs are due by it
+    wall_us: int  # by the clock that stamps batches
 
 
 class StepsAppended(msgspec.Struct, frozen=True):
@@ -115,7 +115,6 @@ class QueueCommitted(msgspec.Struct, frozen=True):
 class QueueTick(msgspec.Struct, frozen=True):
     """Some time passed."""
 
-    wall_us: int
     counts: bool = True  # holders could be heard meanwhile
 
 

@@ -109,7 +109,7 @@ class QueueHead:
 
     @property
     def next_due_us(self) -> int | None:
-        """When the next job is due that is not yet, if somebody waits for one."""
+        """When the next job is due that is not yet, by the clock of `step`, if somebody waits for one."""
         return self._ready.next_due_us if self._wanted else None
 
     # --- events ---------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class QueueHead:
         """Take an event, return what must be done. `now_us` is of a clock that never jumps."""
         match event:
             case q.QueueTurn():
-                return self._turn(event)
+                return self._turn(event, now_us)
             case q.QueueCommitted(end):
                 return self._committed(end)
             case q.StepsAppended(end):
@@ -163,17 +163,17 @@ class QueueHead:
 
     # --- a turn ---------------------------------------------------------------------------------
 
-    def _turn(self, turn: q.QueueTurn) -> list[QueueEffect]:
+    def _turn(self, turn: q.QueueTurn, now_us: int) -> list[QueueEffect]:
         """Decide all that waits. Nothing is decided while steps are on their way into the log."""
         if self._appending is not None:
             return []
-        self._ready.refresh(turn.committed, turn.wall_us)
+        self._ready.refresh(turn.committed, turn.wall_us, now_us)
         steps: list[QueueStep] = []
         telling: list[QueueAnswer] = []
         ending: list[int] = []
         at_once: list[QueueEffect] = []
         for settling in self._settling.values():
-            step, answer = self._settle(settling, turn.wall_us, ending)
+            step, answer = self._settle(settling, ending)
             steps += () if step is None else (step,)
             telling.append(answer)
         for leaving in self._leaving.values():
@@ -231,9 +231,7 @@ class QueueHead:
 
     # --- settling -------------------------------------------------------------------------------
 
-    def _settle(
-        self, asked: q.JobsSettled, wall_us: int, ending: list[int]
-    ) -> tuple[QueueStep | None, q.AnswerSettled]:
+    def _settle(self, asked: q.JobsSettled, ending: list[int]) -> tuple[QueueStep | None, q.AnswerSettled]:
         """The step, and what to tell once all that was looked at is committed."""
         state, name = self._state, asked.holder
         holder = state.holders.get(name) or state.gone.get(name)
@@ -245,7 +243,7 @@ class QueueHead:
         back = []
         for each in asked.back:
             if state.holds(holder, each.offset, each.attempt):
-                back.append(self._given_back(each, wall_us))
+                back.append(self._given_back(each))
             else:
                 refused += each.offset, each.attempt
         if state.ordered:
@@ -274,14 +272,14 @@ class QueueHead:
                 refused += offset, attempt
         return done, refused
 
-    def _given_back(self, given: q.GivenBack, wall_us: int) -> JobBack:
+    def _given_back(self, given: q.GivenBack) -> JobBack:
         attempts = self._state.attempts(given.offset)
         if not given.counted:
             return JobBack(given.offset, counted=False, why=given.why)
         if given.dead or attempts >= self.policy.attempts_max:
             return JobBack(given.offset, dead=True, why=given.why, trace=given.trace)
         pause_us = self.policy.pause_us(attempts) if given.delay_us is None else given.delay_us
-        return JobBack(given.offset, wall_us + pause_us if pause_us else 0, why=given.why)
+        return JobBack(given.offset, pause_us, why=given.why)
 
     def _left(self, name: bytes, *, counted: bool, why: str = "") -> list[QueueStep]:
         """A holder is no more: its jobs are handed out again."""
@@ -395,7 +393,7 @@ class QueueHead:
         for name in over:
             steps += self._left(name, counted=True, why=_LOST)
         if not over:
-            steps += self._overtime(tick.wall_us)
+            steps += self._overtime()
         effects: list[QueueEffect] = [q.RefuseAsker(ticket, "lost") for ticket in asking]
         if not steps:
             return effects
@@ -405,7 +403,7 @@ class QueueHead:
         self._appending, self._ending = [], self._ready.hashes(ending)
         return [*effects, q.AppendSteps(steps)]
 
-    def _overtime(self, wall_us: int) -> list[QueueStep]:
+    def _overtime(self) -> list[QueueStep]:
         """Attempts that took longer than their holders allow."""
         back = []
         for offset, (attempt, until_us) in list(self._limits.items()):
@@ -416,8 +414,8 @@ class QueueHead:
                 del self._limits[offset]
                 self._overdue.setdefault(name, []).extend((offset, attempt))
                 dead = attempt >= self.policy.attempts_max
-                due_us = 0 if dead else wall_us + self.policy.pause_us(attempt)
-                back.append(JobBack(offset, due_us, dead=dead, why=_TOO_LONG))
+                pause_us = 0 if dead else self.policy.pause_us(attempt)
+                back.append(JobBack(offset, pause_us, dead=dead, why=_TOO_LONG))
         return [Returned(back)] if back else []
 
     def _holder_of(self, offset: int, attempt: int) -> bytes | None:

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+UNIQUE_MAX: Final = 1_000_000
+"""Names of unique jobs that one partition remembers; beyond it the oldest are forgotten before their time."""
+
+
+class UniqueNames:
+    """The names of unique jobs, each with the time until which no other job may have it."""
+
+    def __init__(self, until: dict[bytes, int]) -> None:
+        self.until = until
+
+    def use(self, name: bytes, until_us: int, now_us: int) -> None:
+        """A name is used; those whose time is over are forgotten."""
+        until = self.until
+        until.pop(name, None)
+        until[name] = until_us
+        while until:
+            oldest = next(iter(until))
+            if until[oldest] > now_us and len(until) <= UNIQUE_MAX:
+                return
+            del until[oldest]
 
 
 class NotedJob(msgspec.Struct, array_like=True):
@@ -16,6 +38,7 @@ class NotedJob(msgspec.Struct, array_like=True):
     attempts: int = 0
     holder: int = 0  # the number of who has it; 0: nobody
     due_us: int = 0  # not before
+    pause_us: int = 0  # nor later than this after somebody knew of it: clocks of brokers may be wrong; 0: then exactly
     priority: int = 0
     expires_us: int = 0  # not begun by then it is dead; 0: it has time
     dead: bool = False

@@ -78,28 +78,41 @@ class QueueReady:
         self._due: list[tuple[int, int]] = []  # heaps: (time, offset)
         self._ready: list[tuple[int, int]] = []  # (-priority, offset)
         self._uncommitted: list[int] = []
+        self._rests: dict[int, int] = {}  # until when jobs are not handed out
+        self._now_us = 0
         self._taken: set[int] = set()  # noted jobs that are given away, which is not in the log yet
         self._order = KeyOrder(state) if state.ordered else None
         self.expired: list[int] = []  # jobs that nobody began in time; for the head to write down
 
-    def refresh(self, committed: int, now_us: int) -> None:
-        """Look at what changed, and at what is due by now."""
+    def refresh(self, committed: int, wall_us: int, now_us: int) -> None:
+        """Look at what changed, and at what is due by now. Pauses are counted by a clock that never jumps."""
         state, due = self._state, self._due
+        self._now_us = now_us
         news, state.news = state.news or (), []
         for offset in news:
-            self._classify(offset, now_us)
+            self._classify(offset, wall_us)
         while due and due[0][0] <= now_us:
-            self._classify(heappop(due)[1], now_us)
+            self._push(heappop(due)[1])
         while self._uncommitted and self._uncommitted[0] < committed:
-            self._classify(heappop(self._uncommitted), now_us)
+            self._push(heappop(self._uncommitted))
 
-    def _classify(self, offset: int, now_us: int) -> None:
+    def _classify(self, offset: int, wall_us: int) -> None:
         job = self._state.jobs.get(offset)
+        self._rests.pop(offset, None)
         if job is None or job.holder or job.dead:
             return
-        if job.due_us > now_us:
-            heappush(self._due, (job.due_us, offset))
+        rest_us = job.due_us - wall_us
+        if job.pause_us:
+            rest_us = min(rest_us, job.pause_us)
+        if rest_us > 0:
+            self._rests[offset] = self._now_us + rest_us
+            heappush(self._due, (self._now_us + rest_us, offset))
         else:
+            self._push(offset)
+
+    def _push(self, offset: int) -> None:
+        job = self._state.jobs.get(offset)
+        if job is not None:
             heappush(self._ready, (-job.priority, offset))
 
     @property
@@ -112,13 +125,13 @@ class QueueReady:
         free = 0 if self._order is None else len(self._order.free)
         return max(0, committed - self._scan) + len(self._ready) + free
 
-    def take(self, wanted: int, committed: int, now_us: int) -> tuple[list[int], list[int]]:
+    def take(self, wanted: int, committed: int, wall_us: int) -> tuple[list[int], list[int]]:
         """The next jobs: ranges of fresh ones, and others."""
         fresh: list[int] = []
         noted: list[int] = []
         state = self._state
         while wanted > 0:
-            urgent = self._next_noted(committed, now_us)
+            urgent = self._next_noted(committed, wall_us)
             first = self._next_fresh(committed)
             if urgent is not None and (urgent[0] < 0 or first < 0 or urgent[1] < first):
                 heappop(self._ready)
@@ -163,13 +176,13 @@ class QueueReady:
     def _may_begin(self, offset: int) -> bool:
         return self._order is None or self._order.begins(offset)
 
-    def _next_noted(self, committed: int, now_us: int) -> tuple[int, int] | None:
+    def _next_noted(self, committed: int, wall_us: int) -> tuple[int, int] | None:
         """The first of the ready ones that still is."""
         ready = self._ready
         while ready:
             offset = ready[0][1]
             job = self._state.jobs.get(offset)
-            if job is None or not self._is_ready(offset, job, now_us):
+            if job is None or not self._is_ready(offset, job, wall_us):
                 heappop(ready)
             elif offset >= committed:
                 heappop(ready)
@@ -178,10 +191,10 @@ class QueueReady:
                 return ready[0]
         return None
 
-    def _is_ready(self, offset: int, job: NotedJob, now_us: int) -> bool:
-        if job.holder or job.dead or offset in self._taken or job.due_us > now_us:
+    def _is_ready(self, offset: int, job: NotedJob, wall_us: int) -> bool:
+        if job.holder or job.dead or offset in self._taken or self._rests.get(offset, 0) > self._now_us:
             return False
-        if job.expires_us and not job.attempts and job.expires_us <= now_us:
+        if job.expires_us and not job.attempts and job.expires_us <= wall_us:
             self._taken.add(offset)
             self.expired.append(offset)
             return False

@@ -43,7 +43,7 @@ class JobBack(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The end of an attempt that did not finish its job, or of a job that was never tried."""
 
     offset: int
-    due_us: int = 0  # it is handed out again from then on; 0: at once
+    pause_us: int = 0  # it is handed out again after this; 0: at once
     counted: bool = True  # the attempt counts; one that never began does not
     dead: bool = False  # it is not tried again
     why: str = ""

@@ -90,7 +90,7 @@ def test_the_same_state_comes_from_the_log_and_from_a_snapshot():
     write(
         log,
         Took(A, 3, [0, 50], [100]),
-        Settled(A, 4, [10, 30], [JobBack(5, 7, why="bad"), JobBack(6, dead=True)], [1, 1]),
+        Settled(A, 4, [10, 30], [JobBack(5, pause_us=7, why="bad"), JobBack(6, dead=True)], [1, 1]),
     )
     for state in (log.rederived(), new_state(ordered=True)):
         if not state.end:

@@ -109,9 +109,9 @@ class QueueLead:
         if not self.is_current:
             return
         takes = decisions.may_publish(self.partition.replica, ALL) is None
-        self._step(q.QueueTick(self._clock.now_us(), counts=takes))
+        self._step(q.QueueTick(counts=takes))
         due_us = self.head.next_due_us
-        if due_us is not None and due_us <= self._clock.now_us():
+        if due_us is not None and due_us <= int(self._clock.monotonic() * 1_000_000):
             self.turn_soon()
 
     # --- effects --------------------------------------------------------------------------------
