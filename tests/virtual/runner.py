@@ -340,9 +340,10 @@ class Run:
         catalogue = self._catalogue()
         keys = catalogue.topics[topic].keys if topic in catalogue.topics else ()
         return [
-            self.cluster.brokers[member.broker].partitions[key]
+            partition
             for key in keys
             for member in catalogue.chains[key].record.chain
+            if (partition := self.cluster.brokers[member.broker].partitions.get(key)) is not None
         ]
 
     def _heads_of(self, topic: str) -> list[Any]:
@@ -384,8 +385,8 @@ class Run:
         ends: dict[int, set[int]] = defaultdict(set)
         for key, held in self._catalogue().chains.items():
             for member in held.record.chain:
-                partition = self.cluster.brokers[member.broker].partitions[key]
-                if partition.topic == topic:
+                partition = self.cluster.brokers[member.broker].partitions.get(key)
+                if partition is not None and partition.topic == topic:  # a topic that is being made is not there yet
                     ends[key[1]] |= {partition.replica.end, partition.replica.committed}
         return ends
 

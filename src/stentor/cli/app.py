@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "subscribe": "Print messages as they arrive.",
     "read": "Print the messages between two positions, then stop.",
     "offsets": "Print the offset of a position in each partition.",
+    "queue": "Create, list, describe, redrive and purge work queues.",
     "group": "List, describe, reset and delete consumer groups.",
     "cursor": "List, move and delete the named cursors of a topic.",
     "describe": "Print an overview of a broker and its topics.",
