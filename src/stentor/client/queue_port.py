@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections import deque
 from contextlib import suppress
@@ -90,9 +91,14 @@ class QueuePort:
         self._renew_now.set()
         self._room_now.set()
 
-    def owns(self, holder: bytes) -> bool:
-        """Whether the lease of this id is not over. Any thread."""
-        return holder == self.holder and self._core.loop.time() < self._valid_until
+    def owns(self, holder: bytes, until: float = math.inf) -> bool:
+        """Whether the lease of this id is not over, nor the time of an attempt. Any thread."""
+        return holder == self.holder and self._core.loop.time() < min(self._valid_until, until)
+
+    def begin(self, job: Job, limit_s: float) -> None:
+        """The work on a job begins, and may take so long."""
+        job.until = self._core.loop.time() + _OWN_SHARE * limit_s
+        self.limit(job, limit_s)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -123,7 +129,8 @@ class QueuePort:
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.LINK_CLOSE_S * 2):
                 await asyncio.shield(settle)
-                await self._ask(m.LeaveQueue(**self._where, holder=self.holder))
+                if self._settled_all.is_set():  # else what it holds may have begun, and that counts
+                    await self._ask(m.LeaveQueue(**self._where, holder=self.holder))
         for task in (renew, settle):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -196,6 +203,10 @@ class QueuePort:
         self.lease_s = answer.lease_ms / 1_000
         self._valid_until = max(self._valid_until, sent_at + _OWN_SHARE * self.lease_s)
         self._renewed.set()
+        for offset, attempt, limit_ms in named:
+            job = self.held.get(offset)
+            if job is not None and job.attempt == attempt:
+                job.until = max(job.until, sent_at + _OWN_SHARE * limit_ms / 1_000)
         for offset, attempt in pairs(answer.overdue):
             job = self.held.get(offset)
             if job is not None and job.attempt == attempt:
@@ -332,7 +343,7 @@ class QueuePort:
         self._core.loop.call_soon_threadsafe(self._limit, job, max(1, round(seconds * 1_000)))
 
     def _limit(self, job: Job, limit_ms: int) -> None:
-        if job.is_held:
+        if not job.is_settled:
             self._limits[job.message.offset] = job.message.offset, job.attempt, limit_ms
             self._renew_now.set()
 

@@ -95,8 +95,8 @@ class QueueLead:
         self.partition.followers.wait(self)  # to be woken by the next commit
 
     def pump(self) -> None:
-        """More is committed."""
-        if self._ended:
+        """More is committed. Of a later epoch that says nothing: what this one appended may have been cut off."""
+        if self._ended or not self.is_current:
             return
         self._step(q.QueueCommitted(self.partition.committed))
         if self.head.waits:
