@@ -346,6 +346,19 @@ class QueuePort:
         if not job.is_settled:
             self._limits[job.message.offset] = job.message.offset, job.attempt, limit_ms
             self._renew_now.set()
+            self._core.loop.call_later(limit_ms / 1_000, self._overtime, job)
+
+    def _overtime(self, job: Job) -> None:
+        """The work on a job took too long: it is given back, before the head takes it away."""
+        if self.held.get(job.message.offset) is not job or job.is_settled or job.holder != self.holder:
+            return
+        left = job.until - self._core.loop.time()
+        if left > 0:
+            self._core.loop.call_later(left, self._overtime, job)
+            return
+        job.lose()
+        self._consumer.note_lost(job)
+        self.give_back(job, why="the attempt took longer than its consumer allows")
 
     def _wake(self) -> None:
         if not self._awake:
