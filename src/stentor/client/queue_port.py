@@ -41,10 +41,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AGAIN: Final = (ConnectionFailed, CoordinationUnavailable, NotReady)
-_RENEWALS_PER_LEASE: Final = 4
+_RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
 _OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
-_LIMITS_TOLD_MAX: Final = 2_000
-_WAIT_MS: Final = 20_000
+_LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for
+_WAIT_MS: Final = 20_000  # a request for jobs that finds none is asked again after this
+
+
+class _Outbox:
+    """What was settled, and is not sent yet. Any thread adds to it."""
+
+    def __init__(self) -> None:
+        self.finished: deque[Job] = deque()
+        self.failed: deque[m.JobReturn] = deque()
+        self.awake = False  # the loop will look by itself
+
+    def __bool__(self) -> bool:
+        return bool(self.finished or self.failed)
+
+    def clear(self) -> None:
+        self.finished.clear()
+        self.failed.clear()
 
 
 class QueuePort:
@@ -60,18 +76,15 @@ class QueuePort:
         self._valid_until = 0.0  # by the loop's clock
         self.held: dict[int, Job] = {}
         self._number = self._sequence = 1
-        self._finished: deque[Job] = deque()  # settled, and not sent yet; any thread adds to these two
-        self._failed: deque[m.JobReturn] = deque()
+        self._out = _Outbox()
         self._limits: dict[int, tuple[int, int, int]] = {}  # jobs that began, and how long they may take
         self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}  # who wants to hear how a job was settled
-        self._awake = False
         self._settle_now = asyncio.Event()
         self._renew_now = asyncio.Event()
         self._room_now = asyncio.Event()
         self._renewed = asyncio.Event()
         self._closing = False
-        self._settled_all = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[bool]] = []
         self._begin_life()
 
     def _begin_life(self) -> None:
@@ -83,8 +96,7 @@ class QueuePort:
                 waiting.set_result(None)  # whoever waits looks at the job
         self.holder = secrets.token_bytes(m.HOLDER_BYTES)
         self.held, self._waiting, self._limits = {}, {}, {}
-        self._finished.clear()
-        self._failed.clear()
+        self._out.clear()
         self._number = self._sequence = 1
         self._valid_until = 0.0
         self._renewed.clear()
@@ -107,7 +119,8 @@ class QueuePort:
         work = (self._renew_loop, self._take_loop, self._settle_loop)
         self._tasks = [self._core.loop.create_task(self._go_on(loop)) for loop in work]
 
-    async def _go_on(self, work: Any) -> None:
+    async def _go_on(self, work: Any) -> bool:
+        """Whether it came to its end."""
         try:
             await work()
         except StentorError as error:
@@ -115,6 +128,9 @@ class QueuePort:
         except Exception as error:  # a bug of ours must not look like silence
             logger.exception("queue %s/%d", self._consumer.name, self.partition)
             self._consumer.failed(StentorError(f"{type(error).__name__}: {error}"))
+        else:
+            return True
+        return False
 
     async def close(self) -> None:
         """Send what is settled, give the rest back, and leave."""
@@ -128,8 +144,7 @@ class QueuePort:
         self._settle_now.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.LINK_CLOSE_S * 2):
-                await asyncio.shield(settle)
-                if self._settled_all.is_set():  # else what it holds may have begun, and that counts
+                if await asyncio.shield(settle):  # else what it holds may have begun, and that counts
                     await self._ask(m.LeaveQueue(**self._where, holder=self.holder))
         for task in (renew, settle):
             task.cancel()
@@ -203,6 +218,10 @@ class QueuePort:
         self.lease_s = answer.lease_ms / 1_000
         self._valid_until = max(self._valid_until, sent_at + _OWN_SHARE * self.lease_s)
         self._renewed.set()
+        self._take_news(named, answer, sent_at)
+
+    def _take_news(self, named: list[tuple[int, int, int]], answer: m.JobsRenewed, sent_at: float) -> None:
+        """The head has heard of limits, and says which attempts took longer than theirs."""
         for offset, attempt, limit_ms in named:
             job = self.held.get(offset)
             if job is not None and job.attempt == attempt:
@@ -311,7 +330,7 @@ class QueuePort:
 
     def finish(self, job: Job) -> None:
         """A job is done."""
-        self._finished.append(job)
+        self._out.finished.append(job)
         self._wake()
 
     def give_back(
@@ -325,7 +344,7 @@ class QueuePort:
         trace: str = "",
     ) -> None:
         """A job is not done."""
-        self._failed.append(
+        self._out.failed.append(
             m.JobReturn(
                 offset=job.message.offset,
                 attempt=job.attempt,
@@ -361,8 +380,8 @@ class QueuePort:
         self.give_back(job, why="the attempt took longer than its consumer allows")
 
     def _wake(self) -> None:
-        if not self._awake:
-            self._awake = True
+        if not self._out.awake:
+            self._out.awake = True
             self._core.loop.call_soon_threadsafe(self._settle_now.set)
 
     async def settled(self, job: Job) -> None:
@@ -379,16 +398,15 @@ class QueuePort:
             raise lost(job)
 
     async def _settle_loop(self) -> None:
-        while not self._closing or self._finished or self._failed:
+        while not self._closing or self._out:
             await self._settle_now.wait()
             self._settle_now.clear()
-            self._awake = False  # before looking: who adds something now wakes this again
-            while self._finished or self._failed:
+            self._out.awake = False  # before looking: who adds something now wakes this again
+            while self._out:
                 await self._settle()
-        self._settled_all.set()
 
     async def _settle(self) -> None:
-        finished = [self._finished.popleft() for _ in range(min(len(self._finished), m.JOBS_SETTLED_MAX))]
+        finished = [self._out.finished.popleft() for _ in range(min(len(self._out.finished), m.JOBS_SETTLED_MAX))]
         failed = self._some_failed()
         holder = self.holder
         own = [job for job in finished if job.holder == holder]
@@ -420,8 +438,8 @@ class QueuePort:
         """As many as one control message has room for, with their tracebacks."""
         found: list[m.JobReturn] = []
         size = 0
-        while self._failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
-            each = self._failed.popleft()
+        while self._out.failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
+            each = self._out.failed.popleft()
             found.append(each)
             size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
         return found

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOVED_AT_ONCE: Final = 1_000  # jobs that are appended again, each with its message
-_MOVE_AGAIN_S: Final = 5.0
+_MOVE_AGAIN_S: Final = 5.0  # by then the steps before are applied
 
 
 class QueueLead:
