@@ -1,4 +1,4 @@
-"""A queue whose consumers and heads are killed: every job is done or a dead letter, and none is in two hands at once."""
+"""A queue whose consumers and heads are killed: every job is done or a dead letter, none is in two hands at once."""
 
 from __future__ import annotations
 
