@@ -88,7 +88,7 @@ SEEDS: dict[str, list[int]] = {
     "queue-renewal": [1, 6],
     "queue-attempts": [1, 2],
     "queue-holder": [1, 2],
-    "queue-commit": [3, 4],
+    "queue-commit": [4, 7],
     "queue-in-full": [3, 5],
     "cursor-commit": [2, 3],
     "cursor-back": [1, 2],
