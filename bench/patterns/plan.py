@@ -23,6 +23,7 @@ class Plan:
     faults_per_s: int = 2_000
     fault_rounds: int = 3
     requests: int = 10_000
+    queue_jobs: int = 200_000
     clients: int = 10_000
     client_processes: int = 2
     client_updates: int = 20
@@ -49,6 +50,7 @@ QUICK = Plan(
     faults_per_s=500,
     fault_rounds=1,
     requests=3_000,
+    queue_jobs=20_000,
     clients=500,
     client_processes=1,
     client_updates=5,

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from stentor.client.group import AsyncGroup, Group
     from stentor.client.groups import GroupInfo
     from stentor.client.history import AsyncHistory, History
+    from stentor.client.job import Job
     from stentor.client.message import Message, Receipt
     from stentor.client.names import AsyncNames, NameChange, Names
     from stentor.client.outcomes import FailedBatch
     from stentor.client.position import Position
     from stentor.client.positions import Last
     from stentor.client.producer import AsyncProducer, Producer
+    from stentor.client.queue import AsyncQueue, Queue
+    from stentor.client.queue_core import JobReceipt
+    from stentor.client.queues import QueueInfo, QueuePeek
     from stentor.client.reader import Event
     from stentor.client.reply import Reply, ServiceRequest
     from stentor.client.reply_stream import AsyncReplyStream, ReplyStream
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
         InvalidArgument,
         KeyNotFound,
         LeaseExpired,
+        LeaseLost,
         LimitExceeded,
         LogFailed,
         MemberReplaced,
@@ -109,6 +114,10 @@ _EXPORTS = {
     "stentor.client.cursors": ("CursorInfo",),
     "stentor.client.group": ("AsyncGroup", "Group"),
     "stentor.client.groups": ("GroupInfo",),
+    "stentor.client.job": ("Job",),
+    "stentor.client.queue": ("AsyncQueue", "Queue"),
+    "stentor.client.queue_core": ("JobReceipt",),
+    "stentor.client.queues": ("QueueInfo", "QueuePeek"),
     "stentor.client.history": ("AsyncHistory", "History"),
     "stentor.client.message": ("Message", "Receipt"),
     "stentor.client.names": ("AsyncNames", "NameChange", "Names"),
@@ -160,6 +169,7 @@ _EXPORTS = {
         "InvalidArgument",
         "KeyNotFound",
         "LeaseExpired",
+        "LeaseLost",
         "LimitExceeded",
         "LogFailed",
         "MissingPackage",
@@ -208,6 +218,7 @@ __all__ = [
     "AsyncHistory",
     "AsyncNames",
     "AsyncProducer",
+    "AsyncQueue",
     "AsyncReplyStream",
     "AsyncService",
     "AsyncSubscription",
@@ -251,9 +262,12 @@ __all__ = [
     "History",
     "InternalError",
     "InvalidArgument",
+    "Job",
+    "JobReceipt",
     "KeyNotFound",
     "Last",
     "LeaseExpired",
+    "LeaseLost",
     "LimitExceeded",
     "LogFailed",
     "MemberReplaced",
@@ -275,6 +289,9 @@ __all__ = [
     "ProducerNotProven",
     "ProtocolError",
     "PublishError",
+    "Queue",
+    "QueueInfo",
+    "QueuePeek",
     "Receipt",
     "Reply",
     "ReplyStream",

@@ -33,6 +33,7 @@
     ├── HandlerError             a handler raised in a worker process; with the next two in work_errors.py
     ├── HandlerTimeout           a handler took longer than its time limit (also a TimeoutError)
     ├── WorkerDied               a worker process died, or could not be started
+    ├── LeaseLost                a job is not this consumer's any more, or was never
     ├── SlowSubscriber           a subscription is further behind than its max_lag
     ├── DecodeFailed             a value does not fit the type of the topic
     ├── LimitExceeded            a named limit was exceeded
@@ -322,6 +323,17 @@ class StaleGeneration(StentorError):
     """
 
     code = "stale_generation"
+
+
+class LeaseLost(StentorError):
+    """A job is not this consumer's any more: its lease is over, it took longer than its limit, or it was settled
+    before. What is said about it now changes nothing.
+
+    Another consumer has the job, or will. If handlers take long, the client renews by itself; a process that stands
+    still for longer than `lease_s` of the queue needs a longer one.
+    """
+
+    code = "lease_lost"
 
 
 class MemberReplaced(StentorError):

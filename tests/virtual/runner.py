@@ -18,6 +18,7 @@ from tests.virtual.expiry_load import EXPIRING, LATE_S, ExpiryLoad
 from tests.virtual.faults import Faults
 from tests.virtual.group_load import GroupLoad
 from tests.virtual.operators import Operators
+from tests.virtual.queue_load import DEAD, QUEUE, QueueLoad
 from tests.virtual.request_load import RequestLoad
 from tests.virtual.table_load import TABLE, TableLoad
 from tests.virtual.workload import TOPIC, History, Workload
@@ -26,6 +27,7 @@ from tests.virtual.world import SECOND, BrokenError, World, number_objects
 from stentor import limits
 from stentor.broker.cursors import desk
 from stentor.broker.partitions import compaction, compactions
+from stentor.broker.queues.heads import queue_of
 from stentor.broker.sessions import inline_sync
 from stentor.core.names import CURSORS_TOPIC
 from stentor.errors import StentorError
@@ -84,6 +86,7 @@ class Layout(NamedTuple):
     compaction: bool = False  # logs of tables are compacted as soon as they can be, a few rows at a time
     groups: bool = False  # a consumer group reads it, too; never by chance
     requests: bool = False  # clients ask and answer requests, too; never by chance
+    queues: bool = False  # there is a work queue, too; never by chance
     cursors: bool = False  # some move named cursors: never by chance, so that other runs stay as they are
     expiry: bool = False  # there is a table whose keys expire: never by chance either
 
@@ -123,6 +126,7 @@ class Run:
         self.expiry = ExpiryLoad(self.cluster)
         self.groups = GroupLoad(self.cluster)
         self.requests = RequestLoad(self.cluster)
+        self.queues = QueueLoad(self.cluster, ordered=seed % 2 == 0)
         self.operators = Operators(self.cluster)
         self.faults = Faults(self.cluster, factor=self.layout.factor, favour=favour)
 
@@ -199,6 +203,8 @@ class Run:
                         await client.create_topic(TOPIC, exist_ok=True, **wishes, **retention)
                         if layout.table:
                             await client.create_topic(TABLE, exist_ok=True, **self._table_wishes(wishes))
+                        if layout.queues:
+                            await client.create_topic(QUEUE, exist_ok=True, **wishes, **self.queues.settings)
                         if layout.expiry:
                             await client.create_topic(
                                 EXPIRING, exist_ok=True, **{**wishes, "partitions": 1}, kind="table"
@@ -229,6 +235,8 @@ class Run:
             self.groups.begin()
         if layout.requests:
             self.requests.begin()
+        if layout.queues:
+            self.queues.begin()
         if layout.cursors:
             for number in range(2):
                 cluster.process(f"mover{number}").run(self.load.move(f"m{number}"))
@@ -245,13 +253,15 @@ class Run:
                 self.groups.fail()
             if self.layout.requests:
                 self.requests.fail()
+            if self.layout.queues:
+                self.queues.fail()
 
     def _converge(self) -> None:
         cluster = self.cluster
         self.faults.heal()
         if not cluster.go(60, self._whole):
             self._ask_operators()
-        self.load.stopping = self.tables.stopping = self.expiry.stopping = True
+        self.load.stopping = self.tables.stopping = self.expiry.stopping = self.queues.stopping = True
         self.require(cluster.go(60, lambda: not self.load.outstanding), "publishes are not answered")
         self.require(cluster.go(60, lambda: not self.tables.outstanding), "changes of a table are not answered")
         self.require(cluster.go(60, self._let_go), "members keep what the head let go")
@@ -265,6 +275,8 @@ class Run:
             self.require(self._group_gets_all(), f"the group does not get everything: {self.groups.positions}")
         if self.layout.requests:
             self.require(cluster.go(60, self.requests.settled), "requests are not answered")
+        if self.layout.queues:
+            self.require(cluster.go(90, self._worked_off), f"jobs do not end: {self._queue_states()}")
         if self.layout.cursors:
             self.require(cluster.go(60, self._moved), "moves of cursors do not come to an end")
 
@@ -335,6 +347,29 @@ class Run:
         ends = self._ends(TOPIC)
         return all(len(found) == 1 for found in ends.values()) and self.groups.caught_up(ends)
 
+    def _worked_off(self) -> bool:
+        """Every job of the queue has ended, and all members of its chains know it."""
+        if self.world.steps % 50 or not self.cluster.ready():
+            return False
+        ends = self._ends(QUEUE)
+        return all(len(found) == 1 for found in ends.values()) and self.queues.settled(self._members_of_all(QUEUE))
+
+    def _members_of_all(self, topic: str) -> list[Any]:
+        catalogue = self._catalogue()
+        keys = catalogue.topics[topic].keys if topic in catalogue.topics else ()
+        return [
+            partition
+            for key in keys
+            for member in catalogue.chains[key].record.chain
+            if (partition := self.cluster.brokers[member.broker].partitions.get(key)) is not None
+        ]
+
+    def _heads_of(self, topic: str) -> list[Any]:
+        return [each for each in self._members_of_all(topic) if each.replica.position.is_head]
+
+    def _queue_states(self) -> list[Any]:
+        return [queue_of(each).statistics() for each in self._members_of_all(QUEUE)]
+
     def _moved(self) -> bool:
         """The same, of the topic that cursors are derived from: its last move may still be on its way."""
         if self.world.steps % 50 or not self.cluster.ready():
@@ -368,8 +403,8 @@ class Run:
         ends: dict[int, set[int]] = defaultdict(set)
         for key, held in self._catalogue().chains.items():
             for member in held.record.chain:
-                partition = self.cluster.brokers[member.broker].partitions[key]
-                if partition.topic == topic:
+                partition = self.cluster.brokers[member.broker].partitions.get(key)
+                if partition is not None and partition.topic == topic:  # a topic that is being made is not there yet
                     ends[key[1]] |= {partition.replica.end, partition.replica.committed}
         return ends
 
@@ -410,15 +445,18 @@ class Run:
         if self.layout.expiry:
             members = self._members(EXPIRING)
             self.expiry.compare(members, self.cluster.checker.archive[members[0].key])
-        self._compare_work()
+        self._compare_shared_work()
         self.cluster.checker.finish()
         if self.layout.cursors:
             self._compare_cursors()
         self.require(holds=True, what="")
 
-    def _compare_work(self) -> None:
+    def _compare_shared_work(self) -> None:
+        """What groups, responders and queues did with it."""
         if self.layout.groups:
             self.groups.compare(self.history.acknowledged)
+        if self.layout.queues:
+            self.queues.compare(self._members_of_all(QUEUE), self._heads_of(DEAD))
         if self.layout.requests:
             self.requests.compare()
 

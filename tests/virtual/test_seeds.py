@@ -13,6 +13,7 @@ SOME = 12
 FEW = 3
 GROUPS = 3
 REQUESTS = 2
+QUEUES = 3
 
 
 def virtual(*arguments):
@@ -52,6 +53,12 @@ def test_some_seeds_with_requests_find_nothing():
     done = virtual("--requests", "--from", 1, "--seeds", REQUESTS, "--processes", 1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"{REQUESTS} seeds, 0 failed", done.stdout), done.stdout + done.stderr
+
+
+def test_some_seeds_with_a_queue_find_nothing():
+    done = virtual("--queues", "--from", 1, "--seeds", QUEUES, "--processes", 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"{QUEUES} seeds, 0 failed", done.stdout), done.stdout + done.stderr
 
 
 def test_a_seed_is_the_same_run_every_time():

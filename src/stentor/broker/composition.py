@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stentor import limits
 from stentor._version import __version__
@@ -40,6 +40,8 @@ from stentor.broker.partitions.copies import Copies
 from stentor.broker.partitions.letting_go import LettingGo
 from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.partitions.serving import Serving
+from stentor.broker.queues.desk import QueueDesk
+from stentor.broker.queues.heads import QueueHeads
 from stentor.broker.services.desk import ServiceDesk
 from stentor.broker.services.directory import ServiceDirectory
 from stentor.broker.sessions.admission import Admission
@@ -90,6 +92,13 @@ class Ground:
         self.background = Background(environment.loop)
         self.timers = Timers(environment.loop)
         self.permissions = Permissions()
+
+
+class SharedWork(NamedTuple):
+    """Who divides work among clients."""
+
+    groups: GroupDesk
+    queues: QueueDesk
 
 
 class Parts:
@@ -205,7 +214,7 @@ class Parts:
             questions=questions,
             positions=self.positions,
         )
-        self.groups = GroupDesk(
+        groups = GroupDesk(
             identity,
             ground.environment.clock,
             trust=cluster.trust,
@@ -214,6 +223,11 @@ class Parts:
             cursors=self.cursors,
             heads=GroupHeads(ground.environment.clock, ground.catalogue, self.serving, heads, ground.background),
         )
+        queue_heads = QueueHeads(ground.environment.clock, self.serving, ground.background)
+        self.letting_go.on_pinned = queue_heads.pinned
+        clock = ground.environment.clock
+        queues = QueueDesk(identity, clock, trust=cluster.trust, serving=self.serving, heads=queue_heads)
+        self.shared = SharedWork(groups, queues)
         self.cursor_care = CursorCare(
             identity,
             store=ground.store,
@@ -249,23 +263,7 @@ class Parts:
             health=self.health,
             services=self.services,
         )
-        desk = Requests(
-            environment.config,
-            ground.standing,
-            permissions=permissions,
-            catalogue=ground.catalogue,
-            cluster=cluster,
-            routes=self.routes,
-            topics=self.topics,
-            operators=self._operators(ground),
-            serving=self.serving,
-            partitions=ground.partitions,
-            cursors=self.cursors,
-            groups=self.groups,
-            services=self.services,
-            sights=self.overview,
-            after_delete=after_delete,
-        )
+        desk = self._desk(ground, after_delete)
         self._welcome = GreetingServices(
             identity=identity,
             trust=cluster.trust,
@@ -307,6 +305,26 @@ class Parts:
         cluster.input.on_responders = directory.heard
         cluster.peers.on_connected.append(directory.tell)
 
+    def _desk(self, ground: Ground, after_delete: Callable[[], Awaitable[None]]) -> Requests:
+        return Requests(
+            ground.environment.config,
+            ground.standing,
+            permissions=ground.permissions,
+            catalogue=ground.catalogue,
+            cluster=self.cluster,
+            routes=self.routes,
+            topics=self.topics,
+            operators=self._operators(ground),
+            serving=self.serving,
+            partitions=ground.partitions,
+            cursors=self.cursors,
+            groups=self.shared.groups,
+            queues=self.shared.queues,
+            services=self.services,
+            sights=self.overview,
+            after_delete=after_delete,
+        )
+
     def _operators(self, ground: Ground) -> Operators:
         return Operators(
             ground.identity,
@@ -326,7 +344,7 @@ class Parts:
         cluster.peers.on_connected.append(replicas.peer_connected)
         liveness = cluster.liveness
         liveness.load = lambda: len(admission.sessions)
-        liveness.on_beat.extend((self.desk.tick, self.serving.expiring.tick))
+        liveness.on_beat.extend((self.desk.tick, self.serving.expiring.tick, self.shared.queues.heads.tick))
         liveness.on_view.extend((replicas.look_at_view, self.routes.look_at_view))
         liveness.on_unheard.append(self.desk.wake_before)
         liveness.on_cut_off.extend((replicas.end_streams_for_now, admission.close_watchers))

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "respond": "Answer requests of a topic until stopped.",
     "read": "Print the messages between two positions, then stop.",
     "offsets": "Print the offset of a position in each partition.",
+    "queue": "Create, list, describe, redrive and purge work queues.",
     "group": "List, describe, reset and delete consumer groups.",
     "work": "Call a Python function with every message, in several workers.",
     "cursor": "List, move and delete the named cursors of a topic.",

@@ -42,8 +42,9 @@ DeletionsKept = Annotated[
 Kind = Annotated[
     str | None,
     typer.Option(
-        metavar="stream|table",
-        help="Keep every message (stream), or let the latest value of each key count (table). It cannot be changed.",
+        metavar="stream|table|queue",
+        help="Keep every message (stream), let the latest value of each key count (table), or hand out messages as jobs"
+        " (queue). It cannot be changed.",
     ),
 ]
 Flush = Annotated[

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 import msgspec
 
 from stentor import limits
-from stentor.client import groups, routes
+from stentor.client import groups, queues, routes
 from stentor.client.convert import allows_stale
 from stentor.client.cursors import CursorInfo, mark_recorded, move_cursor, with_lag
 from stentor.client.positions import check_position, find_request
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stentor.client.groups import GroupInfo
     from stentor.client.options import TopicOptions
     from stentor.client.positions import Place, Stale
+    from stentor.client.queues import QueueInfo
     from stentor.wire.messages import BrokerInfo, BrokerState, ClientInfo, PartitionRecovered, TopicInfo, TopicRoute
 
 R = TypeVar("R")
@@ -180,6 +181,14 @@ class AsyncAdmin:
         return found
 
     # --- groups ---------------------------------------------------------------------------------
+
+    async def queues(self, *, timeout: float | None = None) -> list[QueueInfo]:
+        """All work queues, with the number of their jobs."""
+        return await queues.list_queues(self._core, timeout)
+
+    async def describe_queue(self, name: str, *, timeout: float | None = None) -> QueueInfo:
+        """A work queue: its settings, and how many jobs of each partition wait, are in work, finished and dead."""
+        return await queues.describe_queue(self._core, name, timeout)
 
     async def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
         """All consumer groups, with their members."""
@@ -351,6 +360,14 @@ class Admin:
         return self._call(self._async.find_offsets(topics, at, stale=stale, timeout=timeout))
 
     # --- groups ---------------------------------------------------------------------------------
+
+    def queues(self, *, timeout: float | None = None) -> list[QueueInfo]:
+        """All work queues, with the number of their jobs."""
+        return self._call(self._async.queues(timeout=timeout))
+
+    def describe_queue(self, name: str, *, timeout: float | None = None) -> QueueInfo:
+        """A work queue: its settings, and how many jobs of each partition wait, are in work, finished and dead."""
+        return self._call(self._async.describe_queue(name, timeout=timeout))
 
     def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
         """All consumer groups, with their members."""

@@ -22,6 +22,7 @@ from stentor.client.subscription_core import SubscriptionCore
 from stentor.client.topic import AsyncPlainTopic, AsyncTopic
 from stentor.client.typed import Codec
 from stentor.client.url import checked_name, parse_url
+from stentor.core import queue_limits
 from stentor.core.names import check_topic_name
 from stentor.errors import DeadlineExceeded, InvalidArgument, StentorError
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         TimestampLike,
     )
     from stentor.client.positions import Place, Stale
+    from stentor.client.queue import AsyncQueue
     from stentor.client.selectors import Selector
     from stentor.client.starts import Start
     from stentor.client.table import AsyncTable
@@ -216,6 +218,23 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
 
         return Opening(open_group(self._core, name, topics, options))
 
+    def queue(
+        self,
+        name: str,
+        *,
+        prefetch: int = queue_limits.QUEUE_PREFETCH,
+        limit: float | None = None,
+        timeout: float | None = None,
+    ) -> Opening[AsyncQueue]:
+        """A work queue: put jobs into it, or take jobs from it; each is handed to one consumer, and acknowledged.
+        Enter it with `async with`, or await it.
+
+        It is made if there is none. `create_topic(name, kind="queue")` makes one with other settings.
+        """
+        from stentor.client.queue import open_queue
+
+        return Opening(open_queue(self, name, prefetch, limit, timeout))
+
     def read(
         self,
         topics: str | list[str],
@@ -328,18 +347,7 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
         Make tables with `create_topic(name, kind="table")`. With a type the values of the table are of that type:
         checked when they are put, and decoded when they are read. With a subtree it is a copy of those keys alone.
         """
-        return Opening(self._table(name, type, format, subtree, timeout))
-
-    async def _table(self, name: str, kind: Any, encoding: Format, subtree: str, timeout: float | None) -> Any:
-        from stentor.client.table import AsyncTable
-        from stentor.client.table_copy import TableCopy
-        from stentor.client.typed_table import AsyncTypedTable, ValueCodec
-
-        codec: ValueCodec[Any] | None = None if kind is None else ValueCodec(name, kind, encoding)
-        copy = TableCopy(self._core, name, subtree)
-        await copy.open(self._core.deadline(timeout))
-        table = AsyncTable(self, copy)
-        return table if codec is None else AsyncTypedTable(table, codec)
+        return Opening(_open_table(self, name, type, format, subtree, timeout))
 
     @property
     def names(self) -> AsyncNames:
@@ -375,6 +383,22 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
     def __repr__(self) -> str:
         state = "closed" if self._core.closed else ",".join(self._core.addresses)
         return f"<stentor.AsyncClient {self.name!r} {state}>"
+
+
+async def _open_table(
+    client: AsyncClient, name: str, kind: Any, encoding: Format, subtree: str, timeout: float | None
+) -> Any:
+    """A copy of a table, for async code."""
+    from stentor.client.table import AsyncTable
+    from stentor.client.table_copy import TableCopy
+    from stentor.client.typed_table import AsyncTypedTable, ValueCodec
+
+    core = client._core  # noqa: SLF001 - a part of the client
+    codec: ValueCodec[Any] | None = None if kind is None else ValueCodec(name, kind, encoding)
+    copy = TableCopy(core, name, subtree)
+    await copy.open(core.deadline(timeout))
+    table = AsyncTable(client, copy)
+    return table if codec is None else AsyncTypedTable(table, codec)
 
 
 class Connecting:

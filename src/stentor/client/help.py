@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stentor.client.examples import EXAMPLES
+from stentor.client.queue_examples import QUEUE_EXAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,9 @@ MEANINGS: Final = {
     "callback": "A function that takes a change: its `key`, and the key's entry as it was, `old`, and as it is, `new`.",
     "changes": "Values by key: bytes, or text, which becomes UTF-8. None removes a key.",
     "default": "What to return if the key is not there.",
+    "dead": "Whether the job is not tried again, and goes to the dead-letter topic.",
+    "dead_letter_topic": "Of a queue: the topic that dead jobs go to. Empty is the queue's own name and .dead.",
+    "delay": "How many seconds the job rests before it is handed out. None is the rule: at once, or a growing pause.",
     "draining": "True moves the replicas away, False lets the broker take some again.",
     "end": """Where to stop, before this position: whatever `start` may be for all partitions together, or "now", what
         is committed when the call is made. None never stops.""",
@@ -56,6 +60,17 @@ MEANINGS: Final = {
         with it.""",
     "identity": """A name under which the producer may be made again after a crash, so that the brokers recognise what
         they have.""",
+    "error": "Why it failed: an exception, whose traceback goes to the dead letter, or a text.",
+    "job": "A job that this queue object handed out.",
+    "lease_s": "Of a queue: a consumer that is silent for so many seconds has lost its jobs.",
+    "max_attempts": "Of a queue: a job that failed so often is dead.",
+    "ordered_by": """Of a queue: "key", two jobs of one key are never in work at the same time. "" is no order.""",
+    "prefetch": "How many jobs this consumer holds at most, those that it has not begun among them.",
+    "priority": "0, the usual one, to 9, the most urgent. It counts within a partition.",
+    "retry_delay_ms": "Of a queue: the pause after a first failure, in milliseconds; each further one doubles it.",
+    "seconds": "How many seconds, from now on.",
+    "unique": "A name that no other job may have: while it is taken, a job of the same name is not put.",
+    "unique_for": "For how many seconds the name is taken, counted from when the job was put.",
     "if_absent": "Whether to set the key only if it is not there.",
     "if_version": "Make the change only if the key is at this version: that of an entry. None makes it in any case.",
     "handler": "Called with each message. What it raises ends the loop, and the message is handed out again.",
@@ -67,8 +82,8 @@ MEANINGS: Final = {
     "cleanup": """What becomes of old messages: "delete", retention deletes them; "compact", the latest message of each
         key stays; "compact,delete", both. A table is compacted in any case. It cannot be changed later.""",
     "deletions_kept_s": "How long a compacted topic keeps messages that delete a key, in seconds.",
-    "kind": """"stream", every message counts; or "table", the latest value of each key counts, and retention deletes
-        nothing. It cannot be changed later.""",
+    "kind": """"stream", every message counts; "queue", each message is a job for one consumer; or "table", the latest
+        value of each key counts, and retention deletes nothing. It cannot be changed later.""",
     "keys": "As many keys as values; None if no message has one.",
     "limit": "How many messages to read at most. None reads all.",
     "max_lag": """How far behind is too slow: a number of messages, a timedelta, or both as a pair, whichever comes
@@ -131,6 +146,7 @@ MEANINGS: Final = {
 
 _TABLE_KEY: Final = "A path such as app/limits/rate: words with slashes between them."
 
+_QUEUE_WAIT: Final = "Whether to wait until it is committed. With False it is sent soon, together with others."
 OWN_MEANINGS: Final = {
     "Client.alter_topic": {"name": "The topic's name."},
     "Client.create_topic": {"name": "The topic's name, dotted segments such as orders.eu."},
@@ -228,6 +244,27 @@ OWN_MEANINGS: Final = {
     "Table.on_resync": {
         "callback": "A function that takes a TableResync: how far the copy was, how far it is, how many keys differ."
     },
+    "Client.queue": {
+        "limit": "How many seconds the work on one job may take; then it is another's. None is no limit.",
+        "name": "The name of the queue.",
+    },
+    "Queue.put": {
+        "at": "When the job is due: a datetime, or microseconds since 1970. None is now.",
+        "delay": "How many seconds after it is put the job is due. None is at once.",
+        "ttl": "After so many seconds a job that nobody began is dead. None gives it all the time.",
+    },
+    "Queue.put_many": {
+        "at": "When the jobs are due: a datetime, or microseconds since 1970. None is now.",
+        "delay": "How many seconds after they are put the jobs are due. None is at once.",
+        "ttl": "After so many seconds a job that nobody began is dead. None gives it all the time.",
+        "values": "A list of bytes or text, one for each job.",
+    },
+    "Queue.get": {"timeout": "How many seconds to wait for a job. None waits for ever."},
+    "Queue.run": {"handler": "Called with each job. If it raises, the job has failed, and the next one follows."},
+    "Queue.ack": {"wait": _QUEUE_WAIT},
+    "Queue.nack": {"wait": _QUEUE_WAIT},
+    "Queue.redrive": {"limit": "How many dead letters to put back at most. None is all of them."},
+    "Queue.peek": {"limit": "How many jobs to return at most."},
     "Table.put": {"key": _TABLE_KEY, "value": "Bytes, or text, which becomes UTF-8."},
     "Table.watch": {
         "limit": """How many changes may wait to be taken. It bounds the memory that a slow watcher takes.""",
@@ -244,6 +281,7 @@ _SETTINGS: Final = (
     "partitions", "kind", "cleanup", "deletions_kept_s", "flush", "flush_interval_ms",
     "replicas", "min_replicas", "placement", "retention_age_s",
     "retention_bytes", "keep_unrecorded", "retention_waits_for", "retention_wait_bytes", "segment_bytes",
+    "ordered_by", "max_attempts", "lease_s", "retry_delay_ms", "dead_letter_topic",
 )  # fmt: skip
 
 OPTIONS: Final = {
@@ -260,7 +298,7 @@ OPTIONS: Final = {
 
 PLAIN: Final = {
     "client.request_stream", "client.topic", "group.batches", "group.events", "group.lag", "group.positions",
-    "group.statistics", "group.stop",
+    "group.statistics", "group.stop", "queue.statistics",
     "producer.statistics", "subscription.batches", "subscription.events", "subscription.offset_batches",
     "subscription.positions", "subscription.statistics", "history.batches", "history.offset_batches",
     "table.entries", "table.entry", "table.get", "table.get_many", "table.holds", "table.items", "table.keys",
@@ -270,10 +308,10 @@ PLAIN: Final = {
 
 _ENTERED: Final = re.compile(r"^( *)with ", re.MULTILINE)
 _ITERATED: Final = re.compile(
-    r"^( *)for ([\w, ]+) in (subscription|group|history|client|watch)(?!\.events)\b", re.MULTILINE
+    r"^( *)for ([\w, ]+) in (subscription|group|queue|history|client|watch)(?!\.events)\b", re.MULTILINE
 )
 _CALLED: Final = re.compile(
-    r"(?<![\w.])(?<!with )(?<! in )((?:client|producer|subscription|group|history|table|names|watch)\.\w+)\("
+    r"(?<![\w.])(?<!with )(?<! in )((?:client|producer|subscription|group|queue|history|table|names|watch)\.\w+)\("
 )
 
 
@@ -302,7 +340,7 @@ def _explain(function: Any, place: str, *, asynchronous: bool) -> None:
     told = [f"    {name}: {meanings[name]}" for name in arguments(function, place) if name in meanings]
     if told:
         parts.append("\n".join(["Args:", *told]))
-    example = EXAMPLES.get(place)
+    example = EXAMPLES.get(place) or QUEUE_EXAMPLES.get(place)
     if example is not None:
         lines = (awaited(example) if asynchronous else example).splitlines()
         parts.append("\n".join(["Example:", *(f"    {line}".rstrip() for line in lines)]))

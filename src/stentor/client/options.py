@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stentor.client.starts import Start
     from stentor.client.table_backlog import OnSlowWatch
     from stentor.client.table_copy import TableSequence
-    from stentor.wire.topic_settings import Cleanup, Flush, Placement, TopicKind
+    from stentor.wire.topic_settings import Cleanup, Flush, OrderedBy, Placement, TopicKind
 
 AckLevel = Literal["none", "head", "quorum", "all"]
 """When a message counts as published: handed to the socket, taken by the head, by a majority, by the whole chain."""
@@ -141,6 +141,11 @@ class TopicOptions(TypedDict, total=False):
     retention_waits_for: str
     retention_wait_bytes: int | None
     segment_bytes: int
+    ordered_by: OrderedBy
+    max_attempts: int
+    lease_s: int
+    retry_delay_ms: int
+    dead_letter_topic: str
 
 
 class ProducerStatistics(TypedDict):

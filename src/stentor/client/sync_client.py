@@ -27,7 +27,7 @@ from stentor.client.requesting import Requesting
 from stentor.client.subscription import Subscription
 from stentor.client.topic import PlainTopic, Topic
 from stentor.client.typed import Codec
-from stentor.core import group_limits
+from stentor.core import group_limits, queue_limits
 from stentor.errors import StentorError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         TimestampLike,
     )
     from stentor.client.positions import Place, Stale
+    from stentor.client.queue import Queue
     from stentor.client.selectors import Partitioner, Selector
     from stentor.client.starts import Start
     from stentor.client.table import Table
@@ -285,6 +286,23 @@ class Client(Admin, Requesting):
         }
         core = self._async._core  # noqa: SLF001 - two halves of one thing
         return Group(self._call(join_group(core, name, topics, inbox.put, **options)), inbox)
+
+    def queue(
+        self,
+        name: str,
+        *,
+        prefetch: int = queue_limits.QUEUE_PREFETCH,
+        limit: float | None = None,
+        timeout: float | None = None,
+    ) -> Queue:
+        """A work queue: put jobs into it, or take jobs from it; each is handed to one consumer, and acknowledged.
+
+        It is made if there is none. `create_topic(name, kind="queue")` makes one with other settings.
+        """
+        from stentor.client.queue import Queue
+        from stentor.client.queue_core import open_queue_core
+
+        return Queue(self, self._call(open_queue_core(self._async, name, prefetch, limit, timeout)))
 
     def read(
         self,

@@ -28,14 +28,18 @@ Placement = Literal["spread", "active-passive", "multi-primary"]
 RetentionAge = Annotated[int, msgspec.Meta(ge=1)] | None
 RetentionBytes = Annotated[int, msgspec.Meta(ge=0)] | None
 CursorName = Annotated[str, msgspec.Meta(max_length=limits.TOPIC_NAME_CHARACTERS_MAX)]
-TopicKind = Literal["stream", "table"]
+TopicKind = Literal["stream", "table", "queue"]
 Cleanup = Literal["delete", "compact", "compact,delete"]
 DeletionsKept = Annotated[int, msgspec.Meta(ge=0, le=DELETIONS_KEPT_S_MAX)]
+OrderedBy = Literal["", "key"]
+AttemptsMax = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
+LeaseSeconds = Annotated[int, msgspec.Meta(ge=1, le=86_400)]
+RetryDelay = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
 SegmentBytes = Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limits.SEGMENT_BYTES_MAX)]
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a topic was made with; all but its kind, its cleanup and the number of partitions may be changed later."""
+    """What a topic was made with; all but its kind, cleanup, order and number of partitions may be changed later."""
 
     partitions: Partitions = 1
     kind: TopicKind = "stream"
@@ -52,6 +56,11 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     retention_waits_for: CursorName = ""  # retention waits until this cursor has passed what it would delete
     retention_wait_bytes: RetentionBytes = None  # of what waits: beyond this much it is deleted all the same
     segment_bytes: SegmentBytes = limits.SEGMENT_BYTES
+    ordered_by: OrderedBy = ""  # of a queue: "key", two jobs of one key are never in work at once
+    max_attempts: AttemptsMax = 5  # of a queue: a job that failed so often is dead
+    lease_s: LeaseSeconds = 30  # of a queue: who is silent for so long has lost its jobs
+    retry_delay_ms: RetryDelay = 1_000  # of a queue: the pause after a first failure; each further one doubles it
+    dead_letter_topic: CursorName = ""  # of a queue: where dead jobs go; empty: its own name and .dead
 
     @property
     def compacted(self) -> bool:
@@ -95,6 +104,11 @@ class TopicChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     retention_waits_for: CursorName | UnsetType = UNSET
     retention_wait_bytes: RetentionBytes | UnsetType = UNSET
     segment_bytes: SegmentBytes | UnsetType = UNSET
+    ordered_by: OrderedBy | UnsetType = UNSET
+    max_attempts: AttemptsMax | UnsetType = UNSET
+    lease_s: LeaseSeconds | UnsetType = UNSET
+    retry_delay_ms: RetryDelay | UnsetType = UNSET
+    dead_letter_topic: CursorName | UnsetType = UNSET
 
 
 def topic_changes(named: dict[str, Any]) -> TopicChanges:

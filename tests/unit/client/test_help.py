@@ -17,11 +17,23 @@ from stentor.client.help import MEANINGS, OWN_MEANINGS, arguments
 
 PAIRS = (("Client", "AsyncClient"), ("Producer", "AsyncProducer"), ("Subscription", "AsyncSubscription"),
          ("History", "AsyncHistory"), ("Table", "AsyncTable"), ("TableWatch", "AsyncTableWatch"),
-         ("Names", "AsyncNames"), ("Group", "AsyncGroup"))  # fmt: skip
+         ("Names", "AsyncNames"), ("Group", "AsyncGroup"), ("Queue", "AsyncQueue"))  # fmt: skip
 KINDS = {name: pair[0] for pair in PAIRS for name in pair}
 RULE = re.compile(r"\b[CDEKS]\d{1,2}a?\b")
 NEEDS_NO_EXAMPLE = {"close"}
-PROPERTIES = {"assignment", "member", "name", "names", "paused", "sequence", "session", "state", "topic", "topics"}
+PROPERTIES = {
+    "assignment",
+    "dead_letter_topic",
+    "member",
+    "name",
+    "names",
+    "paused",
+    "sequence",
+    "session",
+    "state",
+    "topic",
+    "topics",
+}
 NEEDS_A_CLUSTER = {"drain_broker", "forget_broker", "recover_partition"}
 
 
@@ -140,6 +152,7 @@ def names(**more):
         "pa": pa,
         "pyarrow": pa,
         "print": lambda *_: None,
+        "input": lambda _: "",
         **more,
     }
 

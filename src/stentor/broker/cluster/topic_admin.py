@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -38,7 +38,7 @@ from stentor.errors import (
 )
 from stentor.ports import Swap
 from stentor.wire import peer
-from stentor.wire.messages import merge_settings
+from stentor.wire.messages import TopicSettings, merge_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.trust import Trust
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.ports import CoordinationStore
-    from stentor.wire.messages import TopicChanges, TopicSettings
+    from stentor.wire.messages import TopicChanges
     from stentor.wire.schemas import SchemaColumn
 
 logger = logging.getLogger(__name__)
@@ -140,9 +140,16 @@ class TopicAdmin:
         _check_minimum(name, settings)
         _check_table(name, settings)
         _check_cleanup(name, settings)
+        check_queue(name, settings)
         if settings.kind == "table" and not self._trust.tables:
             raise NotReady(
                 "The cluster is being upgraded; tables cannot be made until every broker knows them.",
+                hint="Upgrade all brokers, then try again.",
+                object=name,
+            )
+        if settings.kind == "queue" and not self._trust.queues:
+            raise NotReady(
+                "The cluster is being upgraded; queues cannot be made until every broker knows them.",
                 hint="Upgrade all brokers, then try again.",
                 object=name,
             )
@@ -269,6 +276,12 @@ class TopicAdmin:
                 hint="Make a new topic instead.",
                 object=name,
             )
+        if merged.ordered_by != settings.ordered_by:
+            raise InvalidArgument(
+                f"Whether jobs of queue {name} are ordered by their keys cannot be changed.",
+                hint="Make a new queue instead.",
+                object=name,
+            )
         if merged.replicas > len(self._catalogue.brokers):
             raise InvalidArgument(
                 f"{merged.replicas} replicas need as many brokers; the cluster has {len(self._catalogue.brokers)}.",
@@ -277,6 +290,7 @@ class TopicAdmin:
         _check_minimum(name, merged)
         _check_table(name, merged)
         _check_cleanup(name, merged)
+        check_queue(name, merged)
         return msgspec.structs.replace(record, settings=merged)
 
     async def register_schema(self, name: str, columns: list[SchemaColumn]) -> HeldTopic:
@@ -354,6 +368,29 @@ def _check_cleanup(name: str, settings: TopicSettings) -> None:
             hint="Use cleanup=compact,delete, or leave out the retention.",
             object=name,
         )
+
+
+def check_queue(name: str, settings: TopicSettings) -> None:
+    """What is for queues alone, and what is not for them."""
+    default = TopicSettings()
+    said = [each for each in _OF_QUEUES if getattr(settings, each) != getattr(default, each)]
+    if settings.kind != "queue" and said:
+        raise InvalidArgument(
+            f"Topic {name} is no queue; {said[0]} is a setting of queues.",
+            hint="Leave it out, or make the topic with kind=queue.",
+            object=name,
+        )
+    if settings.kind == "queue" and settings.cleanup != "delete":
+        raise InvalidArgument(
+            f"Topic {name} is a queue: every job counts, and a queue cannot be compacted.",
+            hint="Leave out the cleanup.",
+            object=name,
+        )
+    if settings.dead_letter_topic:
+        check_topic_name(settings.dead_letter_topic)
+
+
+_OF_QUEUES: Final = ("ordered_by", "max_attempts", "lease_s", "retry_delay_ms", "dead_letter_topic")
 
 
 def _check_minimum(name: str, settings: TopicSettings) -> None:

@@ -61,7 +61,10 @@ GROUPS: Final = 3
 REQUESTS: Final = 4
 """The feature level from which on clients may answer requests: brokers tell each other where responders are."""
 
-LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS, REQUESTS)
+QUEUES: Final = 4
+"""The feature level from which on a topic may be a queue."""
+
+LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS, REQUESTS, QUEUES)
 """The highest feature level that this version knows."""
 
 
@@ -114,6 +117,11 @@ class Trust:
     def compaction(self) -> bool:
         """Whether every broker knows what a horizon and a sparse batch are (C27)."""
         return self._identity.alone or self.level >= COMPACTION
+
+    @property
+    def queues(self) -> bool:
+        """Whether every broker knows what a queue is (C27)."""
+        return self._identity.alone or self.level >= QUEUES
 
     def must_prove(self, name: str) -> bool:
         """Whether this one must: it says in the store that it can, or all must."""

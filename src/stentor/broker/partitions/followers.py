@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stentor.broker.partitions.interfaces import Follower
+    from stentor.broker.partitions.interfaces import Follower, Pumped
     from stentor.errors import StentorError
 
 
@@ -14,7 +14,7 @@ class Followers:
 
     def __init__(self) -> None:
         self.streams: set[Follower] = set()
-        self._idle: set[Follower] = set()  # those that have all there is
+        self._idle: set[Pumped] = set()  # those that have all there is
         self.ended = False  # the partition goes away, and nobody may follow it
 
     def add(self, stream: Follower) -> None:
@@ -24,9 +24,13 @@ class Followers:
         self.streams.discard(stream)
         self._idle.discard(stream)
 
-    def wait(self, stream: Follower) -> None:
+    def wait(self, stream: Pumped) -> None:
         """It has all there is; the next commit wakes it."""
         self._idle.add(stream)
+
+    def forget(self, stream: Pumped) -> None:
+        """It wants to hear of no more commits."""
+        self._idle.discard(stream)
 
     def wake(self) -> None:
         """More is committed."""

@@ -51,10 +51,15 @@ class Request(msgspec.Struct, frozen=True):
     correlation: int
 
 
-class Follower(Lagging, Protocol):
-    """A reader that follows a partition."""
+class Pumped(Protocol):
+    """Somebody who wants to hear of commits."""
 
     def pump(self) -> None: ...
+
+
+class Follower(Pumped, Lagging, Protocol):
+    """A reader that follows a partition."""
+
     def fail(self, error: StentorError) -> None: ...
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from stentor.core.queue import QueueState
 from stentor.core.replica_events import Started
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from stentor.broker.catalogue import Catalogue
     from stentor.broker.environment import Environment
@@ -45,6 +46,7 @@ class LettingGo:
         self._partitions = partitions
         self._cursors = cursors
         self.compactions = compactions
+        self.on_pinned: Callable[[Partition, int], None] = lambda *_: None  # jobs below an offset keep old segments
 
     def retain(self) -> None:
         """The head of each chain lets old segments go; its members follow."""
@@ -59,7 +61,7 @@ class LettingGo:
                 self._environment.loop.call_soon_threadsafe(partition.step, Started(start))
 
     def _retain(self, partition: Partition) -> int:
-        now_us, committed = self._environment.clock.now_us(), partition.committed
+        now_us, committed = self._environment.clock.now_us(), self._open_from(partition)
         settings, log = partition.settings, partition.log
         if not settings.waits_for:
             partition.waiting.nothing()
@@ -79,6 +81,17 @@ class LettingGo:
             for name in settings.waits_for:
                 self._cursors.look_again(partition.key, name)
         return start
+
+    def _open_from(self, partition: Partition) -> int:
+        """What may go at most: all that is committed, but a queue's jobs that are not finished stay."""
+        queue = next((state for state in partition.replica.states if isinstance(state, QueueState)), None)
+        if queue is None:
+            return partition.committed
+        first = min(partition.committed, queue.committed_first)
+        due = partition.log.retention_end(self._environment.clock.now_us(), committed=partition.committed)
+        if due > first:
+            self._environment.loop.call_soon_threadsafe(self.on_pinned, partition, due)
+        return first
 
     def clear_aside(self) -> None:
         """Copies that were replaced long ago go, where the chain is full without them."""

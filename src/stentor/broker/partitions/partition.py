@@ -158,7 +158,7 @@ class Partition:
             header.sequence,
             header.body_checksum,
             stamp_us=self.sync.clock.now_us(),
-            conditional=header if header.conditional else None,
+            conditional=self._conditional(header),
             body=view[batch_header.HEADER_BYTES :] if header.conditional else b"",
         )
         now_us = int(self.sync.clock.monotonic() * 1_000_000)
@@ -176,6 +176,12 @@ class Partition:
         if not ack:
             self._requests.take(ticket)
         self._took(request.publisher, self.replica.step(appended, now_us), len(view))
+
+    def _conditional(self, header: BatchHeader) -> BatchHeader | None:
+        """A batch that comes with conditions, with the time at which they are looked at."""
+        if not header.conditional:
+            return None
+        return msgspec.structs.replace(header, appended_at_us=self.sync.clock.now_us())
 
     def _took(self, sender: Sender, effects: list[ReplicaEffect], size: int) -> None:
         """Batches are in the log: do what follows, while it is known whose they are."""

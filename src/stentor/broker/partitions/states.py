@@ -9,8 +9,9 @@ from stentor.core.derived import States
 from stentor.core.groups import Groups
 from stentor.core.horizon import HorizonState
 from stentor.core.names import CURSORS_TOPIC
+from stentor.core.queue import QueueState
 from stentor.core.table import TableState
-from stentor.wire import cursor_records, group_records, table_rows
+from stentor.wire import cursor_records, group_records, queue_rows, table_rows
 
 if TYPE_CHECKING:
     from stentor.broker.catalogue import HeldTopic
@@ -22,4 +23,7 @@ def states_of(topic: HeldTopic) -> States:
         return States(Cursors(cursor_records.read), Groups(group_records.read))
     if topic.record.settings.kind == "table":
         return States(TableState(table_rows.changes, table_rows.offsets), HorizonState())
+    if topic.record.settings.kind == "queue":
+        ordered = topic.record.settings.ordered_by == "key"
+        return States(QueueState(queue_rows.read_steps, queue_rows.terms, queue_rows.hashes if ordered else None))
     return States(HorizonState()) if topic.record.settings.compacted else States()

@@ -17,6 +17,7 @@ from stentor.broker.sessions.batch_session import BatchSession
 from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.reader_stream import ReaderStream
 from stentor.broker.sessions.subtree_stream import SubtreeStream
+from stentor.core import queue_limits
 from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
 from stentor.errors import (
@@ -29,9 +30,10 @@ from stentor.errors import (
     StentorError,
 )
 from stentor.security.permissions import Action, Permissions, Principal
-from stentor.wire import batch, frames, messages, table_rows
+from stentor.wire import batch, frames, messages, queue_rows, table_rows
 from stentor.wire.frames import Ack, Kind
 from stentor.wire.header import HEADER_BYTES, check_header
+from stentor.wire.queue_messages import TakeJobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from stentor.core.replica_events import Answer
     from stentor.ports import Clock
     from stentor.transport.connection import Connection
+    from stentor.wire.header import BatchHeader
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +98,7 @@ class ClientSession(BatchSession):
         self._publishing: dict[str, None] = {}  # topics that this client has published to
         self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
+        self._takes: set[asyncio.Task[None]] = set()  # requests for jobs
         self._responding = asyncio.Lock()  # one answer to a request is encoded at a time
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -135,7 +139,7 @@ class ClientSession(BatchSession):
     def disconnected(self, error: Exception | None) -> None:
         for stream in list(self.streams.values()):
             stream.close()
-        for task in self._tasks:
+        for task in (*self._tasks, *self._takes):
             task.cancel()
         self._services.gone(self)
         if self.connection.left:
@@ -155,14 +159,7 @@ class ClientSession(BatchSession):
             batch.validate(body, header)
             if (header.schema_id or partition.schemas) and not 0 < header.schema_id <= partition.schemas:
                 raise schemas.refusal(partition.topic, partition.schemas, header.schema_id)
-            if partition.settings.kind == "table":
-                table_rows.check(header, body[HEADER_BYTES:], partition.topic)
-                if header.timed:
-                    self._serving.check_timed(partition.topic)
-            elif header.conditional or header.timed:
-                raise _no_table(partition.topic)
-            elif partition.settings.compacted:
-                table_rows.check_keys(header, body[HEADER_BYTES:], partition.topic)
+            self._check_rows(partition, header, body[HEADER_BYTES:])
             if header.conditional and flags & 3 != Ack.ALL:
                 raise InvalidArgument(
                     "A conditional change is decided by what is committed: it needs ack=all.", object=partition.topic
@@ -174,6 +171,20 @@ class ClientSession(BatchSession):
             self._publishing[partition.topic] = None
         self._syncs.note(len(body))
         partition.publish(body, header, Request(self, correlation), flags & 3)
+
+    def _check_rows(self, partition: Partition, header: BatchHeader, rows: memoryview) -> None:
+        """Whether messages are what the kind of their topic asks for."""
+        kind = partition.settings.kind
+        if kind == "table":
+            table_rows.check(header, rows, partition.topic)
+            if header.timed:
+                self._serving.check_timed(partition.topic)
+        elif kind == "queue":
+            queue_rows.check(header, rows, partition.topic)
+        elif header.conditional or header.timed:
+            raise _no_table(partition.topic)
+        elif partition.settings.compacted:
+            table_rows.check_keys(header, rows, partition.topic)
 
     def published(self, correlation: int, answer: Answer) -> None:
         """Answer a publish; the caller flushes once it has no more answers."""
@@ -270,16 +281,19 @@ class ClientSession(BatchSession):
             if isinstance(request, messages.UseProducer):  # at once: publishes may follow in the same read
                 self._answers.append(frames.frame(Kind.RESPONSE, correlation, messages.encode(self._use(request))))
                 return
-            if len(self._tasks) >= limits.REQUESTS_UNDER_WAY_MAX:
-                raise LimitExceeded(
-                    f"{limits.REQUESTS_UNDER_WAY_MAX} requests are under way.", hint="Wait for their answers."
-                )
+            if isinstance(request, TakeJobs):  # it waits for jobs, for as long as there are none
+                self._begin(self._takes, queue_limits.TAKES_UNDER_WAY_MAX, correlation, request)
+            else:
+                self._begin(self._tasks, limits.REQUESTS_UNDER_WAY_MAX, correlation, request)
         except StentorError as error:
             self.fail(correlation, error, "request")
-            return
+
+    def _begin(self, tasks: set[asyncio.Task[None]], most: int, correlation: int, request: Any) -> None:
+        if len(tasks) >= most:
+            raise LimitExceeded(f"{most} requests are under way.", hint="Wait for their answers.")
         task = self.loop.create_task(self._serve(correlation, request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def _use(self, request: messages.UseProducer) -> messages.Done:
         producer_id = lasting_id(request.token)

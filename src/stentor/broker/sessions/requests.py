@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 import msgspec
 
 from stentor import limits
-from stentor.core import decisions, refusals
+from stentor.core import decisions, queue_limits, refusals
 from stentor.core.cursors import RECORDER
 from stentor.core.names import check_cursor_name, check_pattern, matches, printable
 from stentor.errors import (
@@ -21,7 +21,7 @@ from stentor.errors import (
     TopicNotFound,
 )
 from stentor.security.permissions import Action, Permissions
-from stentor.wire import batch, deltas, messages, service_messages
+from stentor.wire import batch, deltas, messages, queue_messages, service_messages
 from stentor.wire.header import HEADER_BYTES, extents, unpack
 from stentor.wire.statistics import as_map
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from stentor.broker.groups.desk import GroupDesk
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
+    from stentor.broker.queues.desk import QueueDesk
     from stentor.broker.services.desk import ServiceDesk
     from stentor.broker.sessions.client_session import ClientSession
     from stentor.core.records import Key
@@ -71,6 +72,7 @@ class Requests:
         cursors: CursorDesk,
         groups: GroupDesk,
         services: ServiceDesk,
+        queues: QueueDesk,
         sights: Sights,
         after_delete: Callable[[], Awaitable[None]],
     ) -> None:
@@ -87,6 +89,7 @@ class Requests:
         self._cursors = cursors
         self.groups = groups
         self.services = services
+        self.queues = queues
         self._sights = sights
         self._after_delete = after_delete
 
@@ -151,6 +154,10 @@ class Requests:
         settings = self._config.topic_settings()
         if wanted.kind == "table" or wanted.cleanup == "compact":
             return msgspec.structs.replace(settings, retention_age_s=None, retention_bytes=None)
+        if wanted.kind == "queue" and settings.retention_age_s is None and settings.retention_bytes is None:
+            return msgspec.structs.replace(
+                settings, retention_age_s=queue_limits.QUEUE_RETENTION_S
+            )  # of what is finished
         return settings
 
     async def _create_topic(self, request: messages.CreateTopic) -> HeldTopic:
@@ -417,6 +424,10 @@ async def _find_responders(
     return service_messages.RespondersFound(brokers=desk.services.find(request))
 
 
+async def _queue(desk: Requests, _: ClientSession, request: queue_messages.QueueRequest) -> Any:
+    return await desk.queues.serve(request)
+
+
 _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any], Awaitable[Any]]]]] = {
     messages.CreateTopic: (Action.CREATE, Requests._create),  # noqa: SLF001 - the table is part of the class
     messages.AlterTopic: (Action.ALTER, Requests._alter),  # noqa: SLF001
@@ -447,6 +458,14 @@ _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any
     service_messages.Serve: (Action.READ, _serve),
     service_messages.StopServing: (Action.READ, _stop_serving),
     service_messages.FindResponders: (Action.DESCRIBE, _find_responders),
+    queue_messages.RenewJobs: (Action.READ, _queue),
+    queue_messages.TakeJobs: (Action.READ, _queue),
+    queue_messages.FetchJobs: (Action.READ, _queue),
+    queue_messages.SettleJobs: (Action.READ, _queue),
+    queue_messages.LeaveQueue: (Action.READ, _queue),
+    queue_messages.ConfirmBurial: (Action.READ, _queue),
+    queue_messages.PurgeQueue: (Action.ALTER, _queue),
+    queue_messages.DescribeQueue: (Action.DESCRIBE, _queue),
 }
 
 _MADE_AS: Final = {

@@ -1,0 +1,1 @@
+"""Work queues, at the brokers that lead their partitions."""

@@ -1,0 +1,219 @@
+"""Queues, as consumers and operators use them: jobs taken, settled, described. Each is asked of a partition head."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from stentor import limits
+from stentor.broker.partitions.read_end import until_known
+from stentor.broker.queues.bodies import read_bodies
+from stentor.core import queue_events as q
+from stentor.core.queue import ENDED, HELD
+from stentor.core.queue_jobs import pairs
+from stentor.errors import InvalidArgument, NotReady
+from stentor.wire import queue_messages as m
+from stentor.wire.messages import Done
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.broker.cluster.trust import Trust
+    from stentor.broker.environment import BrokerIdentity
+    from stentor.broker.partitions.serving import Serving
+    from stentor.broker.queues.heads import QueueHeads, QueueLead
+    from stentor.core.queue_events import QueueEvent
+    from stentor.ports import Clock
+
+
+class QueueDesk:
+    """Takes what is asked about jobs to the heads that decide it."""
+
+    def __init__(
+        self, identity: BrokerIdentity, clock: Clock, *, trust: Trust, serving: Serving, heads: QueueHeads
+    ) -> None:
+        self._identity = identity
+        self._clock = clock
+        self._trust = trust
+        self._serving = serving
+        self.heads = heads
+
+    async def serve(self, request: Any) -> Any:
+        """Answer one request about a queue."""
+        if not self._trust.queues:
+            raise NotReady(
+                "The cluster is being upgraded; queues cannot be used until every broker knows them.",
+                hint="Upgrade all brokers, then try again.",
+            )
+        return await _HANDLERS[type(request)](self, request)
+
+    def _lead(self, request: m.QueueRequest) -> QueueLead:
+        return self.heads.lead(request.topic_id, request.partition)
+
+    async def _decided(self, lead: QueueLead, event: Callable[[int], QueueEvent]) -> Any:
+        """Ask, until it is committed. NotReady at the deadline: it may be committed yet, and may be asked again."""
+        ticket, answer = lead.ask(event)
+        try:
+            async with asyncio.timeout(limits.CURSOR_MOVE_S):
+                return await answer
+        except TimeoutError:
+            raise NotReady(
+                f"{lead.partition.name} did not commit within {limits.CURSOR_MOVE_S:g} s.",
+                hint="Try again when its chain is whole.",
+                object=lead.partition.name,
+            ) from None
+        finally:
+            lead.forget(ticket)
+
+    # --- consumers ------------------------------------------------------------------------------
+
+    async def _renew(self, request: m.RenewJobs) -> m.JobsRenewed:
+        lead = await self.heads.confirmed(request.topic_id, request.partition)
+        named = [(offset, attempt, time_ms * 1_000) for offset, attempt, time_ms in request.limits]
+        heard = await self._decided(lead, lambda ticket: q.HolderHeard(ticket, request.holder, named))
+        return m.JobsRenewed(lease_ms=lead.head.policy.lease_us // 1_000, overdue=heard.overdue)
+
+    async def _take(self, request: m.TakeJobs) -> m.JobsTaken:
+        lead = self._lead(request)
+        ticket, answer = lead.ask(lambda ticket: q.JobsWanted(ticket, request.holder, request.number, request.jobs_max))
+        given: Any = None
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(request.wait_ms / 1_000):
+                    given = await answer
+        finally:
+            lead.forget(ticket)
+        return m.JobsTaken() if given is None else await self._given(lead, given)
+
+    async def _given(self, lead: QueueLead, given: q.GiveJobs) -> m.JobsTaken:
+        burial, jobs = given.burial, lead.state.jobs
+        dead = [] if burial is None else [offset for offset in burial.offsets if offset in jobs]
+        ranges = [*pairs(given.fresh), *((offset, 1) for offset in (*given.noted, *dead))]
+        batches = await read_bodies(lead.partition, ranges) if ranges else b""
+        task = None
+        if burial is not None:
+            told = [
+                m.DeadJob(offset=offset, attempts=job.attempts, history=job.history, trace=job.trace)
+                for offset in dead
+                if (job := jobs.get(offset)) is not None
+            ]
+            task = m.BurialTask(number=burial.number, jobs=told)
+        return m.JobsTaken(
+            used=given.used,
+            fresh=given.fresh,
+            noted=given.noted,
+            attempts=given.attempts,
+            burial=task,
+            batches=batches,
+        )
+
+    async def _fetch(self, request: m.FetchJobs) -> m.JobBatches:
+        lead = self._lead(request)
+        ranges = [
+            (first, count) for first, count in _pairs(request.ranges) if count and first < lead.partition.committed
+        ]
+        return m.JobBatches(batches=await read_bodies(lead.partition, ranges))
+
+    async def _settle(self, request: m.SettleJobs) -> m.SettledJobs:
+        _check_claims(request)
+        lead = self._lead(request)
+        back = [
+            q.GivenBack(
+                each.offset,
+                each.attempt,
+                None if each.delay_ms is None else each.delay_ms * 1_000,
+                each.counted,
+                each.dead,
+                each.why,
+                each.trace,
+            )
+            for each in request.back
+        ]
+        settled = await self._decided(
+            lead,
+            lambda ticket: q.JobsSettled(ticket, request.holder, request.sequence, request.first, request.later, back),
+        )
+        return m.SettledJobs(refused=settled.refused)
+
+    async def _leave(self, request: m.LeaveQueue) -> Done:
+        await self._decided(self._lead(request), lambda ticket: q.HolderLeaving(ticket, request.holder))
+        return Done()
+
+    async def _confirm_burial(self, request: m.ConfirmBurial) -> Done:
+        await self._decided(self._lead(request), lambda ticket: q.JobsBuried(ticket, request.number))
+        return Done()
+
+    # --- operators ------------------------------------------------------------------------------
+
+    async def _purge(self, request: m.PurgeQueue) -> Done:
+        lead = await self.heads.confirmed(request.topic_id, request.partition)
+        await self._decided(lead, q.PurgeJobs)
+        return Done()
+
+    async def _describe(self, request: m.DescribeQueue) -> m.QueueDescribed:
+        lead = await self.heads.confirmed(request.topic_id, request.partition)
+        counts, jobs = lead.state.statistics(), self._jobs(lead, request.jobs_max)
+        await until_known(lead.partition, lead.state.end)  # what was looked at is so (C20)
+        consumers = counts.pop("holders")
+        return m.QueueDescribed(head=self._identity.broker_id, consumers=consumers, jobs=jobs, **counts)
+
+    def _jobs(self, lead: QueueLead, most: int) -> list[m.JobState]:
+        """The first jobs that have not ended."""
+        state, now_us = lead.state, self._clock.now_us()
+        found: list[m.JobState] = []
+        offset = state.first_open()
+        while len(found) < most and offset < state.end:
+            mark, job = state.mark(offset), state.jobs.get(offset)
+            if job is not None:
+                held = "held" if job.holder else "delayed" if job.due_us > now_us else "waiting"
+                why = job.history[-1][1] if job.history else ""
+                found.append(
+                    m.JobState(
+                        offset=offset,
+                        state="dead" if job.dead else held,
+                        attempts=job.attempts,
+                        due_us=job.due_us,
+                        priority=job.priority,
+                        why=why,
+                    )
+                )
+            elif mark != ENDED:
+                found.append(
+                    m.JobState(offset=offset, state="held" if mark == HELD else "waiting", attempts=int(mark == HELD))
+                )
+            offset += 1
+        return found
+
+
+def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
+    if len(numbers) % 2:
+        raise InvalidArgument("Numbers that stand in pairs are not even.")
+    return list(pairs(numbers))
+
+
+def _check_claims(request: m.SettleJobs) -> None:
+    """No job may be named twice."""
+    runs = _pairs(request.first)
+    for (first, count), (following, _) in pairwise([*runs, (2**63, 0)]):
+        if not count or first + count > following:
+            raise InvalidArgument("Ranges of finished jobs overlap, are empty or do not rise.")
+    if sum(count for _, count in runs) > limits.BATCH_MESSAGES_MAX:
+        raise InvalidArgument(f"More than {limits.BATCH_MESSAGES_MAX} jobs are settled at once.")
+    singles = [offset for offset, _ in _pairs(request.later)] + [each.offset for each in request.back]
+    named = sorted([*runs, *((offset, 1) for offset in singles)])
+    if any(first + count > following for (first, count), (following, _) in pairwise(named)):
+        raise InvalidArgument("A job is settled twice in one request.")
+
+
+_HANDLERS: dict[type, Callable[[QueueDesk, Any], Any]] = {
+    m.RenewJobs: QueueDesk._renew,  # noqa: SLF001 - the table is part of the class
+    m.TakeJobs: QueueDesk._take,  # noqa: SLF001
+    m.FetchJobs: QueueDesk._fetch,  # noqa: SLF001
+    m.SettleJobs: QueueDesk._settle,  # noqa: SLF001
+    m.LeaveQueue: QueueDesk._leave,  # noqa: SLF001
+    m.ConfirmBurial: QueueDesk._confirm_burial,  # noqa: SLF001
+    m.PurgeQueue: QueueDesk._purge,  # noqa: SLF001
+    m.DescribeQueue: QueueDesk._describe,  # noqa: SLF001
+}

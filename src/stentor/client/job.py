@@ -1,0 +1,140 @@
+"""Jobs as applications see them: a message of a queue, and what becomes of it."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+from stentor.core.queue_records import DELAY_S_MAX, TRACE_CHARACTERS_MAX, WHY_CHARACTERS_MAX
+from stentor.errors import InvalidArgument, LeaseLost
+from stentor.wire.queue_rows import own_headers
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from stentor.client.message import Message
+    from stentor.client.queue_port import QueuePort
+    from stentor.wire.rows import Headers
+
+HELD: Final = 0
+SETTLED: Final = 1
+LOST: Final = 2
+
+
+class Job:
+    """One attempt at one job. It belongs to its consumer until it is settled, or its lease is over."""
+
+    __slots__ = ("_port", "_state", "attempt", "holder", "message", "until")
+
+    def __init__(self, message: Message, attempt: int, port: QueuePort) -> None:
+        self.message = message
+        self.attempt = attempt
+        """Which attempt this is; the first is 1."""
+        self.holder = port.holder
+        self.until = math.inf
+        """Until when the work on it may take, by the clock of the client's loop; its consumer knows it."""
+        self._port = port
+        self._state = HELD
+
+    @property
+    def key(self) -> bytes | None:
+        """The key of its message."""
+        return self.message.key
+
+    @property
+    def value(self) -> bytes | None:
+        """The value of its message."""
+        return self.message.value
+
+    @property
+    def headers(self) -> Headers:
+        """The headers of its message, without those that are the queue's own."""
+        headers = self.message.headers
+        return own_headers(headers) if headers else headers
+
+    @property
+    def queue(self) -> str:
+        """The queue that it is from."""
+        return self.message.topic
+
+    @property
+    def partition(self) -> int:
+        """The partition of the queue that it is in."""
+        return self.message.partition
+
+    @property
+    def offset(self) -> int:
+        """Its place in the partition."""
+        return self.message.offset
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it was put."""
+        return self.message.timestamp
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is this consumer's, and not settled."""
+        return self._state == HELD and self._port.owns(self.holder, self.until)
+
+    def __repr__(self) -> str:
+        return f"Job({self.queue}/{self.partition}@{self.offset} attempt={self.attempt} value={self.value!r:.60})"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was acknowledged or given back."""
+        return self._state == SETTLED
+
+    # --- for the consumer -----------------------------------------------------------------------
+
+    @property
+    def port(self) -> QueuePort:
+        """What ties it to its partition."""
+        return self._port
+
+    def settle(self) -> None:
+        """It is being settled. LeaseLost if it was before, or is not this consumer's any more."""
+        if self._state == SETTLED:
+            raise LeaseLost(
+                f"Job {self.queue}/{self.partition}@{self.offset} was acknowledged or given back before.",
+                hint="Settle each job once.",
+                object=self.queue,
+            )
+        if not self.is_held:
+            raise lost(self)
+        self._state = SETTLED
+
+    def lose(self) -> None:
+        """It is another's now."""
+        self._state = LOST
+
+
+def lost(job: Job) -> LeaseLost:
+    """What is said about a job that is another's."""
+    return LeaseLost(
+        f"Attempt {job.attempt} of job {job.queue}/{job.partition}@{job.offset} is not this consumer's any more.",
+        hint="The job is handed out again. Whatever its handler did may be done twice.",
+        object=job.queue,
+    )
+
+
+def as_delay_ms(delay: object, what: str = "delay") -> int | None:
+    """A pause in seconds; None: by the rule of the queue."""
+    if delay is None:
+        return None
+    if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay <= DELAY_S_MAX:
+        raise InvalidArgument(
+            f"{what}={delay!r} is not a pause.", hint=f"Use a number of seconds from 0 to {DELAY_S_MAX}."
+        )
+    return round(delay * 1_000)
+
+
+def reason_of(error: Any) -> tuple[str, str]:
+    """Why an attempt failed, and its traceback: as long as a job may say it."""
+    if error is None:
+        return "", ""
+    if not isinstance(error, BaseException):
+        return str(error)[:WHY_CHARACTERS_MAX], ""
+    why = f"{type(error).__name__}: {error}"[:WHY_CHARACTERS_MAX]
+    return why, "".join(traceback.format_exception(error))[-TRACE_CHARACTERS_MAX:]

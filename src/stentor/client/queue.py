@@ -1,0 +1,342 @@
+"""Queues as applications use them: jobs are put, handed out, and acknowledged one by one.
+
+    with client.queue("jobs") as jobs:
+        jobs.put("resize 7.png")
+        for job in jobs:            # done when the next one is asked for
+            ...
+
+A job belongs to one consumer at a time. It is handed out again if its consumer is gone, gives it back, or fails, and
+goes to the dead-letter topic after `max_attempts` of the queue. A consumer holds some jobs that it has not begun, so
+that it need not wait; their lease is kept beside whatever handlers do.
+"""
+
+from __future__ import annotations
+
+import logging
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Self
+
+from stentor.client.help import explained
+from stentor.client.job import Job, as_delay_ms
+from stentor.client.queue_core import JobReceipt, QueueCore, job_options, open_queue_core
+from stentor.client.queues import QueueInfo, QueuePeek, describe_queue, peek_queue, purge_queue
+from stentor.errors import Closed, InvalidArgument, LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from datetime import datetime
+
+    from stentor.client.async_client import AsyncClient
+    from stentor.client.options import HeadersLike
+    from stentor.client.queue_consumer import QueueConsumer
+    from stentor.client.sync_client import Client
+
+logger = logging.getLogger(__name__)
+_UNIQUE_FOR_S = 3_600.0  # an hour: as long as a caller may try again
+
+
+class _QueueFace:
+    """What the sync and the async queue share."""
+
+    def __init__(self, core: QueueCore) -> None:
+        self._core = core
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._core.name
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """The topic that dead jobs go to."""
+        return self._core.dead_letters
+
+    def statistics(self) -> dict[str, int]:
+        """How many jobs this consumer holds, has begun, and has lost."""
+        consumer = self._core.consumer
+        return {"held": 0, "begun": 0, "lost": 0} if consumer is None else consumer.statistics()
+
+    def _consumer(self) -> QueueConsumer:
+        consumer = self._core.consumer
+        if consumer is None:
+            raise LeaseLost(f"This consumer of queue {self.name} was handed no job.", object=self.name)
+        return consumer
+
+    def _settle_done(self, job: Job) -> None:
+        """What is done when the next job is asked for, unless it was settled by hand, or lost."""
+        if job.is_held:
+            try:
+                self._consumer().finish(job)
+            except LeaseLost as error:
+                logger.warning("%s", error)
+
+    def _extend(self, job: Job, seconds: Any) -> None:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
+            raise InvalidArgument(f"seconds={seconds!r} is not a time.", hint="Use a number above zero.")
+        if not job.is_held:
+            job.settle()  # says why
+        job.port.limit(job, seconds)
+
+
+@explained("Queue")
+class Queue(_QueueFace):
+    """A work queue: put jobs, or take them. Thread-safe. Use as a context manager: leaving it gives jobs back."""
+
+    def __init__(self, client: Client, core: QueueCore) -> None:
+        super().__init__(core)
+        self._client = client
+
+    def put(
+        self,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        *,
+        delay: float | None = None,
+        at: datetime | int | None = None,
+        priority: int = 0,
+        ttl: float | None = None,
+        unique: bytes | str | None = None,
+        unique_for: float = _UNIQUE_FOR_S,
+        timeout: float | None = None,
+    ) -> JobReceipt:
+        """Put a job, and wait until it is committed."""
+        options = job_options(delay, at, priority, ttl, unique, unique_for)
+        if not options.headers:
+            receipt = self._client.publish(self.name, value, key=key, headers=headers, timeout=timeout)
+            return JobReceipt(self.name, receipt.partition, receipt.offset, receipt.timestamp_us)
+        return self._client._call(self._core.put(value, key, headers, options, timeout))  # noqa: SLF001 - two halves
+
+    def put_many(
+        self,
+        values: Sequence[bytes | str],
+        keys: Sequence[bytes | str | None] | None = None,
+        *,
+        delay: float | None = None,
+        at: datetime | int | None = None,
+        priority: int = 0,
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Put many jobs, and wait until all of them are committed. Returns how many."""
+        options = job_options(delay, at, priority, ttl, None, 0)
+        return self._client._call(self._core.put_many(values, keys, options, timeout))  # noqa: SLF001
+
+    def get(self, timeout: float | None = None) -> Job:
+        """The next job; DeadlineExceeded when none comes in time. Settle it with `ack` or `nack`."""
+        consumer = self._core.consumer
+        if consumer is None:
+            consumer = self._client._call(self._core.consume())  # noqa: SLF001
+        found = consumer.take_now(1) if not consumer.closed else []
+        return (found or self._client._call(consumer.take(1, timeout)))[0]  # noqa: SLF001
+
+    def __iter__(self) -> Iterator[Job]:
+        while True:
+            try:
+                job = self.get()
+            except Closed:
+                return
+            yield job
+            self._settle_done(job)
+
+    def run(self, handler: Callable[[Job], object]) -> None:
+        """Call the handler with every job, one at a time, until the queue is closed."""
+        while True:
+            try:
+                job = self.get()
+            except Closed:
+                return
+            try:
+                handler(job)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the job has failed and others go on
+                _give_back(self._consumer(), job, error)
+            else:
+                self._settle_done(job)
+
+    def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
+        """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
+        consumer = self._consumer()
+        consumer.finish(job)
+        if wait:
+            self._client._call(consumer.settled(job, timeout))  # noqa: SLF001
+
+    def nack(
+        self,
+        job: Job,
+        *,
+        delay: float | None = None,
+        error: BaseException | str | None = None,
+        dead: bool = False,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        """A job is not done: it is handed out again, or is dead after its last attempt."""
+        consumer, delay_ms = self._consumer(), as_delay_ms(delay)
+        consumer.give_back(job, delay_ms=delay_ms, error=error, dead=dead)
+        if wait:
+            self._client._call(consumer.settled(job, timeout))  # noqa: SLF001
+
+    def extend(self, job: Job, seconds: float) -> None:
+        """The work on a job may take so much longer, from now on."""
+        self._extend(job, seconds)
+
+    def redrive(self, limit: int | None = None, *, timeout: float | None = None) -> int:
+        """Put dead letters back into the queue, as new jobs, the oldest first. Returns how many."""
+        return self._client._call(self._core.redrive(limit, timeout))  # noqa: SLF001
+
+    def describe(self, *, timeout: float | None = None) -> QueueInfo:
+        """How many jobs wait, are in work, have failed and are dead."""
+        return self._client._call(describe_queue(self._core.core, self.name, timeout))  # noqa: SLF001
+
+    def peek(self, limit: int = 10, *, timeout: float | None = None) -> list[QueuePeek]:
+        """The first jobs that are not finished, without taking them."""
+        return self._client._call(peek_queue(self._core.client, self.name, limit, timeout))  # noqa: SLF001
+
+    def purge(self, *, timeout: float | None = None) -> int:
+        """End all jobs that nobody works on. Returns how many there were."""
+        return self._client._call(purge_queue(self._core.core, self.name, timeout))  # noqa: SLF001
+
+    def close(self) -> None:
+        """Settle what is done, give back the rest, and leave."""
+        if not self._core.closed and not self._core.core.closed:
+            self._client._call(self._core.close())  # noqa: SLF001
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@explained("Queue", asynchronous=True)
+class AsyncQueue(_QueueFace):
+    """The same for `async` code. Any number of tasks may take jobs from it."""
+
+    async def put(
+        self,
+        value: bytes | str | None,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        *,
+        delay: float | None = None,
+        at: datetime | int | None = None,
+        priority: int = 0,
+        ttl: float | None = None,
+        unique: bytes | str | None = None,
+        unique_for: float = _UNIQUE_FOR_S,
+        timeout: float | None = None,
+    ) -> JobReceipt:
+        """Put a job, and wait until it is committed."""
+        options = job_options(delay, at, priority, ttl, unique, unique_for)
+        return await self._core.put(value, key, headers, options, timeout)
+
+    async def put_many(
+        self,
+        values: Sequence[bytes | str],
+        keys: Sequence[bytes | str | None] | None = None,
+        *,
+        delay: float | None = None,
+        at: datetime | int | None = None,
+        priority: int = 0,
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Put many jobs, and wait until all of them are committed. Returns how many."""
+        return await self._core.put_many(values, keys, job_options(delay, at, priority, ttl, None, 0), timeout)
+
+    async def get(self, timeout: float | None = None) -> Job:
+        """The next job; DeadlineExceeded when none comes in time. Settle it with `ack` or `nack`."""
+        return (await (await self._core.consume()).take(1, timeout))[0]
+
+    async def __aiter__(self) -> AsyncIterator[Job]:
+        while True:
+            try:
+                job = await self.get()
+            except Closed:
+                return
+            yield job
+            self._settle_done(job)
+
+    async def run(self, handler: Callable[[Job], object]) -> None:
+        """Call the handler with every job, one at a time, until the queue is closed."""
+        while True:
+            try:
+                job = await self.get()
+            except Closed:
+                return
+            try:
+                answer = handler(job)
+                if isawaitable(answer):
+                    await answer
+            except Exception as error:  # noqa: BLE001 - whatever it is, the job has failed and others go on
+                _give_back(self._consumer(), job, error)
+            else:
+                self._settle_done(job)
+
+    async def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
+        """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
+        consumer = self._consumer()
+        consumer.finish(job)
+        if wait:
+            await consumer.settled(job, timeout)
+
+    async def nack(
+        self,
+        job: Job,
+        *,
+        delay: float | None = None,
+        error: BaseException | str | None = None,
+        dead: bool = False,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        """A job is not done: it is handed out again, or is dead after its last attempt."""
+        consumer, delay_ms = self._consumer(), as_delay_ms(delay)
+        consumer.give_back(job, delay_ms=delay_ms, error=error, dead=dead)
+        if wait:
+            await consumer.settled(job, timeout)
+
+    async def extend(self, job: Job, seconds: float) -> None:
+        """The work on a job may take so much longer, from now on."""
+        self._extend(job, seconds)
+
+    async def redrive(self, limit: int | None = None, *, timeout: float | None = None) -> int:
+        """Put dead letters back into the queue, as new jobs, the oldest first. Returns how many."""
+        return await self._core.redrive(limit, timeout)
+
+    async def describe(self, *, timeout: float | None = None) -> QueueInfo:
+        """How many jobs wait, are in work, have failed and are dead."""
+        return await describe_queue(self._core.core, self.name, timeout)
+
+    async def peek(self, limit: int = 10, *, timeout: float | None = None) -> list[QueuePeek]:
+        """The first jobs that are not finished, without taking them."""
+        return await peek_queue(self._core.client, self.name, limit, timeout)
+
+    async def purge(self, *, timeout: float | None = None) -> int:
+        """End all jobs that nobody works on. Returns how many there were."""
+        return await purge_queue(self._core.core, self.name, timeout)
+
+    async def close(self) -> None:
+        """Settle what is done, give back the rest, and leave."""
+        if not self._core.closed and not self._core.core.closed:
+            await self._core.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _give_back(consumer: QueueConsumer, job: Job, error: Exception) -> None:
+    """A handler failed; unless it has settled its job by itself, or lost it."""
+    logger.warning("attempt %d of job %s/%d@%d failed: %r", job.attempt, job.queue, job.partition, job.offset, error)
+    if job.is_held:
+        consumer.give_back(job, error=error)
+
+
+async def open_queue(
+    client: AsyncClient, name: str, prefetch: int, limit: float | None, timeout: float | None
+) -> AsyncQueue:
+    """A queue, for async code."""
+    return AsyncQueue(await open_queue_core(client, name, prefetch, limit, timeout))

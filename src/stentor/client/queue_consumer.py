@@ -1,0 +1,207 @@
+"""A consumer of a queue, in the client's loop: takes jobs from all partitions, hands them out, settles them.
+
+Whoever works on jobs needs three operations of it, and nothing else:
+
+    await consumer.take(10)              some jobs, as soon as there are any; their work begins
+    await consumer.done(jobs)            they are finished
+    await consumer.failed_jobs(pairs)    jobs and their errors: tried again later, or dead
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from stentor.client.dead_letters import Undertaker
+from stentor.client.deadline import Deadline
+from stentor.client.job import Job, reason_of
+from stentor.client.queue_port import QueuePort
+from stentor.errors import Closed, DeadlineExceeded, StentorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stentor.client.async_client import AsyncClient
+    from stentor.client.message import Message
+    from stentor.wire.messages import TopicRoute
+    from stentor.wire.queue_messages import BurialTask
+
+logger = logging.getLogger(__name__)
+
+
+class QueueConsumer:
+    """One consumer of one queue."""
+
+    def __init__(self, client: AsyncClient, route: TopicRoute, *, prefetch: int, limit_s: float | None) -> None:
+        self.client = client
+        self.core = client._core  # noqa: SLF001 - a part of the client
+        self.name = route.name
+        self.topic_id = route.id
+        self.settings = route.settings
+        self.limit_s = limit_s
+        self.lost = 0  # jobs that were taken from this consumer
+        self._jobs: deque[Job] = deque()  # taken, and not begun
+        self._begun: set[Job] = set()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._error: StentorError | None = None
+        self._undertaker = Undertaker(self)
+        share = max(1, prefetch // len(route.partitions))
+        self._ports = [QueuePort(self, index, share) for index in range(len(route.partitions))]
+        self.closed = False
+        self._closing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to take jobs."""
+        self.core.leavers.add(self.close)
+        for port in self._ports:
+            port.start()
+
+    # --- for ports ------------------------------------------------------------------------------
+
+    def deliver(self, jobs: list[Job]) -> None:
+        """Jobs came."""
+        self._jobs.extend(jobs)
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+
+    def failed(self, error: StentorError) -> None:
+        """Nothing more can come."""
+        self._error = error
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def has_begun(self, job: Job) -> bool:
+        """Whether somebody was handed this job."""
+        return job in self._begun
+
+    def note_lost(self, job: Job) -> None:
+        """A job is another's now."""
+        self.lost += 1
+        self._begun.discard(job)
+        logger.warning("attempt %d of job %s/%d@%d is lost", job.attempt, job.queue, job.partition, job.offset)
+
+    def bury(self, port: QueuePort, burial: BurialTask, messages: dict[int, Message]) -> None:
+        """Put dead jobs into the dead-letter topic."""
+        self._undertaker.begin(port, burial, messages)
+
+    # --- working --------------------------------------------------------------------------------
+
+    async def take(self, most: int = 1, timeout: float | Deadline | None = None) -> list[Job]:
+        """Some jobs, as soon as there are any. Their work begins. DeadlineExceeded when none comes in time."""
+        deadline = timeout if isinstance(timeout, Deadline) else Deadline(timeout)
+        while True:
+            self._check()
+            found = self.take_now(most)
+            if found:
+                return found
+            waiting = self.core.loop.create_future()
+            self._waiting.append(waiting)
+            try:
+                async with deadline.bound():
+                    await waiting
+            except TimeoutError as error:
+                if isinstance(error, StentorError):
+                    raise
+                raise DeadlineExceeded(
+                    f"Queue {self.name} had no job within {deadline.seconds:g} s.",
+                    hint="There may be none, or others have them: `stentor queue describe` shows it.",
+                    operation="get",
+                    object=self.name,
+                ) from error
+            finally:
+                if self._jobs and self._waiting:
+                    self.deliver([])  # another one looks
+
+    def take_now(self, most: int) -> list[Job]:
+        """Jobs that are here already. Their work begins."""
+        jobs = self._jobs
+        found: list[Job] = []
+        while jobs and len(found) < most:
+            job = jobs.popleft()
+            if job.is_held:
+                found.append(job)
+                if self.limit_s is not None:
+                    job.port.begin(job, self.limit_s)
+        self._begun.update(found)
+        return found
+
+    def _check(self) -> None:
+        self.core.check_loop()
+        self.core.check_open()
+        if self._error is not None:
+            raise self._error
+        if self.closed:
+            raise Closed(f"This consumer of queue {self.name} is closed.")
+
+    def finish(self, job: Job) -> None:
+        """A job is done; told to the head soon. LeaseLost if it is not this consumer's any more. Any thread."""
+        job.settle()
+        self._begun.discard(job)
+        job.port.finish(job)
+
+    def give_back(
+        self, job: Job, *, delay_ms: int | None = None, error: Any = None, counted: bool = True, dead: bool = False
+    ) -> None:
+        """A job is not done; told to the head soon. Any thread."""
+        job.settle()
+        self._begun.discard(job)
+        why, trace = reason_of(error)
+        job.port.give_back(job, delay_ms=delay_ms, counted=counted, dead=dead, why=why, trace=trace)
+
+    async def done(self, jobs: Iterable[Job]) -> None:
+        """Jobs are finished: returns when that is committed. LeaseLost if one is not this consumer's any more."""
+        told = list(jobs)
+        for job in told:
+            self.finish(job)
+        await self._settled(told)
+
+    async def failed_jobs(self, jobs: Iterable[tuple[Job, BaseException | str | None]]) -> None:
+        """Jobs failed with these errors: returns when that is committed."""
+        told = list(jobs)
+        for job, error in told:
+            self.give_back(job, error=error)
+        await self._settled([job for job, _ in told])
+
+    async def _settled(self, jobs: list[Job]) -> None:
+        outcomes = await asyncio.gather(*(job.port.settled(job) for job in jobs), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def settled(self, job: Job, timeout: float | None) -> None:
+        """Until what was said about a job is committed."""
+        deadline = self.core.deadline(timeout)
+        try:
+            async with deadline.bound():
+                await job.port.settled(job)
+        except TimeoutError as error:
+            if isinstance(error, StentorError):
+                raise
+            raise self.core.late("settle", deadline.seconds, self.core.refusals.get(self.name)) from error
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Settle what is finished, give back the rest, and leave."""
+        if self._closing is None:
+            self.closed = True
+            self._closing = self.core.loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self.core.leavers.discard(self.close)
+        await self._undertaker.close()
+        await asyncio.gather(*(port.close() for port in self._ports), return_exceptions=True)
+        self._jobs.clear()
+        self.failed(Closed(f"This consumer of queue {self.name} is closed."))
+
+    def statistics(self) -> dict[str, int]:
+        """What this consumer holds."""
+        return {"held": sum(len(port.held) for port in self._ports), "begun": len(self._begun), "lost": self.lost}

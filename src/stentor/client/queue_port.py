@@ -1,0 +1,472 @@
+"""One partition of a queue, as one consumer works on it: takes jobs, settles them, keeps its lease.
+
+    take loop     asks for jobs while there is room for them        one request under way
+    settle loop   sends what was settled meanwhile, as one request  one request under way
+    renew loop    keeps the lease, beside whatever handlers do
+
+All of them talk to the head of the partition, find the new one when it changes, and ask again with the same number: the
+head answers from the log what it decided before. The lease is counted from when a renewal was *sent*, so it ends here
+before a head hands the jobs to somebody else. Then everything begins anew, under another id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from stentor import limits
+from stentor.client.decode import decode_messages
+from stentor.client.job import Job, lost
+from stentor.core.queue_jobs import pairs, ranges
+from stentor.errors import (
+    ConnectionFailed,
+    CoordinationUnavailable,
+    LeaseLost,
+    NotHead,
+    NotReady,
+    PartitionNotFound,
+    StentorError,
+)
+from stentor.wire import queue_messages as m
+
+if TYPE_CHECKING:
+    from stentor.client.message import Message
+    from stentor.client.queue_consumer import QueueConsumer
+
+logger = logging.getLogger(__name__)
+
+_AGAIN: Final = (ConnectionFailed, CoordinationUnavailable, NotReady)
+_RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
+_OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
+_LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for
+_WAIT_MS: Final = 20_000  # a request for jobs that finds none is asked again after this
+
+
+class _Outbox:
+    """What was settled, and is not sent yet. Any thread adds to it."""
+
+    def __init__(self) -> None:
+        self.finished: deque[Job] = deque()
+        self.failed: deque[m.JobReturn] = deque()
+        self.awake = False  # the loop will look by itself
+
+    def __bool__(self) -> bool:
+        return bool(self.finished or self.failed)
+
+    def clear(self) -> None:
+        self.finished.clear()
+        self.failed.clear()
+
+
+class QueuePort:
+    """One consumer's way to one partition."""
+
+    def __init__(self, consumer: QueueConsumer, partition: int, share: int) -> None:
+        self._consumer = consumer
+        self._core = consumer.core
+        self.partition = partition
+        self._share = share  # jobs that it may hold
+        self.holder = b""
+        self.lease_s = 0.0
+        self._valid_until = 0.0  # by the loop's clock
+        self.held: dict[int, Job] = {}
+        self._number = self._sequence = 1
+        self._out = _Outbox()
+        self._limits: dict[int, tuple[int, int, int]] = {}  # jobs that began, and how long they may take
+        self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}  # who wants to hear how a job was settled
+        self._settle_now = asyncio.Event()
+        self._renew_now = asyncio.Event()
+        self._room_now = asyncio.Event()
+        self._renewed = asyncio.Event()
+        self._closing = False
+        self._tasks: list[asyncio.Task[bool]] = []
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        """Under another id: nothing of what was held is this consumer's."""
+        for job in self.held.values():
+            job.lose()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result(None)  # whoever waits looks at the job
+        self.holder = secrets.token_bytes(m.HOLDER_BYTES)
+        self.held, self._waiting, self._limits = {}, {}, {}
+        self._out.clear()
+        self._number = self._sequence = 1
+        self._valid_until = 0.0
+        self._renewed.clear()
+        self._renew_now.set()
+        self._room_now.set()
+
+    def owns(self, holder: bytes, until: float = math.inf) -> bool:
+        """Whether the lease of this id is not over, nor the time of an attempt. Any thread."""
+        return holder == self.holder and self._core.loop.time() < min(self._valid_until, until)
+
+    def begin(self, job: Job, limit_s: float) -> None:
+        """The work on a job begins, and may take so long."""
+        job.until = self._core.loop.time() + _OWN_SHARE * limit_s
+        self.limit(job, limit_s)
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to take jobs."""
+        work = (self._renew_loop, self._take_loop, self._settle_loop)
+        self._tasks = [self._core.loop.create_task(self._go_on(loop)) for loop in work]
+
+    async def _go_on(self, work: Any) -> bool:
+        """Whether it came to its end."""
+        try:
+            await work()
+        except StentorError as error:
+            self._consumer.failed(error)
+        except Exception as error:  # a bug of ours must not look like silence
+            logger.exception("queue %s/%d", self._consumer.name, self.partition)
+            self._consumer.failed(StentorError(f"{type(error).__name__}: {error}"))
+        else:
+            return True
+        return False
+
+    async def close(self) -> None:
+        """Send what is settled, give the rest back, and leave."""
+        self._closing = True
+        renew, take, settle = self._tasks
+        take.cancel()
+        for job in list(self.held.values()):
+            if not job.is_settled:
+                self.give_back(job, delay_ms=0, counted=self._consumer.has_begun(job))
+                job.lose()
+        self._settle_now.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limits.LINK_CLOSE_S * 2):
+                if await asyncio.shield(settle):  # else what it holds may have begun, and that counts
+                    await self._ask(m.LeaveQueue(**self._where, holder=self.holder))
+        for task in (renew, settle):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._begin_life()
+
+    @property
+    def _where(self) -> dict[str, int]:
+        return {"topic_id": self._consumer.topic_id, "partition": self.partition}
+
+    async def _ask(self, request: Any) -> Any:
+        """Ask the head of the partition, until it answers."""
+        core, consumer = self._core, self._consumer
+        while True:
+            core.check_open()
+            link = core.routing.head_link(consumer.name, consumer.topic_id, self.partition)
+            if link is None:
+                await core.changes(limits.LINK_WATCH_S)
+                continue
+            try:
+                return await link.request(request)
+            except _AGAIN as error:
+                if isinstance(error, NotHead):
+                    core.routing.redirected(consumer.name, self.partition, error)
+                core.refusals[consumer.name] = error
+                await core.changes(limits.PRODUCER_RESEND_S)
+            except PartitionNotFound:
+                route = core.routes.get(consumer.name)
+                if len(core.links.brokers) < 2 or route is None or route.id != consumer.topic_id:
+                    raise
+                await core.changes(limits.LINK_WATCH_S)
+
+    async def confirm_burial(self, number: int) -> None:
+        """Dead jobs are in the dead-letter topic."""
+        await self._ask(m.ConfirmBurial(**self._where, number=number))
+
+    # --- the lease ------------------------------------------------------------------------------
+
+    async def _renew_loop(self) -> None:
+        while True:
+            pause_s = self.lease_s / _RENEWALS_PER_LEASE if self._renewed.is_set() else 0.0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._renew_now.wait()
+            self._renew_now.clear()
+            await self._renew()
+
+    async def _renew(self) -> None:
+        holder, loop = self.holder, self._core.loop
+        sent_at = loop.time()
+        told = list(self._limits)[:_LIMITS_TOLD_MAX]
+        named = [self._limits.pop(offset) for offset in told]
+        if self._limits:
+            self._renew_now.set()
+        patience_s = self.lease_s or self._core.timeout
+        try:
+            async with asyncio.timeout(patience_s):
+                answer = await self._ask(m.RenewJobs(**self._where, holder=holder, limits=named))
+        except LeaseLost:
+            self._lost_lease()
+            return
+        except TimeoutError as error:
+            if isinstance(error, StentorError):
+                raise
+            self._check_lease()
+            return
+        if holder != self.holder:
+            return
+        if self._check_lease():
+            return  # it came too late: jobs may have been passed over meanwhile
+        self.lease_s = answer.lease_ms / 1_000
+        self._valid_until = max(self._valid_until, sent_at + _OWN_SHARE * self.lease_s)
+        self._renewed.set()
+        self._take_news(named, answer, sent_at)
+
+    def _take_news(self, named: list[tuple[int, int, int]], answer: m.JobsRenewed, sent_at: float) -> None:
+        """The head has heard of limits, and says which attempts took longer than theirs."""
+        for offset, attempt, limit_ms in named:
+            job = self.held.get(offset)
+            if job is not None and job.attempt == attempt:
+                job.until = max(job.until, sent_at + _OWN_SHARE * limit_ms / 1_000)
+        for offset, attempt in pairs(answer.overdue):
+            job = self.held.get(offset)
+            if job is not None and job.attempt == attempt:
+                del self.held[offset]
+                job.lose()
+                self._consumer.note_lost(job)
+                self._room_now.set()
+
+    def _check_lease(self) -> bool:
+        """Whether the lease is over; then everything begins anew."""
+        over = self._renewed.is_set() and self._core.loop.time() >= self._valid_until
+        if over:
+            self._lost_lease()
+        return over
+
+    def _lost_lease(self) -> None:
+        jobs = list(self.held.values())
+        self._begin_life()
+        for job in jobs:
+            self._consumer.note_lost(job)
+
+    # --- taking ---------------------------------------------------------------------------------
+
+    async def _take_loop(self) -> None:
+        while True:
+            await self._renewed.wait()
+            room = self._share - len(self.held)
+            if room < max(1, self._share // 2):
+                self._room_now.clear()
+                await self._room_now.wait()
+                continue
+            holder = self.holder
+            asked = m.TakeJobs(
+                **self._where,
+                holder=holder,
+                number=self._number,
+                jobs_max=min(room, m.JOBS_TAKEN_MAX),
+                wait_ms=_WAIT_MS,
+            )
+            try:
+                answer = await self._ask(asked)
+            except LeaseLost:
+                self._check_lease()
+                self._renewed.clear()
+                self._renew_now.set()
+                continue
+            if holder == self.holder:
+                await self._took(answer)
+
+    async def _took(self, answer: m.JobsTaken) -> None:
+        holder = self.holder
+        attempts = dict(zip(answer.noted, answer.attempts, strict=True))
+        attempts |= {offset: 1 for first, count in pairs(answer.fresh) for offset in range(first, first + count)}
+        dead = [] if answer.burial is None else [job.offset for job in answer.burial.jobs]
+        messages = await self._messages(answer.batches, {*attempts, *dead})
+        if holder != self.holder:
+            return
+        self._number += answer.used
+        jobs = [
+            Job(message, attempt, self)
+            for offset, attempt in attempts.items()
+            if (message := messages.get(offset)) is not None and not self._has(offset, attempt)
+        ]
+        self.held.update((job.message.offset, job) for job in jobs)
+        if jobs:
+            self._consumer.deliver(jobs)
+        if answer.burial is not None:
+            self._consumer.bury(self, answer.burial, messages)
+
+    def _has(self, offset: int, attempt: int) -> bool:
+        """Whether it came before. A later attempt says that the one before it was taken from this consumer."""
+        job = self.held.get(offset)
+        if job is None or job.attempt == attempt:
+            return job is not None
+        job.lose()
+        self._consumer.note_lost(job)
+        return False
+
+    async def _messages(self, batches: bytes, wanted: set[int]) -> dict[int, Message]:
+        """The messages of jobs; those that an answer had no room for are fetched."""
+        found: dict[int, Message] = {}
+        while True:
+            for run in decode_messages(batches, self._consumer.name, self.partition, 0, None):
+                for message in run.messages:
+                    if message.offset in wanted:
+                        found[message.offset] = message
+            missing = sorted(wanted - found.keys())
+            if not missing:
+                return found
+            asked = m.FetchJobs(**self._where, ranges=ranges(missing)[: 2 * m.JOBS_SETTLED_MAX])
+            batches = (await self._ask(asked)).batches
+            if not batches:
+                logger.error("queue %s/%d: jobs have no messages: %s", self._consumer.name, self.partition, missing[:5])
+                return found
+
+    def freed(self) -> None:
+        """A job is not in the way of others any more."""
+        if self._share - len(self.held) >= max(1, self._share // 2):
+            self._room_now.set()
+
+    # --- settling: any thread -------------------------------------------------------------------
+
+    def finish(self, job: Job) -> None:
+        """A job is done."""
+        self._out.finished.append(job)
+        self._wake()
+
+    def give_back(
+        self,
+        job: Job,
+        *,
+        delay_ms: int | None = None,
+        counted: bool = True,
+        dead: bool = False,
+        why: str = "",
+        trace: str = "",
+    ) -> None:
+        """A job is not done."""
+        self._out.failed.append(
+            m.JobReturn(
+                offset=job.message.offset,
+                attempt=job.attempt,
+                delay_ms=delay_ms,
+                counted=counted,
+                dead=dead,
+                why=why,
+                trace=trace,
+            )
+        )
+        self._wake()
+
+    def limit(self, job: Job, seconds: float) -> None:
+        """The work on a job begins, or goes on: it may take so long from now on."""
+        self._core.loop.call_soon_threadsafe(self._limit, job, max(1, round(seconds * 1_000)))
+
+    def _limit(self, job: Job, limit_ms: int) -> None:
+        if not job.is_settled:
+            self._limits[job.message.offset] = job.message.offset, job.attempt, limit_ms
+            self._renew_now.set()
+            self._core.loop.call_later(limit_ms / 1_000, self._overtime, job)
+
+    def _overtime(self, job: Job) -> None:
+        """The work on a job took too long: it is given back, before the head takes it away."""
+        if self.held.get(job.message.offset) is not job or job.is_settled or job.holder != self.holder:
+            return
+        left = job.until - self._core.loop.time()
+        if left > 0:
+            self._core.loop.call_later(left, self._overtime, job)
+            return
+        job.lose()
+        self._consumer.note_lost(job)
+        self.give_back(job, why="the attempt took longer than its consumer allows")
+
+    def _wake(self) -> None:
+        if not self._out.awake:
+            self._out.awake = True
+            self._core.loop.call_soon_threadsafe(self._settle_now.set)
+
+    async def settled(self, job: Job) -> None:
+        """Until what was said about a job is committed; LeaseLost if it was not its consumer's any more."""
+        key = job.message.offset, job.attempt
+        if not self.owns(job.holder):
+            raise lost(job)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = self._core.loop.create_future()
+        holder = self.holder
+        await asyncio.shield(waiting)
+        if holder != self.holder:
+            raise lost(job)
+
+    async def _settle_loop(self) -> None:
+        while not self._closing or self._out:
+            await self._settle_now.wait()
+            self._settle_now.clear()
+            self._out.awake = False  # before looking: who adds something now wakes this again
+            while self._out:
+                await self._settle()
+
+    async def _settle(self) -> None:
+        finished = [self._out.finished.popleft() for _ in range(min(len(self._out.finished), m.JOBS_SETTLED_MAX))]
+        failed = self._some_failed()
+        holder = self.holder
+        own = [job for job in finished if job.holder == holder]
+        later = sorted((job.message.offset, job.attempt) for job in own if job.attempt != 1)
+        asked = m.SettleJobs(
+            **self._where,
+            holder=holder,
+            sequence=self._sequence,
+            first=ranges(sorted(job.message.offset for job in own if job.attempt == 1)),
+            later=[number for pair in later for number in pair],
+            back=failed,
+        )
+        for job in own:
+            self.held.pop(job.message.offset, None)
+        for each in failed:
+            self.held.pop(each.offset, None)
+        self.freed()
+        try:
+            answer = await self._ask(asked)
+        except LeaseLost:
+            self._check_lease()
+            return
+        if holder != self.holder:
+            return
+        self._sequence += 1
+        self._tell(own, failed, set(pairs(answer.refused)))
+
+    def _some_failed(self) -> list[m.JobReturn]:
+        """As many as one control message has room for, with their tracebacks."""
+        found: list[m.JobReturn] = []
+        size = 0
+        while self._out.failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
+            each = self._out.failed.popleft()
+            found.append(each)
+            size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
+        return found
+
+    def _tell(self, finished: list[Job], failed: list[m.JobReturn], refused: set[tuple[int, int]]) -> None:
+        """Whoever waits hears how it ended; nobody waits for most."""
+        for job in finished:
+            if refused and (job.message.offset, job.attempt) in refused:
+                job.lose()
+                self._consumer.note_lost(job)
+        if not self._waiting:
+            return
+        keys = [(job.message.offset, job.attempt) for job in finished]
+        keys += [(each.offset, each.attempt) for each in failed]
+        for key in keys:
+            waiting = self._waiting.pop(key, None)
+            if waiting is None or waiting.done():
+                continue
+            if key in refused:
+                waiting.set_exception(
+                    LeaseLost(
+                        f"Attempt {key[1]} of job {self._consumer.name}/{self.partition}@{key[0]} is not this"
+                        " consumer's any more.",
+                        hint="The job is handed out again. Whatever its handler did may be done twice.",
+                        object=self._consumer.name,
+                    )
+                )
+                waiting.exception()
+            else:
+                waiting.set_result(None)

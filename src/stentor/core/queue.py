@@ -1,0 +1,500 @@
+"""The jobs of a queue's partition: a state that is derived from its log (`core.derived`).
+
+Every message of a queue is a job. What becomes of it stands in control batches of the same log, as steps of the head
+(`core.queue_records`), so whoever replaces the head knows all that it knew.
+
+Layout. A byte for every offset from the first job that has not ended to the log's end:
+
+    marks    E E H H H E N F F F F F F E F F F …       E ended, or no job      H held, by its first attempt
+             │                 │                       F fresh, never tried    N noted: `jobs` has the rest
+             base              first job that nobody took
+
+    numbers  0 0 7 7 4 …     who has, or had, the attempt: numbers of holders, up to the last job that was taken
+    hashes   8 bytes each    of keys, only where two jobs of one key may not be in work at once
+
+So jobs that are taken and finished in ranges cost a few steps in C for each range, and the first that is open is found
+among a million at the speed of memory. Only jobs that are late, urgent, limited in time, or have failed are objects.
+
+Views. This is the applied view: the head decides on it, and tells nobody before what it looked at is committed. Of the
+committed view only one number is kept, the first job that has not ended (`committed_first`): retention must not delete
+what a new head may find unfinished. After a cut the state is derived again, from the snapshot of the last segment.
+
+Invariants: every noted offset has a job and no other has one; marks reach to the log's end; a holder's count is the
+number of jobs that it holds.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from stentor.core import queue_records as r
+from stentor.core.queue_jobs import Burial, Holder, NotedJob, QueueSnapshot, UniqueNames, decode_snapshot, pairs
+from stentor.errors import CorruptData
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from stentor.core.records import Batch
+
+FRESH: Final = 0
+ENDED: Final = 1
+HELD: Final = 2
+NOTED: Final = 3
+
+HISTORY_MAX: Final = 5
+"""Failures of a job that are remembered, the last ones."""
+
+GONE_MAX: Final = 1_000
+"""Holders that left and are remembered: one that comes back late is told what became of its last request."""
+
+_TRIM_MIN: Final = 65_536  # ended jobs at the front, before they are forgotten: seldom, since others move then
+_BLOCKS: Final = tuple(bytes([ENDED]) * size for size in (65_536, 1_024))
+_OPEN: Final = re.compile(b"[^\x01]")
+_TAKEN: Final = re.compile(b"[^\x00]")
+
+
+class QueueState:
+    """The jobs of one partition: a `core.derived.DerivedState`."""
+
+    name: Final = "queue"
+    wants_bodies: Final = True
+    undoes: Final = False  # what a range of jobs was before is not kept; the log is read again from its last segment on
+    vital: Final = True
+    came_later: Final = False
+
+    def __init__(
+        self,
+        steps: Callable[[bytes | memoryview], Iterable[r.QueueStep]],
+        terms: Callable[[Batch, bytes | memoryview], Iterable[tuple[int, r.JobTerms]]],
+        hashes: Callable[[Batch, bytes | memoryview], Iterable[int]] | None = None,
+    ) -> None:
+        """`hashes`: of the keys of a batch, where jobs of one key are done one after the other; 0: no key."""
+        self._steps = steps
+        self._terms = terms
+        self._hashes_of = hashes
+        self.news: list[int] | None = None  # offsets of noted jobs that changed, if somebody wants to hear of them
+        self.committed_first = 0  # every job below has ended, and that is committed
+        self._firsts: deque[tuple[int, int]] = deque()  # (end offset of a batch, the first open job after it)
+        self._begin(0)
+
+    def _begin(self, base: int) -> None:
+        self._base = base
+        self._first = base  # no open job is below
+        self._marks = bytearray()
+        self._numbers = array("I")
+        self._hashes = array("Q")
+        self.jobs: dict[int, NotedJob] = {}
+        self.holders: dict[bytes, Holder] = {}
+        self.gone: dict[bytes, Holder] = {}
+        self._by_number: dict[int, Holder] = {}
+        self._last_number = 0
+        self.dead: dict[int, None] = {}  # jobs that wait to be buried, in order
+        self.burial: Burial | None = None
+        self.burials = 0
+        self._unique = UniqueNames({})
+        self.finished = self.died = 0  # jobs, since the log began
+        self._torn = False  # this copy of the log is damaged
+
+    # --- questions ------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> int:
+        """The log's end."""
+        return self._base + len(self._marks)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether two jobs of one key are never in work at once."""
+        return self._hashes_of is not None
+
+    def first_open(self) -> int:
+        """The first job that has not ended; the log's end if there is none."""
+        marks, place = self._marks, max(0, self._first - self._base)
+        for block in _BLOCKS:
+            size = len(block)
+            while marks.startswith(block, place):
+                place += size
+        found = _OPEN.search(marks, place)
+        self._first = self._base + (len(marks) if found is None else found.start())
+        return self._first
+
+    def next_fresh(self, offset: int, end: int) -> int:
+        """The first job from an offset on, below an end, that was never tried; -1: there is none."""
+        found = self._marks.find(FRESH, max(0, offset - self._base), max(0, end - self._base))
+        return -1 if found < 0 else self._base + found
+
+    def fresh_run(self, offset: int, end: int) -> int:
+        """Where the run of fresh jobs ends that begins at an offset."""
+        found = _TAKEN.search(self._marks, offset - self._base, end - self._base)
+        return min(end, self.end) if found is None else self._base + found.start()
+
+    def key_hash(self, offset: int) -> int:
+        """Of a job's key; 0 without one."""
+        return self._hashes[offset - self._base]
+
+    def mark(self, offset: int) -> int:
+        """What a job is."""
+        place = offset - self._base
+        return self._marks[place] if 0 <= place < len(self._marks) else ENDED
+
+    def attempts(self, offset: int) -> int:
+        """How often a job was handed out."""
+        job = self.jobs.get(offset)
+        return job.attempts if job is not None else int(self.mark(offset) == HELD)
+
+    def holds(self, holder: Holder, offset: int, attempt: int) -> bool:
+        """Whether this very attempt is the one that counts, and the holder's own."""
+        place, job = offset - self._base, self.jobs.get(offset)
+        if job is not None:
+            return job.holder == holder.number and job.attempts == attempt and not job.dead
+        is_held = 0 <= place < len(self._numbers) and self._marks[place] == HELD
+        return is_held and attempt == 1 and self._numbers[place] == holder.number
+
+    def holds_run(self, holder: Holder, first: int, count: int) -> bool:
+        """The same for first attempts of jobs next to each other."""
+        place, marks = first - self._base, self._marks
+        if place < 0 or marks.count(HELD, place, place + count) != count:
+            return False
+        return self._numbers[place : place + count] == array("I", [holder.number]) * count
+
+    def held_by(self, holder: Holder) -> Iterator[int]:
+        """The jobs that somebody holds."""
+        marks, numbers, number = self._marks, self._numbers, holder.number
+        place, left = 0, holder.held
+        while left:
+            try:
+                place = numbers.index(number, place)
+            except ValueError:
+                return
+            offset = self._base + place
+            job = self.jobs.get(offset)
+            if marks[place] == HELD or (job is not None and job.holder == number):
+                yield offset
+                left -= 1
+            place += 1
+
+    def uses(self, name: bytes, now_us: int) -> bool:
+        """Whether the name of a unique job is in use."""
+        return self._unique.until.get(name, 0) > now_us
+
+    def statistics(self) -> dict[str, int]:
+        """How many jobs there are, of every kind."""
+        held = sum(holder.held for holder in self.holders.values())
+        waiting = self._marks.count(FRESH)
+        noted = sum(1 for job in self.jobs.values() if not job.holder and not job.dead)
+        return {
+            "waiting": waiting + noted,
+            "held": held,
+            "tried": sum(1 for job in self.jobs.values() if job.attempts and not job.dead and not job.holder),
+            "dead": len(self.dead) + (0 if self.burial is None else len(self.burial.offsets)),
+            "holders": len(self.holders),
+            "finished": self.finished,
+            "died": self.died,
+        }
+
+    # --- derived from the log -------------------------------------------------------------------
+
+    def allows(self, batch: Batch, body: bytes | memoryview) -> bool:
+        """Whether no name of a unique job is in use. The header's time is that at which it would be appended."""
+        names = [terms.unique for _, terms in self._terms(batch, body) if terms.unique]
+        now_us = batch.appended_at_us
+        return len(set(names)) == len(names) and not any(self.uses(name, now_us) for name in names)
+
+    def apply(self, batch: Batch, body: bytes | memoryview) -> None:
+        """A batch is in the log now."""
+        span = batch.end_offset - batch.base_offset
+        if batch.base_offset != self.end:
+            self._skip_to(batch.base_offset)
+        self._marks.extend(bytes([ENDED]) * span if batch.passed_over else bytes(span))
+        if self._hashes_of is not None:
+            self._hashes.extend([0] * span if batch.passed_over else self._hashes_of(batch, body))
+        if batch.control:
+            if batch.generation == r.QUEUE:
+                for step in self._steps(body):
+                    self._apply_whole(step, batch.appended_at_us)
+                self._trim()
+        elif not batch.passed_over:
+            for index, terms in self._terms(batch, body):
+                self._note(batch.base_offset + index, terms, batch.appended_at_us)
+        first = self.first_open()
+        if first != (self._firsts[-1][1] if self._firsts else self.committed_first):
+            self._firsts.append((batch.end_offset, first))
+
+    def _skip_to(self, offset: int) -> None:
+        """The log begins here; or its copy is damaged, and what it should have before is not there."""
+        if not self._marks:
+            self._base = self._first = offset
+            return
+        missing = offset - self.end
+        assert missing > 0
+        self._torn = True
+        self._marks.extend(bytes([ENDED]) * missing)
+        if self._hashes_of is not None:
+            self._hashes.extend([0] * missing)
+
+    def commit(self, end: int) -> None:
+        """Everything below this offset is committed."""
+        firsts = self._firsts
+        while firsts and firsts[0][0] <= end:
+            self.committed_first = firsts.popleft()[1]
+
+    def cut(self, end: int) -> None:
+        """Never asked: it is derived again."""
+
+    def _tell(self, offset: int) -> None:
+        if self.news is not None:
+            self.news.append(offset)
+
+    def _note(self, offset: int, terms: r.JobTerms, now_us: int) -> None:
+        """A job with terms."""
+        if terms.unique:
+            self._unique.use(terms.unique, now_us + terms.unique_us, now_us)
+        if terms.origin >= 0:
+            self._move(terms.origin, offset)
+            return
+        due_us = terms.at_us or (now_us + terms.delay_us if terms.delay_us else 0)
+        expires_us = now_us + terms.ttl_us if terms.ttl_us else 0
+        if due_us or expires_us or terms.priority:
+            job = NotedJob(due_us=due_us, pause_us=terms.delay_us, priority=terms.priority, expires_us=expires_us)
+            self._put(offset, job)
+
+    def _put(self, offset: int, job: NotedJob) -> None:
+        self.jobs[offset] = job
+        self._marks[offset - self._base] = NOTED
+        self._tell(offset)
+
+    def _move(self, origin: int, offset: int) -> None:
+        """A job was appended again, so that its old place need not be kept; unless it ended or began meanwhile."""
+        job = self.jobs.get(origin)
+        if job is None or job.holder or job.dead:
+            self._marks[offset - self._base] = ENDED
+            return
+        del self.jobs[origin]
+        self._marks[origin - self._base] = ENDED
+        self._put(offset, job)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _apply_whole(self, step: r.QueueStep, now_us: int) -> None:
+        """Behind damage, a step may speak of what is not there: the rest of the log counts nevertheless (K2)."""
+        try:
+            self._apply(step, now_us)
+        except (KeyError, IndexError):
+            if not self._torn:
+                raise
+
+    def _apply(self, step: r.QueueStep, now_us: int) -> None:
+        match step:
+            case r.Took():
+                self._took(step)
+            case r.Settled():
+                self._settled(step, now_us)
+            case r.Returned(back):
+                for each in back:
+                    self._back(each, now_us)
+            case r.HolderLeft():
+                self._left(step, now_us)
+            case r.Bury(holder, number, offsets):
+                for offset in offsets:
+                    self.dead.pop(offset, None)
+                self.burials = max(self.burials, number)
+                self.burial = Burial(number, offsets, holder)
+                self._holder(holder)
+            case r.Buried(number):
+                self._buried(number)
+            case r.Purged(until):
+                self._purge(until)
+
+    def _holder(self, name: bytes) -> Holder:
+        holder = self.holders.get(name)
+        if holder is None:
+            self._last_number += 1
+            holder = self.holders[name] = self._by_number[self._last_number] = Holder(self._last_number)
+        return holder
+
+    def _took(self, step: r.Took) -> None:
+        holder, base, marks = self._holder(step.holder), self._base, self._marks
+        holder.taken, holder.fresh, holder.noted, holder.attempts = step.number, step.fresh, step.noted, []
+        for first, count in pairs(step.fresh):
+            place = first - base
+            marks[place : place + count] = bytes([HELD]) * count
+            self._number(place, count, holder.number)
+            holder.held += count
+        for offset in step.noted:
+            job = self.jobs[offset]
+            job.attempts += 1
+            job.holder = holder.number
+            holder.attempts.append(job.attempts)
+            holder.held += 1
+            self._number(offset - base, 1, holder.number)
+
+    def _number(self, place: int, count: int, number: int) -> None:
+        missing = place + count - len(self._numbers)
+        if missing > 0:
+            self._numbers.frombytes(bytes(missing * self._numbers.itemsize))
+        if count == 1:
+            self._numbers[place] = number
+        else:
+            self._numbers[place : place + count] = array("I", [number]) * count
+
+    def _settled(self, step: r.Settled, now_us: int) -> None:
+        holder = self._holder(step.holder)
+        holder.settled, holder.refused = step.sequence, step.refused
+        marks, base = self._marks, self._base
+        for first, count in pairs(step.done):
+            place = first - base
+            if marks.count(HELD, place, place + count) == count:
+                marks[place : place + count] = bytes([ENDED]) * count
+                holder.held -= count
+                self.finished += count
+                continue
+            for offset in range(first, first + count):
+                self._end(offset)
+                self.finished += 1
+        for each in step.back:
+            self._back(each, now_us)
+
+    def _end(self, offset: int) -> None:
+        """A job is no more."""
+        place, job = offset - self._base, self.jobs.pop(offset, None)
+        number = self._numbers[place] if self._marks[place] == HELD else 0 if job is None else job.holder
+        if number:
+            self._by_number[number].held -= 1
+        self._marks[place] = ENDED
+        if job is not None:
+            self._tell(offset)
+
+    def _back(self, back: r.JobBack, now_us: int) -> None:
+        place, job = back.offset - self._base, self.jobs.get(back.offset)
+        if job is None:
+            job = NotedJob()
+            if self._marks[place] == HELD:
+                job.attempts, job.holder = 1, self._numbers[place]
+        if job.holder:
+            self._by_number[job.holder].held -= 1
+            job.holder = 0
+            job.attempts -= not back.counted
+        job.pause_us = back.pause_us
+        job.due_us = now_us + back.pause_us if back.pause_us else 0
+        if back.why:
+            job.history = [*job.history[1 - HISTORY_MAX :], (now_us, back.why)]
+        if back.dead:
+            job.dead, job.trace = True, back.trace
+            self.dead[back.offset] = None
+        self._put(back.offset, job)
+
+    def _left(self, step: r.HolderLeft, now_us: int) -> None:
+        for each in step.back:
+            self._back(each, now_us)
+        holder = self.holders.pop(step.holder, None)
+        if holder is None:
+            return
+        del self._by_number[holder.number]
+        self.gone[step.holder] = holder
+        if len(self.gone) > GONE_MAX:
+            del self.gone[next(iter(self.gone))]
+        if self.burial is not None and self.burial.holder == step.holder:
+            self.burial = Burial(self.burial.number, self.burial.offsets, b"")
+
+    def _buried(self, number: int) -> None:
+        if self.burial is None or self.burial.number != number:
+            return
+        for offset in self.burial.offsets:
+            self._end(offset)
+            self.died += 1
+        self.burial = None
+
+    def _purge(self, until: int) -> None:
+        marks, base = self._marks, self._base
+        stop = min(until - base, len(marks))
+        marks[:stop] = marks[:stop].replace(bytes([FRESH]), bytes([ENDED]))
+        for offset in [offset for offset, job in self.jobs.items() if offset < until and not job.holder]:
+            if self.burial is None or offset not in self.burial.offsets:
+                self.dead.pop(offset, None)
+                self._end(offset)
+
+    def _trim(self) -> None:
+        """Forget the jobs at the front that have ended."""
+        count = self.first_open() - self._base
+        if count < _TRIM_MIN or 2 * count < len(self._numbers):
+            return
+        del self._marks[:count]
+        del self._numbers[:count]
+        if self._hashes:
+            del self._hashes[:count]
+        self._base += count
+
+    # --- snapshots ------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes | None:
+        """As of the log's end. Its size is bounded by the jobs that have not ended, some bits each."""
+        taken = QueueSnapshot(
+            1,
+            self._base,
+            zlib.compress(self._marks, 1),
+            zlib.compress(self._numbers.tobytes(), 1),
+            zlib.compress(self._hashes.tobytes(), 1),
+            self.jobs,
+            self.holders,
+            self.gone,
+            self._last_number,
+            list(self.dead),
+            self.burial,
+            self.burials,
+            self._unique.until,
+            [self.finished, self.died, int(self._torn)],
+        )
+        return msgspec.msgpack.encode(taken)
+
+    def restore(self, snapshot: bytes | None) -> None:
+        """Back to a snapshot; None is a queue without jobs."""
+        self._firsts.clear()
+        if snapshot is None:
+            self._begin(0)
+            self.committed_first = 0
+            return
+        try:
+            found = decode_snapshot(snapshot)
+            marks, numbers, hashes = (zlib.decompress(part) for part in (found.marks, found.numbers, found.hashes))
+            self._begin(found.base)
+            self._marks = bytearray(marks)
+            self._numbers.frombytes(numbers)
+            self._hashes.frombytes(hashes)
+            self.finished, self.died, torn = found.counts
+            self._torn = bool(torn)
+        except (msgspec.MsgspecError, zlib.error, ValueError) as error:
+            raise CorruptData(f"A snapshot of a queue cannot be read: {error}.") from error
+        self.jobs, self.holders, self.gone = found.jobs, found.holders, found.gone
+        self._by_number = {holder.number: holder for holder in self.holders.values()}
+        self._last_number = found.last_number
+        self.dead = dict.fromkeys(found.dead)
+        self.burial, self.burials = found.burial, found.burials
+        self._unique = UniqueNames(found.unique)
+        self.committed_first = 0  # a snapshot may be ahead of the commit point
+        self._firsts.append((self.end, self.first_open()))
+
+    def check_invariants(self) -> None:
+        """Called by tests and the simulator after every step."""
+        if self._torn:
+            return
+        marks, base = self._marks, self._base
+        assert len(self._numbers) <= len(marks)
+        assert self.jobs.keys() == {base + place for place, mark in enumerate(marks) if mark == NOTED}
+        held = dict.fromkeys(self._by_number, 0)
+        for place, mark in enumerate(marks):
+            if mark == HELD:
+                held[self._numbers[place]] += 1
+        for job in self.jobs.values():
+            if job.holder:
+                held[job.holder] += 1
+                assert not job.dead
+        assert all(holder.held == held[holder.number] for holder in self.holders.values())
+        buried = set() if self.burial is None else set(self.burial.offsets)
+        assert {offset for offset, job in self.jobs.items() if job.dead} == self.dead.keys() | buried
+        assert self.committed_first <= self.first_open()

@@ -1,0 +1,432 @@
+"""The head of a queue's partition: the pure machine that hands out its jobs, in one epoch.
+
+Rules. An attempt is in the log, committed, before its job is handed out; an end is committed before it is answered.
+Who holds jobs has a lease, which is renewed beside the work; before a renewal counts, the chain has confirmed that this
+is the head (C30). When a lease is over, the jobs are handed out again. A new head begins all leases in full (C21).
+The clock of a single job begins when its holder says that the work has begun, and only if the holder set a limit.
+
+Theory of operation. Requests gather during a turn of the broker's loop. `QueueTurn` decides all of them, as one list of
+steps; the broker appends it as one control batch, and with that the state changes (`core.queue`). What follows from it
+is told when it is committed:
+
+    JobsWanted, JobsSettled, HolderLeaving … ──QueueTurn──► AppendSteps ──► StepsAppended(end)
+                                                            QueueCommitted(end) ──► GiveJobs, AnswerSettled …
+
+Within one turn, requests touch different jobs: a holder has one request of each kind under way, and what one turn gives
+back another hands out. Requests are numbered by their holder. One that is asked again, because its answer was lost with
+a connection or a head, is answered from the state: nothing is handed out or counted twice.
+
+Fairness. Those who hold least are served first; what is there is divided evenly among those who wait; nobody holds more
+than its share of what a partition may have in flight.
+
+Invariants: no holder is both alive and gone; what waits for a commit is in the order of the log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from stentor.core import queue_events as q
+from stentor.core.queue_jobs import pairs, ranges
+from stentor.core.queue_ready import QueueReady
+from stentor.core.queue_records import (
+    Buried,
+    Bury,
+    HolderLeft,
+    JobBack,
+    Purged,
+    QueueStep,
+    Returned,
+    Settled,
+    Took,
+)
+from stentor.errors import InternalError
+
+if TYPE_CHECKING:
+    from stentor.core.queue import QueueState
+    from stentor.core.queue_events import QueueAnswer, QueueEffect, QueueEvent
+    from stentor.core.queue_jobs import Holder
+
+IN_FLIGHT_MAX: Final = 100_000
+"""Jobs of one partition that are handed out and not finished; each holder may have its share of them."""
+
+HOLDERS_MAX: Final = 10_000
+"""Of one partition."""
+
+BURIED_AT_ONCE_MAX: Final = 100
+"""Dead jobs that go into the dead-letter topic as one batch."""
+
+RETRY_S_MAX: Final = 600.0
+"""The longest pause before a job is tried again, unless somebody asks for a longer one."""
+
+_STOOD_STILL_US: Final = 500_000  # whoever looks so late did not run in between; it counts as one tick
+_TICK_US: Final = 100_000  # brokers beat ten times a second
+_LOST: Final = "the consumer that had this job was not heard of for as long as its lease"
+_TOO_LONG: Final = "the attempt took longer than its consumer allows"
+_EXPIRED: Final = "nobody began this job within its ttl"
+
+
+class QueuePolicy(msgspec.Struct, frozen=True):
+    """What a queue's settings say about attempts."""
+
+    lease_us: int = 30_000_000
+    attempts_max: int = 5
+    retry_us: int = 1_000_000
+
+    def pause_us(self, attempts: int) -> int:
+        """How long a job rests that has failed so often."""
+        return min(self.retry_us << min(attempts - 1, 32), int(RETRY_S_MAX * 1_000_000))
+
+
+class QueueHead:
+    """The head of one partition, in one epoch."""
+
+    def __init__(self, state: QueueState, policy: QueuePolicy) -> None:
+        self._state = state
+        self.policy = policy
+        self._ready = QueueReady(state)
+        self._wanted: dict[bytes, q.JobsWanted] = {}  # by holder: each has one such request
+        self._settling: dict[bytes, q.JobsSettled] = {}
+        self._leaving: dict[bytes, q.HolderLeaving] = {}
+        self._others: list[q.JobsBuried | q.PurgeJobs] = []
+        self._appending: list[QueueAnswer] | None = None  # what to tell when the steps under way are committed
+        self._ending: list[tuple[int, int]] = []  # jobs that those steps end, with their keys
+        self._told: deque[tuple[int, list[QueueAnswer]]] = deque()  # by the log's end that must be committed
+        self._counted_us = 0
+        self._at_us: int | None = None
+        self._heard: dict[bytes, int] = dict.fromkeys(state.holders, 0)
+        self._limits: dict[int, tuple[int, int]] = {}  # job: attempt, and when it has taken too long
+        self._overdue: dict[bytes, list[int]] = {}  # by holder: jobs and attempts that were taken from it
+        self._burying: tuple[int, bytes] | None = None  # which burial was told to whom
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody waits for jobs, or for a decision."""
+        return bool(self._wanted or self._settling or self._leaving or self._others)
+
+    @property
+    def next_due_us(self) -> int | None:
+        """When the next job is due that is not yet, by the clock of `step`, if somebody waits for one."""
+        return self._ready.next_due_us if self._wanted else None
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def step(self, event: QueueEvent, now_us: int) -> list[QueueEffect]:  # noqa: C901, PLR0911 - one line per event
+        """Take an event, return what must be done. `now_us` is of a clock that never jumps."""
+        match event:
+            case q.QueueTurn():
+                return self._turn(event, now_us)
+            case q.QueueCommitted(end):
+                return self._committed(end)
+            case q.StepsAppended(end):
+                return self._appended(end)
+            case q.StepsRefused():
+                return self._not_appended()
+            case q.JobsWanted():
+                return self._want(event)
+            case q.JobsSettled():
+                return self._ask_once(self._settling, event)
+            case q.HolderLeaving():
+                return self._ask_once(self._leaving, event)
+            case q.HolderHeard():
+                return self._hear(event, now_us)
+            case q.JobsBuried() | q.PurgeJobs():
+                self._others.append(event)
+                return []
+            case q.AskerGone(ticket):
+                self._wanted = {name: asked for name, asked in self._wanted.items() if asked.ticket != ticket}
+                return []
+            case q.QueueTick():
+                return self._tick(event, now_us)
+        raise InternalError(f"Unknown event {event!r}.")
+
+    def _want(self, event: q.JobsWanted) -> list[QueueEffect]:
+        if event.holder in self._state.gone:
+            return [q.RefuseAsker(event.ticket, "lost")]
+        if event.holder not in self._heard:
+            return [q.RefuseAsker(event.ticket, "unheard")]
+        holder = self._state.holders.get(event.holder)
+        if holder is not None and event.number < holder.taken:
+            return [q.RefuseAsker(event.ticket, "overtaken")]
+        before = self._wanted.pop(event.holder, None)
+        self._wanted[event.holder] = event
+        return [] if before is None else [q.RefuseAsker(before.ticket, "overtaken")]
+
+    @staticmethod
+    def _ask_once(waiting: dict[bytes, Any], event: q.JobsSettled | q.HolderLeaving) -> list[QueueEffect]:
+        before = waiting.get(event.holder)
+        waiting[event.holder] = event
+        return [] if before is None else [q.RefuseAsker(before.ticket, "overtaken")]
+
+    # --- a turn ---------------------------------------------------------------------------------
+
+    def _turn(self, turn: q.QueueTurn, now_us: int) -> list[QueueEffect]:
+        """Decide all that waits. Nothing is decided while steps are on their way into the log."""
+        if self._appending is not None:
+            return []
+        self._ready.refresh(turn.committed, turn.wall_us, now_us)
+        steps: list[QueueStep] = []
+        telling: list[QueueAnswer] = []
+        ending: list[int] = []
+        at_once: list[QueueEffect] = []
+        for settling in self._settling.values():
+            step, answer = self._settle(settling, ending)
+            steps += () if step is None else (step,)
+            telling.append(answer)
+        for leaving in self._leaving.values():
+            if leaving.holder in self._settling:
+                at_once.append(q.RefuseAsker(leaving.ticket, "overtaken"))
+                continue
+            steps += self._left(leaving.holder, counted=False)
+            telling.append(q.AnswerDone(leaving.ticket))
+        for other in self._others:
+            steps += self._other(other, ending)
+            telling.append(q.AnswerDone(other.ticket))
+        self._settling, self._leaving, self._others = {}, {}, []
+        self._hand_out(turn, steps, telling)
+        if self._ready.expired:
+            dead = [JobBack(offset, counted=False, dead=True, why=_EXPIRED) for offset in self._ready.expired]
+            steps.append(Returned(dead))
+            self._ready.expired = []
+        if not steps:
+            self._told.append((self._state.end, telling))
+            return at_once + self._committed(turn.committed)
+        self._appending, self._ending = telling, self._ready.hashes(ending)
+        return [*at_once, q.AppendSteps(steps)]
+
+    def _other(self, other: q.JobsBuried | q.PurgeJobs, ending: list[int]) -> list[QueueStep]:
+        state = self._state
+        if isinstance(other, q.PurgeJobs):
+            ending += [offset for offset, job in state.jobs.items() if not job.holder]
+            return [Purged(state.end)]
+        if state.burial is None or state.burial.number != other.number:
+            return []  # they are there since an earlier request
+        return [Buried(other.number)]
+
+    def _appended(self, end: int) -> list[QueueEffect]:
+        """The steps are in the log, and in the state."""
+        assert self._appending is not None
+        self._told.append((end, self._appending))
+        self._appending = None
+        self._ready.applied()
+        self._ready.ended(self._ending)
+        self._ending = []
+        return []
+
+    def _not_appended(self) -> list[QueueEffect]:
+        """Nothing happened; whoever asked asks again. What was taken out of the index is found anew."""
+        telling, self._appending, self._ending = self._appending or [], None, []
+        self._ready = QueueReady(self._state)
+        self._burying = None
+        for name in self._state.holders:  # one that was about to end is there still, and ends later
+            self._heard.setdefault(name, self._counted_us)
+        return [q.RefuseAsker(effect.ticket, "not_now") for effect in telling]
+
+    def _committed(self, end: int) -> list[QueueEffect]:
+        effects: list[QueueEffect] = []
+        while self._told and self._told[0][0] <= end:
+            effects += self._told.popleft()[1]
+        return effects
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def _settle(self, asked: q.JobsSettled, ending: list[int]) -> tuple[QueueStep | None, q.AnswerSettled]:
+        """The step, and what to tell once all that was looked at is committed."""
+        state, name = self._state, asked.holder
+        holder = state.holders.get(name) or state.gone.get(name)
+        if holder is not None and asked.sequence == holder.settled:
+            return None, q.AnswerSettled(asked.ticket, holder.refused)
+        if holder is None or name in state.gone or asked.sequence < holder.settled:
+            return None, q.AnswerSettled(asked.ticket, asked.claims())
+        done, refused = self._finished(holder, asked)
+        back = []
+        for each in asked.back:
+            if state.holds(holder, each.offset, each.attempt):
+                back.append(self._given_back(each))
+            else:
+                refused += each.offset, each.attempt
+        if state.ordered:
+            ending += [offset for first, count in pairs(done) for offset in range(first, first + count)]
+            ending += [each.offset for each in back if each.dead]
+        return Settled(name, asked.sequence, done, back, refused), q.AnswerSettled(asked.ticket, refused)
+
+    def _finished(self, holder: Holder, asked: q.JobsSettled) -> tuple[list[int], list[int]]:
+        """Ranges of jobs that are finished, and jobs and attempts that were not the holder's own any more."""
+        holds = self._state.holds
+        done: list[int] = []
+        refused: list[int] = []
+        for first, count in pairs(asked.first):
+            if self._state.holds_run(holder, first, count):
+                done += first, count
+                continue
+            for offset in range(first, first + count):
+                if holds(holder, offset, 1):
+                    done += offset, 1
+                else:
+                    refused += offset, 1
+        for offset, attempt in pairs(asked.later):
+            if holds(holder, offset, attempt):
+                done += offset, 1
+            else:
+                refused += offset, attempt
+        return done, refused
+
+    def _given_back(self, given: q.GivenBack) -> JobBack:
+        attempts = self._state.attempts(given.offset)
+        if not given.counted:
+            return JobBack(given.offset, counted=False, why=given.why)
+        if given.dead or attempts >= self.policy.attempts_max:
+            return JobBack(given.offset, dead=True, why=given.why, trace=given.trace)
+        pause_us = self.policy.pause_us(attempts) if given.delay_us is None else given.delay_us
+        return JobBack(given.offset, pause_us, why=given.why)
+
+    def _left(self, name: bytes, *, counted: bool, why: str = "") -> list[QueueStep]:
+        """A holder is no more: its jobs are handed out again."""
+        self._heard.pop(name, None)
+        self._wanted.pop(name, None)
+        self._overdue.pop(name, None)
+        holder = self._state.holders.get(name)
+        if holder is None:
+            return []
+        back = []
+        for offset in self._state.held_by(holder):
+            dead = counted and self._state.attempts(offset) >= self.policy.attempts_max
+            back.append(JobBack(offset, counted=counted, dead=dead, why=why))
+        return [HolderLeft(name, back)]
+
+    # --- handing out ----------------------------------------------------------------------------
+
+    def _hand_out(self, turn: q.QueueTurn, steps: list[QueueStep], telling: list[QueueAnswer]) -> None:
+        state, waiting = self._state, self._wanted
+        if not waiting:
+            return
+        held = {name: state.holders[name].held if name in state.holders else 0 for name in waiting}
+        share = max(1, IN_FLIGHT_MAX // max(1, len(self._heard)))
+        left = len(waiting)
+        for name in sorted(waiting, key=held.__getitem__):
+            asked = waiting[name]
+            left -= 1
+            if asked.holder in state.gone or self._is_leaving(steps, name):
+                continue
+            given = self._given_before(asked)
+            if given is None:
+                available = self._ready.available(turn.committed)
+                most = min(asked.jobs_max, share - held[name], -(-available // (left + 1)))
+                fresh, noted = self._ready.take(most, turn.committed, turn.wall_us) if most > 0 else ([], [])
+                if fresh or noted:
+                    steps.append(Took(name, asked.number, fresh, noted))
+                    attempts = [state.attempts(offset) + 1 for offset in noted]
+                    given = q.GiveJobs(asked.ticket, fresh, noted, attempts)
+            burial = self._burial(name, steps)
+            if given is not None or burial is not None:
+                del waiting[name]
+                given = given or q.GiveJobs(asked.ticket, [], [], [], used=False)
+                telling.append(msgspec.structs.replace(given, burial=burial))
+
+    @staticmethod
+    def _is_leaving(steps: list[QueueStep], name: bytes) -> bool:
+        return any(isinstance(step, HolderLeft) and step.holder == name for step in steps)
+
+    def _given_before(self, asked: q.JobsWanted) -> q.GiveJobs | None:
+        """The answer to a request that was decided before, perhaps by an earlier head: the jobs that are still so."""
+        holder = self._state.holders.get(asked.holder)
+        if holder is None or asked.number != holder.taken:
+            return None
+        holds = self._state.holds
+        offsets = (offset for first, count in pairs(holder.fresh) for offset in range(first, first + count))
+        fresh = ranges(offset for offset in offsets if holds(holder, offset, 1))
+        noted = [pair for pair in zip(holder.noted, holder.attempts, strict=True) if holds(holder, *pair)]
+        return q.GiveJobs(asked.ticket, fresh, [offset for offset, _ in noted], [attempt for _, attempt in noted])
+
+    def _burial(self, name: bytes, steps: list[QueueStep]) -> q.GiveBurial | None:
+        """Dead jobs that this holder shall put into the dead-letter topic, if there are some; one burial at a time."""
+        state, burial = self._state, self._state.burial
+        if any(isinstance(step, Bury | Buried) for step in steps):
+            return None
+        if burial is not None and burial.holder == name:
+            if self._burying == (burial.number, name):
+                return None  # it was told
+        elif burial is not None and not burial.holder:
+            steps.append(Bury(name, burial.number, burial.offsets))
+        elif burial is None and state.dead:
+            offsets = list(state.dead)[:BURIED_AT_ONCE_MAX]
+            steps.append(Bury(name, state.burials + 1, offsets))
+        else:
+            return None
+        number = state.burials + 1 if burial is None else burial.number
+        self._burying = number, name
+        return q.GiveBurial(number, list(state.dead)[:BURIED_AT_ONCE_MAX] if burial is None else burial.offsets)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _count(self, now_us: int) -> None:
+        """Time counts while this broker runs: whoever was held up with it had no chance to be heard (C15)."""
+        passed = 0 if self._at_us is None else now_us - self._at_us
+        self._counted_us += passed if passed <= _STOOD_STILL_US else _TICK_US
+        self._at_us = now_us
+
+    def _hear(self, event: q.HolderHeard, now_us: int) -> list[QueueEffect]:
+        """A holder is there; the chain has confirmed that it was heard by the head."""
+        self._count(now_us)
+        state, name = self._state, event.holder
+        if name in state.gone:
+            return [q.RefuseAsker(event.ticket, "lost")]
+        if name not in self._heard and len(self._heard) >= HOLDERS_MAX:
+            return [q.RefuseAsker(event.ticket, "full")]
+        self._heard[name] = self._counted_us
+        holder = state.holders.get(name)
+        for offset, attempt, limit_us in event.limits:
+            if holder is not None and state.holds(holder, offset, attempt):
+                self._limits[offset] = attempt, self._counted_us + limit_us
+        return [q.AnswerHeard(event.ticket, self._overdue.pop(name, []))]
+
+    def _tick(self, tick: q.QueueTick, now_us: int) -> list[QueueEffect]:
+        """Leases that are over end; so do attempts that take too long. Not while holders could not be heard."""
+        if not tick.counts or self._appending is not None:
+            self._at_us = now_us
+            return []
+        self._count(now_us)
+        steps: list[QueueStep] = []
+        over = [name for name, heard in self._heard.items() if self._counted_us - heard > self.policy.lease_us]
+        asking = [asked.ticket for name in over if (asked := self._wanted.get(name)) is not None]
+        for name in over:
+            steps += self._left(name, counted=True, why=_LOST)
+        if not over:
+            steps += self._overtime()
+        effects: list[QueueEffect] = [q.RefuseAsker(ticket, "lost") for ticket in asking]
+        if not steps:
+            return effects
+        ending = [
+            each.offset for step in steps if isinstance(step, HolderLeft | Returned) for each in step.back if each.dead
+        ]
+        self._appending, self._ending = [], self._ready.hashes(ending)
+        return [*effects, q.AppendSteps(steps)]
+
+    def _overtime(self) -> list[QueueStep]:
+        """Attempts that took longer than their holders allow."""
+        back = []
+        for offset, (attempt, until_us) in list(self._limits.items()):
+            name = self._holder_of(offset, attempt)
+            if name is None:
+                del self._limits[offset]
+            elif until_us <= self._counted_us:
+                del self._limits[offset]
+                self._overdue.setdefault(name, []).extend((offset, attempt))
+                dead = attempt >= self.policy.attempts_max
+                pause_us = 0 if dead else self.policy.pause_us(attempt)
+                back.append(JobBack(offset, pause_us, dead=dead, why=_TOO_LONG))
+        return [Returned(back)] if back else []
+
+    def _holder_of(self, offset: int, attempt: int) -> bytes | None:
+        found = (name for name, holder in self._state.holders.items() if self._state.holds(holder, offset, attempt))
+        return next(found, None)
+
+    def check_invariants(self) -> None:
+        """Called by tests and the simulator after every step."""
+        assert not self._state.gone.keys() & self._state.holders.keys()
+        ends = [end for end, _ in self._told]
+        assert ends == sorted(ends)
+        self._ready.check_invariants()

@@ -1,0 +1,111 @@
+"""What a queue's state is made of: jobs that are more than a byte, who holds them, and how all of it is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+UNIQUE_MAX: Final = 1_000_000
+"""Names of unique jobs that one partition remembers; beyond it the oldest are forgotten before their time."""
+
+
+class UniqueNames:
+    """The names of unique jobs, each with the time until which no other job may have it."""
+
+    def __init__(self, until: dict[bytes, int]) -> None:
+        self.until = until
+
+    def use(self, name: bytes, until_us: int, now_us: int) -> None:
+        """A name is used; those whose time is over are forgotten."""
+        until = self.until
+        until.pop(name, None)
+        until[name] = until_us
+        while until:
+            oldest = next(iter(until))
+            if until[oldest] > now_us and len(until) <= UNIQUE_MAX:
+                return
+            del until[oldest]
+
+
+class NotedJob(msgspec.Struct, array_like=True):
+    """A job that is not fresh and not held by its first attempt."""
+
+    attempts: int = 0
+    holder: int = 0  # the number of who has it; 0: nobody
+    due_us: int = 0  # not before
+    pause_us: int = 0  # nor later than this after somebody knew of it: clocks of brokers may be wrong; 0: then exactly
+    priority: int = 0
+    expires_us: int = 0  # not begun by then it is dead; 0: it has time
+    dead: bool = False
+    history: list[tuple[int, str]] = []  # when attempts failed, and why
+    trace: str = ""  # of the last failure, if it is dead
+
+
+class Holder(msgspec.Struct, array_like=True):
+    """Who works on jobs: one consumer, from joining to leaving."""
+
+    number: int
+    held: int = 0  # jobs
+    taken: int = 0  # the number of its last request for jobs that was answered,
+    fresh: list[int] = []  # and what it got: ranges of first attempts,
+    noted: list[int] = []  # other jobs,
+    attempts: list[int] = []  # and which attempts those were
+    settled: int = 0  # the number of its last request that ended jobs,
+    refused: list[int] = []  # and jobs that were not its own any more
+
+
+class Burial(msgspec.Struct, frozen=True, array_like=True):
+    """Dead jobs on their way into the dead-letter topic."""
+
+    number: int
+    offsets: list[int]
+    holder: bytes
+
+
+class QueueSnapshot(msgspec.Struct, array_like=True):
+    """All of a queue's state; what is long is compressed."""
+
+    version: int
+    base: int
+    marks: bytes
+    numbers: bytes
+    hashes: bytes
+    jobs: dict[int, NotedJob]
+    holders: dict[bytes, Holder]
+    gone: dict[bytes, Holder]
+    last_number: int
+    dead: list[int]
+    burial: Burial | None
+    burials: int
+    unique: dict[bytes, int]
+    counts: list[int]
+
+
+_decoder = msgspec.msgpack.Decoder(QueueSnapshot)  # made here, under the import lock: logs are opened in threads
+
+
+def decode_snapshot(snapshot: bytes) -> QueueSnapshot:
+    """A snapshot as it was taken; msgspec's errors if it is none."""
+    return _decoder.decode(snapshot)
+
+
+def pairs(flat: list[int]) -> Iterable[tuple[int, int]]:
+    """[first, count, …] as pairs."""
+    ends = iter(flat)
+    return zip(ends, ends, strict=True)
+
+
+def ranges(offsets: Iterable[int]) -> list[int]:
+    """Rising offsets as [first, count, …]."""
+    found: list[Any] = []
+    for offset in offsets:
+        if found and offset == found[-2] + found[-1]:
+            found[-1] += 1
+        else:
+            found += offset, 1
+    return found

@@ -1,0 +1,230 @@
+"""Which jobs of a partition are handed out next, at its head and nowhere else.
+
+    noted jobs ──due──► ready: by priority, then by offset ─┐
+    fresh jobs, by offset, from `scan` on ──────────────────┴──► take
+
+A fresh job has priority 0. Where jobs of one key are done one after the other (`KeyOrder`), a job whose key is busy
+waits for it, and those of other keys pass it by.
+
+This is an index of `core.queue.QueueState`, made anew by every new head. It may name jobs that are gone: what a job is
+now is looked up when its turn comes. What was taken and is not in the log yet is remembered until it is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from stentor.core.queue import FRESH, QueueState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stentor.core.queue_jobs import NotedJob
+
+KEYS_WAITING_MAX: Final = 100_000
+"""Jobs that wait for their keys; with more, a partition hands out nothing new until some of these keys are free."""
+
+
+class KeyOrder:
+    """Which keys are in work, and who waits for them."""
+
+    def __init__(self, state: QueueState) -> None:
+        self._state = state
+        self._busy: dict[int, int] = {}  # the hash of a key: the job that has it
+        self._waiting: dict[int, deque[int]] = {}
+        self.waiting = 0
+        self.free: deque[int] = deque()  # fresh jobs that waited, and whose turn it is
+        for holder in state.holders.values():
+            for offset in state.held_by(holder):
+                self._busy[state.key_hash(offset)] = offset
+        for offset, job in sorted(state.jobs.items()):
+            if job.attempts and not job.dead:  # it failed, and parks its key
+                self._busy[state.key_hash(offset)] = offset
+        self._busy.pop(0, None)
+
+    def begins(self, offset: int) -> bool:
+        """Whether a job may begin now; otherwise it waits for its key."""
+        key = self._state.key_hash(offset)
+        if not key or self._busy.setdefault(key, offset) == offset:
+            return True
+        self._waiting.setdefault(key, deque()).append(offset)
+        self.waiting += 1
+        return False
+
+    def ended(self, offset: int, key: int) -> int | None:
+        """A job is no more, or will not be tried again; who was waiting for its key."""
+        if self._busy.get(key) != offset:
+            return None
+        waiting = self._waiting.get(key)
+        if not waiting:
+            del self._busy[key]
+            return None
+        self.waiting -= 1
+        following = self._busy[key] = waiting.popleft()
+        if not waiting:
+            del self._waiting[key]
+        return following
+
+
+class QueueReady:
+    """The jobs of one partition that can be handed out."""
+
+    def __init__(self, state: QueueState) -> None:
+        self._state = state
+        state.news = list(state.jobs)
+        self._scan = state.first_open()  # no fresh job is below, but those that wait for their keys
+        self._due: list[tuple[int, int]] = []  # heaps: (time, offset)
+        self._ready: list[tuple[int, int]] = []  # (-priority, offset)
+        self._uncommitted: list[int] = []
+        self._rests: dict[int, int] = {}  # until when jobs are not handed out
+        self._now_us = 0
+        self._taken: set[int] = set()  # noted jobs that are given away, which is not in the log yet
+        self._order = KeyOrder(state) if state.ordered else None
+        self.expired: list[int] = []  # jobs that nobody began in time; for the head to write down
+
+    def refresh(self, committed: int, wall_us: int, now_us: int) -> None:
+        """Look at what changed, and at what is due by now. Pauses are counted by a clock that never jumps."""
+        state, due = self._state, self._due
+        self._now_us = now_us
+        news, state.news = state.news or (), []
+        for offset in news:
+            self._classify(offset, wall_us)
+        while due and due[0][0] <= now_us:
+            self._push(heappop(due)[1])
+        while self._uncommitted and self._uncommitted[0] < committed:
+            self._push(heappop(self._uncommitted))
+
+    def _classify(self, offset: int, wall_us: int) -> None:
+        job = self._state.jobs.get(offset)
+        self._rests.pop(offset, None)
+        if job is None or job.holder or job.dead:
+            return
+        rest_us = job.due_us - wall_us
+        if job.pause_us:
+            rest_us = min(rest_us, job.pause_us)
+        if rest_us > 0:
+            self._rests[offset] = self._now_us + rest_us
+            heappush(self._due, (self._now_us + rest_us, offset))
+        else:
+            self._push(offset)
+
+    def _push(self, offset: int) -> None:
+        job = self._state.jobs.get(offset)
+        if job is not None:
+            heappush(self._ready, (-job.priority, offset))
+
+    @property
+    def next_due_us(self) -> int | None:
+        """When the next job is due that is not yet."""
+        return self._due[0][0] if self._due else None
+
+    def available(self, committed: int) -> int:
+        """About how many jobs could be taken: not fewer than there are."""
+        free = 0 if self._order is None else len(self._order.free)
+        return max(0, committed - self._scan) + len(self._ready) + free
+
+    def take(self, wanted: int, committed: int, wall_us: int) -> tuple[list[int], list[int]]:
+        """The next jobs: ranges of fresh ones, and others."""
+        fresh: list[int] = []
+        noted: list[int] = []
+        state = self._state
+        while wanted > 0:
+            urgent = self._next_noted(committed, wall_us)
+            first = self._next_fresh(committed)
+            if urgent is not None and (urgent[0] < 0 or first < 0 or urgent[1] < first):
+                heappop(self._ready)
+                if self._may_begin(urgent[1]):
+                    self._taken.add(urgent[1])
+                    noted.append(urgent[1])
+                    wanted -= 1
+            elif first < 0:
+                break
+            elif self._order is not None:
+                wanted -= self._take_in_order(first, fresh)
+            else:
+                stop = min(committed, first + wanted, committed if urgent is None else urgent[1])
+                self._scan = state.fresh_run(first, stop)
+                fresh += first, self._scan - first
+                wanted -= self._scan - first
+        return fresh, noted
+
+    def _next_fresh(self, committed: int) -> int:
+        order = self._order
+        if order is not None:
+            while order.free and self._state.mark(order.free[0]) != FRESH:
+                order.free.popleft()
+            if order.free:
+                return order.free[0]
+            if order.waiting >= KEYS_WAITING_MAX:
+                return -1
+        return self._state.next_fresh(self._scan, committed)
+
+    def _take_in_order(self, offset: int, fresh: list[int]) -> int:
+        order = self._order
+        assert order is not None
+        if order.free and order.free[0] == offset:
+            order.free.popleft()
+        else:
+            self._scan = offset + 1
+            if not order.begins(offset):
+                return 0
+        fresh += offset, 1
+        return 1
+
+    def _may_begin(self, offset: int) -> bool:
+        return self._order is None or self._order.begins(offset)
+
+    def _next_noted(self, committed: int, wall_us: int) -> tuple[int, int] | None:
+        """The first of the ready ones that still is."""
+        ready = self._ready
+        while ready:
+            offset = ready[0][1]
+            job = self._state.jobs.get(offset)
+            if job is None or not self._is_ready(offset, job, wall_us):
+                heappop(ready)
+            elif offset >= committed:
+                heappop(ready)
+                heappush(self._uncommitted, offset)
+            else:
+                return ready[0]
+        return None
+
+    def _is_ready(self, offset: int, job: NotedJob, wall_us: int) -> bool:
+        if job.holder or job.dead or offset in self._taken or self._rests.get(offset, 0) > self._now_us:
+            return False
+        if job.expires_us and not job.attempts and job.expires_us <= wall_us:
+            self._taken.add(offset)
+            self.expired.append(offset)
+            return False
+        return True
+
+    def hashes(self, offsets: Iterable[int]) -> list[tuple[int, int]]:
+        """Jobs that are about to end, with their keys: what `ended` needs, while they can still be looked up."""
+        if self._order is None:
+            return []
+        return [(offset, self._state.key_hash(offset)) for offset in offsets]
+
+    def ended(self, jobs: list[tuple[int, int]]) -> None:
+        """Steps are in the log that end these jobs: who waited for their keys may begin."""
+        if self._order is None:
+            return
+        for offset, key in jobs:
+            following = self._order.ended(offset, key)
+            if following is None:
+                continue
+            job = self._state.jobs.get(following)
+            if job is None:
+                self._order.free.append(following)
+            else:
+                heappush(self._ready, (-job.priority, following))
+
+    def applied(self) -> None:
+        """All that was taken is in the log."""
+        self._taken.clear()
+
+    def check_invariants(self) -> None:
+        """Called by tests and the simulator after every step."""
+        for heap in (self._due, self._ready):
+            assert not heap or heap[0] == min(heap)

@@ -1,0 +1,295 @@
+"""Work queues on one broker, as applications use them."""
+
+import asyncio
+import threading
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import stentor
+from stentor.errors import DeadlineExceeded, InvalidArgument, LeaseLost
+
+
+@pytest.fixture
+def name():
+    return f"jobs.{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def jobs(client, name):
+    with client.queue(name) as queue:
+        yield queue
+
+
+def make(client, name, **settings):
+    client.create_topic(name, kind="queue", **settings)
+    return client.queue(name)
+
+
+def drain(queue, count, timeout=5):
+    """So many jobs, acknowledged one by one."""
+    found = []
+    for _ in range(count):
+        job = queue.get(timeout=timeout)
+        queue.ack(job, wait=False)
+        found.append(job)
+    return found
+
+
+def test_a_job_is_put_taken_and_acknowledged(jobs):
+    receipt = jobs.put("resize", key="7", headers={"who": "me"})
+    job = jobs.get(timeout=5)
+    assert (job.value, job.key, job.headers, job.attempt) == (b"resize", b"7", [("who", b"me")], 1)
+    assert (job.offset, job.partition, job.queue) == (receipt.offset, 0, jobs.name)
+    jobs.ack(job)
+    assert (jobs.describe().waiting, jobs.describe().held, jobs.describe().finished) == (0, 0, 1)
+
+
+def test_what_is_published_to_a_queue_is_a_job(client, jobs):
+    client.publish(jobs.name, "plain")
+    assert drain(jobs, 1)[0].value == b"plain"
+
+
+def test_a_job_is_settled_once(jobs):
+    jobs.put("job")
+    job = jobs.get(timeout=5)
+    jobs.ack(job)
+    with pytest.raises(LeaseLost, match="before"):
+        jobs.ack(job)
+    with pytest.raises(LeaseLost):
+        jobs.nack(job)
+    with pytest.raises(LeaseLost):
+        jobs.extend(job, 5)
+
+
+def test_a_job_given_back_comes_again_with_another_attempt(jobs):
+    jobs.put("job")
+    jobs.nack(jobs.get(timeout=5), delay=0)
+    job = jobs.get(timeout=5)
+    assert job.attempt == 2
+    jobs.ack(job)
+
+
+def test_iteration_acknowledges_what_is_done(client, jobs):
+    jobs.put_many([b"1", b"2", b"3"])
+    for job in jobs:
+        if job.value == b"3":
+            break
+    jobs.close()
+    with client.queue(jobs.name) as again:
+        assert again.get(timeout=5).value == b"3"
+        assert again.describe().finished == 2
+
+
+def test_jobs_that_were_not_begun_are_given_back_uncounted(client, jobs):
+    jobs.put_many([b"1", b"2", b"3"])
+    jobs.ack(jobs.get(timeout=5))
+    jobs.close()
+    with client.queue(jobs.name) as again:
+        assert [job.attempt for job in drain(again, 2)] == [1, 1]
+
+
+def test_a_handler_that_fails_is_tried_again_and_then_dead(client, name):
+    with make(client, name, max_attempts=2, retry_delay_ms=1) as queue:
+        queue.put_many([b"good", b"bad"])
+        seen = []
+
+        def handle(job):
+            seen.append((job.value, job.attempt))
+            if job.value == b"bad":
+                raise ValueError("no good")
+
+        worker = threading.Thread(target=queue.run, args=(handle,))
+        worker.start()
+        letter = next(iter(client.subscribe(f"{name}.dead", start="earliest")))
+        queue.close()
+        worker.join(10)
+        assert sorted(seen) == [(b"bad", 1), (b"bad", 2), (b"good", 1)]
+        said = dict(letter.headers)
+        assert letter.value == b"bad"
+        assert said["stentor-dead-reason"] == b"ValueError: no good"
+        assert said["stentor-dead-attempts"] == b"2"
+        assert (said["stentor-dead-topic"], said["stentor-dead-offset"]) == (name.encode(), b"1")
+        assert b"raise ValueError" in said["stentor-dead-traceback"]
+
+
+def test_dead_letters_are_put_back_once(client, jobs, wait_until):
+    jobs.put("x", key="k", headers={"own": "header"})
+    jobs.nack(jobs.get(timeout=5), dead=True, error="spoilt")
+    wait_until(lambda: jobs.describe().died == 1, "it is put aside")
+    assert (jobs.redrive(), jobs.redrive()) == (1, 0)
+    job = jobs.get(timeout=5)
+    assert (job.value, job.key, job.headers, job.attempt) == (b"x", b"k", [("own", b"header")], 1)
+    jobs.ack(job)
+
+
+def test_many_consumers_share_one_partition(client, jobs):
+    jobs.put_many([b"%d" % number for number in range(300)])
+    found = []
+
+    def work():
+        with client.queue(jobs.name, prefetch=10) as own:
+            try:
+                while True:
+                    found.append(drain(own, 1, timeout=1)[0].value)
+            except DeadlineExceeded:
+                pass
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(30)
+    assert sorted(map(int, found)) == list(range(300))
+
+
+def test_late_urgent_and_mortal_jobs(client, jobs, wait_until):
+    jobs.put("late", delay=0.3)
+    jobs.put("then", at=datetime.now(UTC) + timedelta(seconds=0.6))
+    jobs.put("usual")
+    jobs.put("urgent", priority=9)
+    jobs.put_many([b"mortal"], ttl=0.001)
+    wait_until(lambda: jobs.peek(9)[-1].state == "waiting", "it is there")
+    assert [job.value for job in drain(jobs, 4)] == [b"urgent", b"usual", b"late", b"then"]
+    wait_until(lambda: jobs.describe().died == 1, "nobody began the mortal one")
+
+
+def test_a_unique_job_is_put_once(jobs):
+    first = jobs.put("invoice", unique="i-7")
+    again = jobs.put("invoice", unique="i-7")
+    other = jobs.put("invoice", unique="i-8")
+    assert (first.duplicate, again.duplicate, other.duplicate) == (False, True, False)
+    assert len(drain(jobs, 2)) == 2
+    assert jobs.put("invoice", unique="i-7", unique_for=0.001).duplicate
+
+
+def test_an_attempt_beyond_its_limit_is_over(client, name):
+    with make(client, name, retry_delay_ms=0, lease_s=1), client.queue(name, limit=0.2) as slow:
+        slow.put("job")
+        job = slow.get(timeout=5)
+        second = slow.get(timeout=5)
+        assert second.attempt == 2
+        slow.extend(second, 5)
+        with pytest.raises(LeaseLost):
+            slow.ack(job)
+        with pytest.raises(DeadlineExceeded):
+            slow.get(timeout=0.5)
+        slow.ack(second)
+
+
+def test_a_long_handler_keeps_its_job(client, name):
+    with make(client, name, lease_s=1) as queue, client.queue(name) as other:
+        queue.put("job")
+        job = queue.get(timeout=5)
+        with pytest.raises(DeadlineExceeded):
+            other.get(timeout=2.5)
+        queue.ack(job)
+
+
+def test_two_jobs_of_one_key_are_never_in_work_at_once(client, name):
+    with make(client, name, ordered_by="key") as queue:
+        queue.put_many([b"1", b"2", b"3"], [b"a", b"a", b"b"])
+        one, three = queue.get(timeout=5), queue.get(timeout=5)
+        assert (one.value, three.value) == (b"1", b"3")
+        with pytest.raises(DeadlineExceeded):
+            queue.get(timeout=0.2)
+        queue.ack(one)
+        assert queue.get(timeout=5).value == b"2"
+
+
+def test_peek_and_purge(jobs):
+    jobs.put_many([b"1", b"2"])
+    jobs.put("3", delay=100, priority=2)
+    peeked = jobs.peek()
+    assert [(each.message.value, each.state, each.priority) for each in peeked] == [
+        (b"1", "waiting", 0),
+        (b"2", "waiting", 0),
+        (b"3", "delayed", 2),
+    ]
+    assert jobs.purge() == 3
+    assert jobs.peek() == []
+
+
+def test_a_queue_with_several_partitions(client, name):
+    with make(client, name, partitions=4) as queue:
+        queue.put_many([b"%d" % number for number in range(100)], [b"%d" % number for number in range(100)])
+        assert sorted(int(job.value) for job in drain(queue, 100)) == list(range(100))
+        assert {each.partition for each in queue.describe().partitions} == {0, 1, 2, 3}
+
+
+def test_large_jobs_come_in_parts(client, name):
+    with make(client, name) as queue:
+        for _ in range(6):
+            queue.put(b"x" * 1_500_000)
+        assert [len(job.value) for job in drain(queue, 6)] == [1_500_000] * 6
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda queue: queue.put("x", delay=-1), "0 to"),
+        (lambda queue: queue.put("x", delay=1, at=1), "Give one"),
+        (lambda queue: queue.put("x", priority=10), "to 9"),
+        (lambda queue: queue.put("x", ttl=0), "above zero"),
+        (lambda queue: queue.put("x", unique=""), "1 to 256"),
+        (lambda queue: queue.put_many([b"x"], [b"a", b"b"]), "1 values"),
+        (lambda queue: queue.put("x", headers={"stentor-delay": bytes([1, 0, 0, 0, 0, 0, 0, 0])}), "use client.queue"),
+        (lambda queue: queue.peek(0), "1 to"),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_said(jobs, call, hint):
+    with pytest.raises(InvalidArgument, match=hint):
+        call(jobs)
+
+
+def test_a_topic_that_is_no_queue(client, name):
+    client.create_topic(name)
+    with pytest.raises(InvalidArgument, match="is no queue"):
+        client.queue(name)
+    with pytest.raises(InvalidArgument, match="setting of queues"):
+        client.create_topic(f"{name}.b", max_attempts=3)
+    with pytest.raises(InvalidArgument, match="prefetch"):
+        client.queue(f"{name}.c", prefetch=0)
+    client.create_topic(f"{name}.d", kind="queue")
+    with pytest.raises(InvalidArgument, match="cannot be changed"):
+        client.alter_topic(f"{name}.d", ordered_by="key")
+
+
+def test_the_same_for_async_code(shared, name):
+    async def work():
+        async with stentor.connect_async(shared.url) as client, client.queue(name) as queue:
+            await queue.put_many([b"1", b"2", b"3"])
+            job = await queue.get(timeout=5)
+            await queue.ack(job)
+            job = await queue.get(timeout=5)
+            await queue.nack(job, delay=0)
+            seen = []
+            async for job in queue:
+                seen.append((job.value, job.attempt))
+                if len(seen) == 2:
+                    break
+            async with asyncio.timeout(10):
+                while (await queue.describe()).finished < 2:  # the first of these two is told soon
+                    pass
+            return sorted(seen)
+
+    assert asyncio.run(work()) == [(b"2", 2), (b"3", 1)]
+
+
+def test_a_pool_plugs_in_by_three_operations(shared, name):
+    async def work():
+        async with stentor.connect_async(shared.url) as client, client.queue(name) as queue:
+            await queue.put_many([b"1", b"2", b"3"])
+            consumer = await queue._core.consume()
+            jobs = []
+            while len(jobs) < 3:
+                jobs += await consumer.take(10, timeout=5)
+            await consumer.done(jobs[:2])
+            await consumer.failed_jobs([(jobs[2], ValueError("bad"))])
+            with pytest.raises(LeaseLost):
+                await consumer.done(jobs[:1])
+            return await queue.describe()
+
+    info = asyncio.run(work())
+    assert (info.finished, info.waiting) == (2, 1)
