@@ -159,7 +159,7 @@ class ClientSession(BatchSession):
             batch.validate(body, header)
             if (header.schema_id or partition.schemas) and not 0 < header.schema_id <= partition.schemas:
                 raise schemas.refusal(partition.topic, partition.schemas, header.schema_id)
-            self._check_rows(partition, header, body[HEADER_BYTES:])
+            _check_rows(self._serving, partition, header, body[HEADER_BYTES:])
             if header.conditional and flags & 3 != Ack.ALL:
                 raise InvalidArgument(
                     "A conditional change is decided by what is committed: it needs ack=all.", object=partition.topic
@@ -171,20 +171,6 @@ class ClientSession(BatchSession):
             self._publishing[partition.topic] = None
         self._syncs.note(len(body))
         partition.publish(body, header, Request(self, correlation), flags & 3)
-
-    def _check_rows(self, partition: Partition, header: BatchHeader, rows: memoryview) -> None:
-        """Whether messages are what the kind of their topic asks for."""
-        kind = partition.settings.kind
-        if kind == "table":
-            table_rows.check(header, rows, partition.topic)
-            if header.timed:
-                self._serving.check_timed(partition.topic)
-        elif kind == "queue":
-            queue_rows.check(header, rows, partition.topic)
-        elif header.conditional or header.timed:
-            raise _no_table(partition.topic)
-        elif partition.settings.compacted:
-            table_rows.check_keys(header, rows, partition.topic)
 
     def published(self, correlation: int, answer: Answer) -> None:
         """Answer a publish; the caller flushes once it has no more answers."""
@@ -385,6 +371,21 @@ class ClientSession(BatchSession):
             lag=lag.messages,
             lag_s=round(lag.seconds, 3),
         )
+
+
+def _check_rows(serving: Serving, partition: Partition, header: BatchHeader, rows: memoryview) -> None:
+    """Whether messages are what the kind of their topic asks for."""
+    kind = partition.settings.kind
+    if kind == "table":
+        table_rows.check(header, rows, partition.topic)
+        if header.timed:
+            serving.check_timed(partition.topic)
+    elif kind == "queue":
+        queue_rows.check(header, rows, partition.topic)
+    elif header.conditional or header.timed:
+        raise _no_table(partition.topic)
+    elif partition.settings.compacted:
+        table_rows.check_keys(header, rows, partition.topic)
 
 
 def _no_table(topic: str) -> InvalidArgument:
