@@ -223,7 +223,7 @@ class QueuePort:
         while True:
             await self._renewed.wait()
             room = self._share - len(self.held)
-            if room < max(1, self._share // 2):
+            if not self._has_room():
                 self._room_now.clear()
                 await self._room_now.wait()
                 continue
@@ -291,10 +291,20 @@ class QueuePort:
                 logger.error("queue %s/%d: jobs have no messages: %s", self._consumer.name, self.partition, missing[:5])
                 return found
 
+    def _has_room(self) -> bool:
+        """Whether to ask for jobs: for many at once, unless somebody waits for the next one."""
+        least = 1 if self._consumer.is_awaited else max(1, self._share // 2)
+        return self._share - len(self.held) >= least
+
     def freed(self) -> None:
-        """A job is not in the way of others any more."""
-        if self._share - len(self.held) >= max(1, self._share // 2):
+        """A job is not in the way of others any more, or somebody waits for one."""
+        if self._has_room():
             self._room_now.set()
+
+    def hold_at_most(self, share: int) -> None:
+        """From now on it may hold so many jobs."""
+        self._share = share
+        self.freed()
 
     # --- settling: any thread -------------------------------------------------------------------
 
