@@ -50,7 +50,7 @@ class QueueConsumer:
         self._undertaker = Undertaker(self)
         share = max(1, prefetch // len(route.partitions))
         self._ports = [QueuePort(self, index, share) for index in range(len(route.partitions))]
-        self._paused = False
+        self.is_paused = False  # it takes no more, and gives back what comes
         self.closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -69,7 +69,7 @@ class QueueConsumer:
 
     def deliver(self, jobs: list[Job]) -> None:
         """Jobs came."""
-        if self._paused:
+        if self.is_paused:
             self._release(jobs)
             return
         self._jobs.extend(jobs)
@@ -202,11 +202,11 @@ class QueueConsumer:
 
     def hold_at_most(self, prefetch: int) -> None:
         """Hold so many jobs from now on. With 0 take no more, and give back those that nobody has begun."""
-        self._paused = not prefetch
+        self.is_paused = not prefetch
         share = max(1, prefetch // len(self._ports)) if prefetch else 0
         for port in self._ports:
             port.hold_at_most(share)
-        if self._paused:
+        if self.is_paused:
             self._release([self._jobs.popleft() for _ in range(len(self._jobs))])
 
     def _release(self, jobs: list[Job]) -> None:
