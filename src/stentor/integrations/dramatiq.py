@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stentor.errors import Closed, ConnectionFailed, DeadlineExceeded, NotReady, StentorError
 from stentor.integrations.packages import need
 
-need("dramatiq", "stentor.integrations.dramatiq", "dramatiq>=2.0")
+need("dramatiq", "stentor.integrations.dramatiq", "pip install 'dramatiq>=2.0'")
 
 from dramatiq.broker import Broker, Consumer, MessageProxy  # noqa: E402
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound  # noqa: E402

@@ -35,7 +35,7 @@ from stentor.errors import (
 )
 from stentor.integrations.packages import need
 
-need("kombu", "stentor.integrations.kombu", "celery>=5.4")
+need("kombu", "stentor.integrations.kombu", "pip install 'celery>=5.4'")
 
 from kombu.exceptions import ChannelError  # noqa: E402
 from kombu.transport import virtual  # noqa: E402

@@ -7,13 +7,11 @@ from importlib import import_module
 from stentor.errors import MissingPackage
 
 
-def need(package: str, what: str, requirement: str) -> None:
+def need(package: str, what: str, hint: str) -> None:
     """Raise MissingPackage if there is no such package."""
     try:
         import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise MissingPackage(
-            f"{what} needs {package}, which is not installed.", hint=f"pip install '{requirement}'", object=package
-        ) from error
+        raise MissingPackage(f"{what} needs {package}, which is not installed.", hint=hint, object=package) from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stentor.errors import Closed, InvalidArgument, LeaseLost
 from stentor.integrations.packages import need
 
-need("taskiq", "stentor.integrations.taskiq", "taskiq>=0.12")
+need("taskiq", "stentor.integrations.taskiq", "pip install 'taskiq>=0.12'")
 
 from taskiq import AckableMessage, AsyncBroker, AsyncResultBackend, BrokerMessage, TaskiqResult  # noqa: E402
 from taskiq.depends.progress_tracker import TaskProgress  # noqa: E402

@@ -107,19 +107,19 @@ def kill_one_and_finish(app, start, workplace, wait_until, pool):
 
 
 def test_a_killed_worker_loses_nothing(app, start, workplace, client, name, wait_until):
-    worker = kill_one_and_finish(app, start, workplace, wait_until, "prefork")
+    kill_one_and_finish(app, start, workplace, wait_until, "prefork")
     app.parent.delay(20)
     finish(workplace, [20], wait_until)
     wait_until(lambda: client.queue(name).describe().finished == 22, "all are acknowledged")
     assert workplace.notes().count("end-20") == 1
-    workplace.stop(worker, signal.SIGTERM)
-    assert worker.returncode == 0
 
 
 @pytest.mark.long
 def test_a_killed_worker_without_children_loses_nothing(app, start, workplace, client, name, wait_until):
-    kill_one_and_finish(app, start, workplace, wait_until, "solo")
+    worker = kill_one_and_finish(app, start, workplace, wait_until, "solo")
     wait_until(lambda: client.queue(name).describe().finished == 20, "all are acknowledged")
+    workplace.stop(worker, signal.SIGTERM)
+    assert worker.returncode == 0
 
 
 def test_delays_retries_and_rejections(app, start, workplace, client, name, wait_until, letters):
