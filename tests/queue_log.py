@@ -19,8 +19,8 @@ def new_state(*, ordered=False):
 class QueueLog:
     """One partition: puts jobs, lets a head decide, and commits when it is told to."""
 
-    def __init__(self, *, ordered=False, policy=QueuePolicy()):
-        self.ordered, self.policy = ordered, policy
+    def __init__(self, *, ordered=False, policy=None):
+        self.ordered, self.policy = ordered, policy or QueuePolicy()
         self.batches = []
         self.now = 0
         self.end = self.committed = 0

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bench.patterns.rows import Row
 
-WORKS = ("clone", "get", "large", "updates", "faults", "clients")
+WORKS = ("clone", "get", "large", "updates", "faults", "clients", "queue")
 
 
 def chosen_plan(arguments: argparse.Namespace) -> Plan:

@@ -22,6 +22,7 @@ class Plan:
     copy_processes: int = 2
     faults_per_s: int = 2_000
     fault_rounds: int = 3
+    queue_jobs: int = 200_000
     clients: int = 10_000
     client_processes: int = 2
     client_updates: int = 20
@@ -45,6 +46,7 @@ QUICK = Plan(
     copy_processes=2,
     faults_per_s=500,
     fault_rounds=1,
+    queue_jobs=20_000,
     clients=500,
     client_processes=1,
     client_updates=5,

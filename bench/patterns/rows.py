@@ -90,6 +90,8 @@ TARGETS = (
     Target("faults", "updates lost", most=0),
     Target("faults", "updates applied twice", most=0),
     Target("clients", "clients not reached", most=0),
+    Target("queue", "time of a job", times=2, system="redis"),
+    Target("queue", "time of a job", times=2, system="nats"),
 )
 
 

@@ -252,18 +252,6 @@ REQUESTS_UNDER_WAY_MAX: Final = 64
 CLIENT_REQUESTS_UNDER_WAY_MAX: Final = REQUESTS_UNDER_WAY_MAX // 2
 """What a client asks at one time: requests that it gave up may still be under way, and count at a broker."""
 
-TAKES_UNDER_WAY_MAX: Final = 1_024
-"""Requests for jobs of queues that one connection may have unanswered beside others: one for each partition."""
-
-QUEUE_PREFETCH: Final = 500
-"""Jobs that a consumer holds, unless it is told otherwise: enough to keep it busy while it asks for more."""
-
-QUEUE_PREFETCH_MAX: Final = 20_000
-"""The most: what a consumer holds nobody else can work on."""
-
-QUEUE_RETENTION_S: Final = 86_400
-"""How long a queue keeps jobs that are finished, if neither it nor the broker says anything about retention."""
-
 LISTENERS_MAX: Final = 8
 """One per network that a broker is in; each multiplies the route changes that it encodes."""
 

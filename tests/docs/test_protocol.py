@@ -13,6 +13,7 @@ import pytest
 from crc32c import crc32c
 
 from stentor import errors
+from stentor.broker.queues import desk as queue_desk
 from stentor.broker.sessions import requests
 from stentor.broker.sessions.client_session import ClientSession
 from stentor.core.chain_messages import PartitionMessage
@@ -26,6 +27,7 @@ from stentor.wire import (
     header,
     messages,
     peer,
+    queue_messages,
     rows,
     schemas,
     topic_settings,
@@ -53,6 +55,10 @@ VALUES = [
     "GroupShare",
     "GroupState",
     "MemberState",
+    "BurialTask",
+    "DeadJob",
+    "JobReturn",
+    "JobState",
 ]
 
 
@@ -136,7 +142,9 @@ def test_the_ack_levels_are_as_the_table_says():
 
 @pytest.mark.parametrize("name", [*REQUESTS, *RESPONSES, *BODIES, *VALUES, "SchemaColumn"])
 def test_the_fields_of_a_message_are_as_its_table_says(name):
-    fields = msgspec.structs.fields(getattr(messages, name, None) or getattr(schemas, name))
+    fields = msgspec.structs.fields(
+        getattr(messages, name, None) or getattr(queue_messages, name, None) or getattr(schemas, name)
+    )
     if not fields:
         assert "It has no fields" in section(name)
         return
@@ -155,10 +163,14 @@ def shown_default(field):
 
 def test_every_message_of_the_code_is_documented():
     of_messages = messages.__name__, topic_settings.__name__, group_messages.__name__
+    of_messages += (queue_messages.__name__,)
     structs = {
         name
-        for name, kind in vars(messages).items()
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ in of_messages
+        for name, kind in (*vars(messages).items(), *vars(queue_messages).items())
+        if not name.startswith("_")
+        and isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind.__module__ in of_messages
     }
     some_settings = "TopicChanges"  # has no table of its own: it is some of the fields of TopicSettings
     assert structs - {"Struct", "Tagged", some_settings} == {*REQUESTS, *RESPONSES, *BODIES, *VALUES}
@@ -168,6 +180,9 @@ def test_the_table_of_requests_names_each_with_its_answer():
     rows_found = {re.match(r"\[(\w+)\]", row[0])[1]: re.match(r"\[(\w+)\]", row[1])[1] for row in request_rows()}
     assert list(rows_found) == REQUESTS
     for name, answer in rows_found.items():
+        if (asked := getattr(queue_messages, name, None)) is not None:
+            assert queue_desk._HANDLERS[asked].__annotations__["return"].removeprefix("m.") == answer
+            continue
         at_once = (None, ClientSession._use)
         _, handler = requests._HANDLERS.get(getattr(messages, name), at_once)
         assert handler.__annotations__["return"] == f"messages.{answer}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
-from tests.virtual import mutated_expiry
+from tests.virtual import mutated_expiry, mutated_queues
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, chain_key, encode
@@ -28,6 +28,7 @@ from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.resends import Resends
 from stentor.broker.sessions.reader_stream import ReaderStream
+from stentor.client.job import Job
 from stentor.core import cluster_events as e
 from stentor.core import controller, cursors, decisions, refusals, revival
 from stentor.core import replica_events as r
@@ -44,6 +45,8 @@ from stentor.core.group_coordinator import GroupCoordinator
 from stentor.core.horizon import Horizon
 from stentor.core.linking import Linking
 from stentor.core.membership import Membership
+from stentor.core.queue import QueueState
+from stentor.core.queue_head import QueueHead
 from stentor.core.records import ChainRecord
 from stentor.core.replica import Replica
 from stentor.core.standing import Standing
@@ -571,6 +574,23 @@ mutation(
 )
 mutation("let-go", "a partition is given away once its owner let go", (GroupCoordinator, "_has_let_go", _has_let_go))
 mutation("group-leases", "a member keeps its whole lease", (GroupCoordinator, "ends_at", _ends_early))
+mutation("queue-renewal", "a lease that is renewed is not over", (QueueHead, "_hear", mutated_queues.hear_once))
+mutation("queue-attempts", "an attempt that began counts", (QueueState, "_back", mutated_queues.back_uncounted))
+mutation(
+    "queue-holder",
+    "only the attempt that counts, of who has it, ends a job (looked at by client and head: both off)",
+    (QueueState, "holds", mutated_queues.holds_any),
+    (QueueState, "holds_run", mutated_queues.holds_no_run),
+    (Job, "settle", mutated_queues.settle_anyhow),
+)
+mutation(
+    "queue-commit",
+    "an attempt is committed before its job is handed out, an end before it is answered",
+    (QueueHead, "_appended", mutated_queues.appended_and_told),
+)
+mutation(
+    "queue-in-full", "C21: a new head begins all leases in full", (QueueHead, "__init__", mutated_queues.nobody_new)
+)
 mutation("cursor-cut", "C19: what was not committed is undone by a cut", (Cursors, "cut", _nothing))
 mutation("cursor-commit", "C20: only what is committed is told", (Cursors, "commit", _commit_everything))
 mutation("cursor-back", "a cursor never goes back by itself", (cursors, "_fold", _fold_anything))

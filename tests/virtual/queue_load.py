@@ -78,11 +78,11 @@ class QueueLoad:
         self.workers.append(worker)
         worker.process.run(self._work(name, worker))
 
-    async def _open(self, name: str) -> AsyncQueue:
+    async def _open(self, name: str, limit: float | None = None) -> AsyncQueue:
         while True:
             try:
                 client = await self.cluster.client(name)
-                return await client.queue(QUEUE, prefetch=4, timeout=20)
+                return await client.queue(QUEUE, prefetch=4, limit=limit, timeout=20)
             except StentorError:
                 await asyncio.sleep(0.1)
 
@@ -102,8 +102,8 @@ class QueueLoad:
         self.put_all = True
 
     async def _work(self, name: str, worker: QueueWorker) -> None:
-        queue = worker.queue = await self._open(name)
         rng = self.world.rng
+        queue = worker.queue = await self._open(name, rng.choice([None, 0.3]))
         while worker.queue is queue:
             try:
                 worker.job = await queue.get(timeout=1)
@@ -140,8 +140,8 @@ class QueueLoad:
                 continue
             same = (held.partition, held.offset) == place
             self.require(not same, "a job is in work twice", place, mine.process.name, other.process.name)
-            if self.ordered and held.key == job.key and held.partition == job.partition:
-                self.require(False, "two jobs of one key are in work", place, held.offset, job.key)
+            both = self.ordered and (held.key, held.partition) == (job.key, job.partition)
+            self.require(not both, "two jobs of one key are in work", place, held.offset, job.key)
 
     def fail(self) -> None:
         """One of them dies, stands still, leaves, or comes."""

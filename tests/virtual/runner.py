@@ -17,8 +17,8 @@ from tests.virtual.copies import committed_cursors
 from tests.virtual.expiry_load import EXPIRING, LATE_S, ExpiryLoad
 from tests.virtual.faults import Faults
 from tests.virtual.group_load import GroupLoad
-from tests.virtual.queue_load import DEAD, QUEUE, QueueLoad
 from tests.virtual.operators import Operators
+from tests.virtual.queue_load import DEAD, QUEUE, QueueLoad
 from tests.virtual.table_load import TABLE, TableLoad
 from tests.virtual.workload import TOPIC, History, Workload
 from tests.virtual.world import SECOND, BrokenError, World, number_objects
@@ -427,14 +427,18 @@ class Run:
         if self.layout.expiry:
             members = self._members(EXPIRING)
             self.expiry.compare(members, self.cluster.checker.archive[members[0].key])
-        if self.layout.groups:
-            self.groups.compare(history.acknowledged)
-        if self.layout.queues:
-            self.queues.compare(self._members_of_all(QUEUE), self._heads_of(DEAD))
+        self._compare_shared_work()
         self.cluster.checker.finish()
         if self.layout.cursors:
             self._compare_cursors()
         self.require(holds=True, what="")
+
+    def _compare_shared_work(self) -> None:
+        """What groups and queues did with it."""
+        if self.layout.groups:
+            self.groups.compare(self.history.acknowledged)
+        if self.layout.queues:
+            self.queues.compare(self._members_of_all(QUEUE), self._heads_of(DEAD))
 
     def _compare_cursors(self) -> None:
         """Every member has every cursor at least where it was answered to be."""

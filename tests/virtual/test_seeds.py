@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOME = 12
 FEW = 3
 GROUPS = 3
+QUEUES = 3
 
 
 def virtual(*arguments):
@@ -43,6 +44,14 @@ def test_some_seeds_with_a_group_find_nothing():
     done = virtual("--groups", "--from", 1, "--seeds", GROUPS, "--processes", 1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"{GROUPS} seeds, 0 failed", done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_some_seeds_with_a_queue_find_nothing():
+    done = virtual("--queues", "--from", 1, "--seeds", QUEUES, "--processes", 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"{QUEUES} seeds, 0 failed", done.stdout), done.stdout + done.stderr
 
 
 def test_a_seed_is_the_same_run_every_time():

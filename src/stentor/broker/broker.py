@@ -305,7 +305,7 @@ class _Doors:
 
 def _look_after_cursors(parts: Parts) -> None:
     parts.cursor_care.look_soon()
-    parts.groups.look()
+    parts.shared.groups.look()
 
 
 def _aside_cleared(_: Any, error: StentorError | None) -> None:

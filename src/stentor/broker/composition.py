@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stentor import limits
 from stentor._version import __version__
@@ -91,6 +91,13 @@ class Ground:
         self.timers = Timers(environment.loop)
 
 
+class SharedWork(NamedTuple):
+    """Who divides work among clients."""
+
+    groups: GroupDesk
+    queues: QueueDesk
+
+
 class Parts:
     """A broker's parts, wired."""
 
@@ -165,9 +172,6 @@ class Parts:
             knows_expiry=lambda: self.cluster.trust.expiry,
         )
 
-        self.queue_heads = QueueHeads(environment.clock, self.serving, ground.background)
-        self.letting_go.on_pinned = self.queue_heads.pinned
-
     def _build_administration(self, ground: Ground) -> None:
         environment, identity, cluster = ground.environment, ground.identity, self.cluster
         self.admission = Admission(environment, identity, ground.partitions)
@@ -207,7 +211,7 @@ class Parts:
             questions=questions,
             positions=self.positions,
         )
-        self.groups = GroupDesk(
+        groups = GroupDesk(
             identity,
             ground.environment.clock,
             trust=cluster.trust,
@@ -216,6 +220,11 @@ class Parts:
             cursors=self.cursors,
             heads=GroupHeads(ground.environment.clock, ground.catalogue, self.serving, heads, ground.background),
         )
+        queue_heads = QueueHeads(ground.environment.clock, self.serving, ground.background)
+        self.letting_go.on_pinned = queue_heads.pinned
+        clock = ground.environment.clock
+        queues = QueueDesk(identity, clock, trust=cluster.trust, serving=self.serving, heads=queue_heads)
+        self.shared = SharedWork(groups, queues)
         self.cursor_care = CursorCare(
             identity,
             store=ground.store,
@@ -249,25 +258,7 @@ class Parts:
             inline_sync=inline_sync,
             health=self.health,
         )
-        desk = Requests(
-            environment.config,
-            ground.standing,
-            permissions=permissions,
-            catalogue=ground.catalogue,
-            cluster=cluster,
-            routes=self.routes,
-            topics=self.topics,
-            operators=self._operators(ground),
-            serving=self.serving,
-            partitions=ground.partitions,
-            cursors=self.cursors,
-            groups=self.groups,
-            queues=QueueDesk(
-                identity, environment.clock, trust=cluster.trust, serving=self.serving, heads=self.queue_heads
-            ),
-            sights=self.overview,
-            after_delete=after_delete,
-        )
+        desk = self._desk(ground, after_delete)
         self._welcome = GreetingServices(
             identity=identity,
             trust=cluster.trust,
@@ -292,6 +283,25 @@ class Parts:
             peer_arrived=self.replicas.peer_connected,
         )
 
+    def _desk(self, ground: Ground, after_delete: Callable[[], Awaitable[None]]) -> Requests:
+        return Requests(
+            ground.environment.config,
+            ground.standing,
+            permissions=self.permissions,
+            catalogue=ground.catalogue,
+            cluster=self.cluster,
+            routes=self.routes,
+            topics=self.topics,
+            operators=self._operators(ground),
+            serving=self.serving,
+            partitions=ground.partitions,
+            cursors=self.cursors,
+            groups=self.shared.groups,
+            queues=self.shared.queues,
+            sights=self.overview,
+            after_delete=after_delete,
+        )
+
     def _operators(self, ground: Ground) -> Operators:
         return Operators(
             ground.identity,
@@ -311,7 +321,7 @@ class Parts:
         cluster.peers.on_connected.append(replicas.peer_connected)
         liveness = cluster.liveness
         liveness.load = lambda: len(admission.sessions)
-        liveness.on_beat.extend((self.desk.tick, self.serving.expiring.tick, self.queue_heads.tick))
+        liveness.on_beat.extend((self.desk.tick, self.serving.expiring.tick, self.shared.queues.heads.tick))
         liveness.on_view.extend((replicas.look_at_view, self.routes.look_at_view))
         liveness.on_unheard.append(self.desk.wake_before)
         liveness.on_cut_off.extend((replicas.end_streams_for_now, admission.close_watchers))

@@ -21,6 +21,7 @@ from stentor.client.subscription_core import SubscriptionCore
 from stentor.client.topic import AsyncPlainTopic, AsyncTopic
 from stentor.client.typed import Codec
 from stentor.client.url import checked_name, parse_url
+from stentor.core import queue_limits
 from stentor.core.names import check_topic_name
 from stentor.errors import DeadlineExceeded, InvalidArgument, StentorError
 
@@ -225,7 +226,7 @@ class AsyncClient(AsyncAdmin):
         self,
         name: str,
         *,
-        prefetch: int = limits.QUEUE_PREFETCH,
+        prefetch: int = queue_limits.QUEUE_PREFETCH,
         limit: float | None = None,
         timeout: float | None = None,
     ) -> Opening[AsyncQueue]:
@@ -350,18 +351,7 @@ class AsyncClient(AsyncAdmin):
         Make tables with `create_topic(name, kind="table")`. With a type the values of the table are of that type:
         checked when they are put, and decoded when they are read. With a subtree it is a copy of those keys alone.
         """
-        return Opening(self._table(name, type, format, subtree, timeout))
-
-    async def _table(self, name: str, kind: Any, encoding: Format, subtree: str, timeout: float | None) -> Any:
-        from stentor.client.table import AsyncTable
-        from stentor.client.table_copy import TableCopy
-        from stentor.client.typed_table import AsyncTypedTable, ValueCodec
-
-        codec: ValueCodec[Any] | None = None if kind is None else ValueCodec(name, kind, encoding)
-        copy = TableCopy(self._core, name, subtree)
-        await copy.open(self._core.deadline(timeout))
-        table = AsyncTable(self, copy)
-        return table if codec is None else AsyncTypedTable(table, codec)
+        return Opening(_open_table(self, name, type, format, subtree, timeout))
 
     @property
     def names(self) -> AsyncNames:
@@ -397,6 +387,22 @@ class AsyncClient(AsyncAdmin):
     def __repr__(self) -> str:
         state = "closed" if self._core.closed else ",".join(self._core.addresses)
         return f"<stentor.AsyncClient {self.name!r} {state}>"
+
+
+async def _open_table(
+    client: AsyncClient, name: str, kind: Any, encoding: Format, subtree: str, timeout: float | None
+) -> Any:
+    """A copy of a table, for async code."""
+    from stentor.client.table import AsyncTable
+    from stentor.client.table_copy import TableCopy
+    from stentor.client.typed_table import AsyncTypedTable, ValueCodec
+
+    core = client._core  # noqa: SLF001 - a part of the client
+    codec: ValueCodec[Any] | None = None if kind is None else ValueCodec(name, kind, encoding)
+    copy = TableCopy(core, name, subtree)
+    await copy.open(core.deadline(timeout))
+    table = AsyncTable(client, copy)
+    return table if codec is None else AsyncTypedTable(table, codec)
 
 
 class Connecting:

@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 REDRIVE_CURSOR: Final = "redrive"
 """The cursor of a dead-letter topic that says how far its letters were put back."""
 
-_BATCH_BYTES: Final = 4 * limits.MIB
-_AGAIN_S: Final = 1.0
-_REDRIVEN_AT_ONCE: Final = 500
+_BATCH_BYTES: Final = 4 * limits.MIB  # far below what a batch may have
+_AGAIN_S: Final = 1.0  # when dead jobs are put aside again that could not be
+_REDRIVEN_AT_ONCE: Final = 500  # letters whose messages are in memory at one time
 
 
 def dead_topic(queue: str, named: str) -> str:

@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stentor.client.examples import EXAMPLES
+from stentor.client.queue_examples import QUEUE_EXAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -299,7 +300,7 @@ def _explain(function: Any, place: str, *, asynchronous: bool) -> None:
     told = [f"    {name}: {meanings[name]}" for name in arguments(function, place) if name in meanings]
     if told:
         parts.append("\n".join(["Args:", *told]))
-    example = EXAMPLES.get(place)
+    example = EXAMPLES.get(place) or QUEUE_EXAMPLES.get(place)
     if example is not None:
         lines = (awaited(example) if asynchronous else example).splitlines()
         parts.append("\n".join(["Example:", *(f"    {line}".rstrip() for line in lines)]))

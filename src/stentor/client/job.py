@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,13 +25,15 @@ LOST: Final = 2
 class Job:
     """One attempt at one job. It belongs to its consumer until it is settled, or its lease is over."""
 
-    __slots__ = ("_port", "_state", "attempt", "holder", "message")
+    __slots__ = ("_port", "_state", "attempt", "holder", "message", "until")
 
     def __init__(self, message: Message, attempt: int, port: QueuePort) -> None:
         self.message = message
         self.attempt = attempt
         """Which attempt this is; the first is 1."""
         self.holder = port.holder
+        self.until = math.inf
+        """Until when the work on it may take, by the clock of the client's loop; its consumer knows it."""
         self._port = port
         self._state = HELD
 
@@ -73,7 +76,7 @@ class Job:
     @property
     def is_held(self) -> bool:
         """Whether it is this consumer's, and not settled."""
-        return self._state == HELD and self._port.owns(self.holder)
+        return self._state == HELD and self._port.owns(self.holder, self.until)
 
     def __repr__(self) -> str:
         return f"Job({self.queue}/{self.partition}@{self.offset} attempt={self.attempt} value={self.value!r:.60})"

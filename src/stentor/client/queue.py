@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stentor.client.sync_client import Client
 
 logger = logging.getLogger(__name__)
-_UNIQUE_FOR_S = 3_600.0
+_UNIQUE_FOR_S = 3_600.0  # an hour: as long as a caller may try again
 
 
 class _QueueFace:

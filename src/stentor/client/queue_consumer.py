@@ -142,7 +142,7 @@ class QueueConsumer:
             if job.is_held:
                 found.append(job)
                 if self.limit_s is not None:
-                    job.port.limit(job, self.limit_s)
+                    job.port.begin(job, self.limit_s)
         self._begun.update(found)
         return found
 

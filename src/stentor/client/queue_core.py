@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 import msgspec
@@ -17,6 +17,7 @@ from stentor.client.dead_letters import dead_topic, redrive
 from stentor.client.job import as_delay_ms
 from stentor.client.message import Receipt
 from stentor.client.queue_consumer import QueueConsumer
+from stentor.core import queue_limits
 from stentor.core.names import check_topic_name
 from stentor.core.queue_records import PRIORITY_MAX
 from stentor.errors import ConditionFailed, InvalidArgument, StentorError, TopicNotFound
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from stentor.wire.batch import Encoded
     from stentor.wire.rows import Headers
 
-_CHUNK = 1_000  # jobs with terms that go into one batch
+_CHUNK: Final = 1_000  # jobs with terms that go into one batch
 
 
 class JobReceipt(msgspec.Struct, frozen=True, gc=False):
@@ -250,9 +251,13 @@ class QueueCore:
 
 def check_prefetch(prefetch: object) -> int:
     """How many jobs a consumer may hold."""
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or not 1 <= prefetch <= limits.QUEUE_PREFETCH_MAX:
+    if (
+        isinstance(prefetch, bool)
+        or not isinstance(prefetch, int)
+        or not 1 <= prefetch <= queue_limits.QUEUE_PREFETCH_MAX
+    ):
         raise InvalidArgument(
-            f"prefetch={prefetch!r} is not possible.", hint=f"Use 1 to {limits.QUEUE_PREFETCH_MAX} jobs."
+            f"prefetch={prefetch!r} is not possible.", hint=f"Use 1 to {queue_limits.QUEUE_PREFETCH_MAX} jobs."
         )
     return prefetch
 

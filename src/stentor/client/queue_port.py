@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections import deque
 from contextlib import suppress
@@ -40,10 +41,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AGAIN: Final = (ConnectionFailed, CoordinationUnavailable, NotReady)
-_RENEWALS_PER_LEASE: Final = 4
+_RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
 _OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
-_LIMITS_TOLD_MAX: Final = 2_000
-_WAIT_MS: Final = 20_000
+_LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for
+_WAIT_MS: Final = 20_000  # a request for jobs that finds none is asked again after this
+
+
+class _Outbox:
+    """What was settled, and is not sent yet. Any thread adds to it."""
+
+    def __init__(self) -> None:
+        self.finished: deque[Job] = deque()
+        self.failed: deque[m.JobReturn] = deque()
+        self.awake = False  # the loop will look by itself
+
+    def __bool__(self) -> bool:
+        return bool(self.finished or self.failed)
+
+    def clear(self) -> None:
+        self.finished.clear()
+        self.failed.clear()
 
 
 class QueuePort:
@@ -59,18 +76,15 @@ class QueuePort:
         self._valid_until = 0.0  # by the loop's clock
         self.held: dict[int, Job] = {}
         self._number = self._sequence = 1
-        self._finished: deque[Job] = deque()  # settled, and not sent yet; any thread adds to these two
-        self._failed: deque[m.JobReturn] = deque()
+        self._out = _Outbox()
         self._limits: dict[int, tuple[int, int, int]] = {}  # jobs that began, and how long they may take
         self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}  # who wants to hear how a job was settled
-        self._awake = False
         self._settle_now = asyncio.Event()
         self._renew_now = asyncio.Event()
         self._room_now = asyncio.Event()
         self._renewed = asyncio.Event()
         self._closing = False
-        self._settled_all = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[bool]] = []
         self._begin_life()
 
     def _begin_life(self) -> None:
@@ -82,17 +96,21 @@ class QueuePort:
                 waiting.set_result(None)  # whoever waits looks at the job
         self.holder = secrets.token_bytes(m.HOLDER_BYTES)
         self.held, self._waiting, self._limits = {}, {}, {}
-        self._finished.clear()
-        self._failed.clear()
+        self._out.clear()
         self._number = self._sequence = 1
         self._valid_until = 0.0
         self._renewed.clear()
         self._renew_now.set()
         self._room_now.set()
 
-    def owns(self, holder: bytes) -> bool:
-        """Whether the lease of this id is not over. Any thread."""
-        return holder == self.holder and self._core.loop.time() < self._valid_until
+    def owns(self, holder: bytes, until: float = math.inf) -> bool:
+        """Whether the lease of this id is not over, nor the time of an attempt. Any thread."""
+        return holder == self.holder and self._core.loop.time() < min(self._valid_until, until)
+
+    def begin(self, job: Job, limit_s: float) -> None:
+        """The work on a job begins, and may take so long."""
+        job.until = self._core.loop.time() + _OWN_SHARE * limit_s
+        self.limit(job, limit_s)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -101,7 +119,8 @@ class QueuePort:
         work = (self._renew_loop, self._take_loop, self._settle_loop)
         self._tasks = [self._core.loop.create_task(self._go_on(loop)) for loop in work]
 
-    async def _go_on(self, work: Any) -> None:
+    async def _go_on(self, work: Any) -> bool:
+        """Whether it came to its end."""
         try:
             await work()
         except StentorError as error:
@@ -109,6 +128,9 @@ class QueuePort:
         except Exception as error:  # a bug of ours must not look like silence
             logger.exception("queue %s/%d", self._consumer.name, self.partition)
             self._consumer.failed(StentorError(f"{type(error).__name__}: {error}"))
+        else:
+            return True
+        return False
 
     async def close(self) -> None:
         """Send what is settled, give the rest back, and leave."""
@@ -122,8 +144,8 @@ class QueuePort:
         self._settle_now.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(limits.LINK_CLOSE_S * 2):
-                await asyncio.shield(settle)
-                await self._ask(m.LeaveQueue(**self._where, holder=self.holder))
+                if await asyncio.shield(settle):  # else what it holds may have begun, and that counts
+                    await self._ask(m.LeaveQueue(**self._where, holder=self.holder))
         for task in (renew, settle):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -196,6 +218,14 @@ class QueuePort:
         self.lease_s = answer.lease_ms / 1_000
         self._valid_until = max(self._valid_until, sent_at + _OWN_SHARE * self.lease_s)
         self._renewed.set()
+        self._take_news(named, answer, sent_at)
+
+    def _take_news(self, named: list[tuple[int, int, int]], answer: m.JobsRenewed, sent_at: float) -> None:
+        """The head has heard of limits, and says which attempts took longer than theirs."""
+        for offset, attempt, limit_ms in named:
+            job = self.held.get(offset)
+            if job is not None and job.attempt == attempt:
+                job.until = max(job.until, sent_at + _OWN_SHARE * limit_ms / 1_000)
         for offset, attempt in pairs(answer.overdue):
             job = self.held.get(offset)
             if job is not None and job.attempt == attempt:
@@ -310,7 +340,7 @@ class QueuePort:
 
     def finish(self, job: Job) -> None:
         """A job is done."""
-        self._finished.append(job)
+        self._out.finished.append(job)
         self._wake()
 
     def give_back(
@@ -324,7 +354,7 @@ class QueuePort:
         trace: str = "",
     ) -> None:
         """A job is not done."""
-        self._failed.append(
+        self._out.failed.append(
             m.JobReturn(
                 offset=job.message.offset,
                 attempt=job.attempt,
@@ -342,13 +372,26 @@ class QueuePort:
         self._core.loop.call_soon_threadsafe(self._limit, job, max(1, round(seconds * 1_000)))
 
     def _limit(self, job: Job, limit_ms: int) -> None:
-        if job.is_held:
+        if not job.is_settled:
             self._limits[job.message.offset] = job.message.offset, job.attempt, limit_ms
             self._renew_now.set()
+            self._core.loop.call_later(limit_ms / 1_000, self._overtime, job)
+
+    def _overtime(self, job: Job) -> None:
+        """The work on a job took too long: it is given back, before the head takes it away."""
+        if self.held.get(job.message.offset) is not job or job.is_settled or job.holder != self.holder:
+            return
+        left = job.until - self._core.loop.time()
+        if left > 0:
+            self._core.loop.call_later(left, self._overtime, job)
+            return
+        job.lose()
+        self._consumer.note_lost(job)
+        self.give_back(job, why="the attempt took longer than its consumer allows")
 
     def _wake(self) -> None:
-        if not self._awake:
-            self._awake = True
+        if not self._out.awake:
+            self._out.awake = True
             self._core.loop.call_soon_threadsafe(self._settle_now.set)
 
     async def settled(self, job: Job) -> None:
@@ -365,16 +408,15 @@ class QueuePort:
             raise lost(job)
 
     async def _settle_loop(self) -> None:
-        while not self._closing or self._finished or self._failed:
+        while not self._closing or self._out:
             await self._settle_now.wait()
             self._settle_now.clear()
-            self._awake = False  # before looking: who adds something now wakes this again
-            while self._finished or self._failed:
+            self._out.awake = False  # before looking: who adds something now wakes this again
+            while self._out:
                 await self._settle()
-        self._settled_all.set()
 
     async def _settle(self) -> None:
-        finished = [self._finished.popleft() for _ in range(min(len(self._finished), m.JOBS_SETTLED_MAX))]
+        finished = [self._out.finished.popleft() for _ in range(min(len(self._out.finished), m.JOBS_SETTLED_MAX))]
         failed = self._some_failed()
         holder = self.holder
         own = [job for job in finished if job.holder == holder]
@@ -406,8 +448,8 @@ class QueuePort:
         """As many as one control message has room for, with their tracebacks."""
         found: list[m.JobReturn] = []
         size = 0
-        while self._failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
-            each = self._failed.popleft()
+        while self._out.failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
+            each = self._out.failed.popleft()
             found.append(each)
             size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
         return found

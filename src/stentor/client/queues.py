@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 PEEKED_MAX = 1_000
+"""Jobs that are shown at once: an answer must fit a frame."""
 
 
 class QueuePartitionInfo(msgspec.Struct, frozen=True):

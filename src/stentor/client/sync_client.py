@@ -26,7 +26,7 @@ from stentor.client.producer import Producer
 from stentor.client.subscription import Subscription
 from stentor.client.topic import PlainTopic, Topic
 from stentor.client.typed import Codec
-from stentor.core import group_limits
+from stentor.core import group_limits, queue_limits
 from stentor.errors import StentorError
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class Client(Admin):
         self,
         name: str,
         *,
-        prefetch: int = limits.QUEUE_PREFETCH,
+        prefetch: int = queue_limits.QUEUE_PREFETCH,
         limit: float | None = None,
         timeout: float | None = None,
     ) -> Queue:

@@ -63,7 +63,7 @@ RETRY_S_MAX: Final = 600.0
 """The longest pause before a job is tried again, unless somebody asks for a longer one."""
 
 _STOOD_STILL_US: Final = 500_000  # whoever looks so late did not run in between; it counts as one tick
-_TICK_US: Final = 100_000
+_TICK_US: Final = 100_000  # brokers beat ten times a second
 _LOST: Final = "the consumer that had this job was not heard of for as long as its lease"
 _TOO_LONG: Final = "the attempt took longer than its consumer allows"
 _EXPIRED: Final = "nobody began this job within its ttl"

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
-from stentor import limits
+from stentor.core.queue_limits import QUEUE_PREFETCH, QUEUE_PREFETCH_MAX
 from stentor.errors import DeadlineExceeded, LeaseLost
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 def checked_prefetch(prefetch: int) -> int:
     """What a framework asks for, within what a consumer may hold; 0 says that the framework does not care."""
-    return min(prefetch, limits.QUEUE_PREFETCH_MAX) if prefetch > 0 else limits.QUEUE_PREFETCH
+    return min(prefetch, QUEUE_PREFETCH_MAX) if prefetch > 0 else QUEUE_PREFETCH
 
 
 class JobSource:

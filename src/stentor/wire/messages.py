@@ -508,18 +508,8 @@ Request = (
     | GroupRequest
     | QueueRequest
 )
-QUESTIONS = (
-    DescribeTopic,
-    ListTopics,
-    FindOffset,
-    WatchRoutes,
-    ListClients,
-    GetStatistics,
-    ListCursors,
-    DescribeGroup,
-    DescribeQueue,
-    FetchJobs,
-)
+_TOPIC_QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics, ListCursors)
+QUESTIONS = (*_TOPIC_QUESTIONS, DescribeGroup, DescribeQueue, FetchJobs)
 """Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
 
 Response = (

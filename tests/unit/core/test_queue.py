@@ -3,13 +3,13 @@
 import time
 
 import pytest
+from tests.queue_log import WALL, QueueLog, S, new_state
 
 from stentor.core.queue import QueueState
 from stentor.core.queue_records import HolderLeft, JobBack, Purged, Settled, Took
 from stentor.errors import CorruptData
 from stentor.wire import queue_rows
 from stentor.wire.header import HEADER_BYTES, unpack
-from tests.queue_log import S, WALL, QueueLog, new_state
 
 A, B = b"a" * 16, b"b" * 16
 

@@ -1,10 +1,10 @@
 """The head of a queue: who gets which job, when it is handed out again, and what a new head knows."""
 
 import pytest
+from tests.queue_log import QueueLog, S
 
 from stentor.core import queue_events as q
 from stentor.core.queue_head import QueuePolicy
-from tests.queue_log import S, QueueLog
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 POLICY = QueuePolicy(lease_us=5 * S, attempts_max=3, retry_us=S)

@@ -38,7 +38,7 @@ class QueueDesk:
         self._clock = clock
         self._trust = trust
         self._serving = serving
-        self._heads = heads
+        self.heads = heads
 
     async def serve(self, request: Any) -> Any:
         """Answer one request about a queue."""
@@ -50,7 +50,7 @@ class QueueDesk:
         return await _HANDLERS[type(request)](self, request)
 
     def _lead(self, request: m.QueueRequest) -> QueueLead:
-        return self._heads.lead(request.topic_id, request.partition)
+        return self.heads.lead(request.topic_id, request.partition)
 
     async def _decided(self, lead: QueueLead, event: Callable[[int], QueueEvent]) -> Any:
         """Ask, until it is committed. NotReady at the deadline: it may be committed yet, and may be asked again."""
@@ -70,7 +70,7 @@ class QueueDesk:
     # --- consumers ------------------------------------------------------------------------------
 
     async def _renew(self, request: m.RenewJobs) -> m.JobsRenewed:
-        lead = await self._heads.confirmed(request.topic_id, request.partition)
+        lead = await self.heads.confirmed(request.topic_id, request.partition)
         named = [(offset, attempt, time_ms * 1_000) for offset, attempt, time_ms in request.limits]
         heard = await self._decided(lead, lambda ticket: q.HolderHeard(ticket, request.holder, named))
         return m.JobsRenewed(lease_ms=lead.head.policy.lease_us // 1_000, overdue=heard.overdue)
@@ -148,12 +148,12 @@ class QueueDesk:
     # --- operators ------------------------------------------------------------------------------
 
     async def _purge(self, request: m.PurgeQueue) -> Done:
-        lead = await self._heads.confirmed(request.topic_id, request.partition)
+        lead = await self.heads.confirmed(request.topic_id, request.partition)
         await self._decided(lead, q.PurgeJobs)
         return Done()
 
     async def _describe(self, request: m.DescribeQueue) -> m.QueueDescribed:
-        lead = await self._heads.confirmed(request.topic_id, request.partition)
+        lead = await self.heads.confirmed(request.topic_id, request.partition)
         counts, jobs = lead.state.statistics(), self._jobs(lead, request.jobs_max)
         await until_known(lead.partition, lead.state.end)  # what was looked at is so (C20)
         consumers = counts.pop("holders")

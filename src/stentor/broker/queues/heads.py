@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOVED_AT_ONCE: Final = 1_000  # jobs that are appended again, each with its message
-_MOVE_AGAIN_S: Final = 5.0
+_MOVE_AGAIN_S: Final = 5.0  # by then the steps before are applied
 
 
 class QueueLead:
@@ -95,8 +95,8 @@ class QueueLead:
         self.partition.followers.wait(self)  # to be woken by the next commit
 
     def pump(self) -> None:
-        """More is committed."""
-        if self._ended:
+        """More is committed. Of a later epoch that says nothing: what this one appended may have been cut off."""
+        if self._ended or not self.is_current:
             return
         self._step(q.QueueCommitted(self.partition.committed))
         if self.head.waits:

@@ -16,6 +16,7 @@ from stentor.broker.sessions.batch_session import BatchSession
 from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.reader_stream import ReaderStream
 from stentor.broker.sessions.subtree_stream import SubtreeStream
+from stentor.core import queue_limits
 from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
 from stentor.errors import (
@@ -268,7 +269,7 @@ class ClientSession(BatchSession):
                 self._answers.append(frames.frame(Kind.RESPONSE, correlation, messages.encode(self._use(request))))
                 return
             if isinstance(request, TakeJobs):  # it waits for jobs, for as long as there are none
-                self._begin(self._takes, limits.TAKES_UNDER_WAY_MAX, correlation, request)
+                self._begin(self._takes, queue_limits.TAKES_UNDER_WAY_MAX, correlation, request)
             else:
                 self._begin(self._tasks, limits.REQUESTS_UNDER_WAY_MAX, correlation, request)
         except StentorError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from stentor import limits
-from stentor.core import decisions, refusals
+from stentor.core import decisions, queue_limits, refusals
 from stentor.core.cursors import RECORDER
 from stentor.core.names import check_cursor_name, check_pattern, matches, printable
 from stentor.errors import (
@@ -152,7 +152,9 @@ class Requests:
         if wanted.kind == "table" or wanted.cleanup == "compact":
             return msgspec.structs.replace(settings, retention_age_s=None, retention_bytes=None)
         if wanted.kind == "queue" and settings.retention_age_s is None and settings.retention_bytes is None:
-            return msgspec.structs.replace(settings, retention_age_s=limits.QUEUE_RETENTION_S)  # of what is finished
+            return msgspec.structs.replace(
+                settings, retention_age_s=queue_limits.QUEUE_RETENTION_S
+            )  # of what is finished
         return settings
 
     async def _create_topic(self, request: messages.CreateTopic) -> HeldTopic:

@@ -1,0 +1,17 @@
+"""The bounds of work queues, with their reasons; those of one algorithm stand beside it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TAKES_UNDER_WAY_MAX: Final = 1_024
+"""Requests for jobs of queues that one connection may have unanswered beside others: one for each partition."""
+
+QUEUE_PREFETCH: Final = 500
+"""Jobs that a consumer holds, unless it is told otherwise: enough to keep it busy while it asks for more."""
+
+QUEUE_PREFETCH_MAX: Final = 20_000
+"""The most: what a consumer holds nobody else can work on."""
+
+QUEUE_RETENTION_S: Final = 86_400
+"""How long a queue keeps jobs that are finished, if neither it nor the broker says anything about retention."""
