@@ -62,10 +62,9 @@ class QueueConsumer:
 
     # --- for ports ------------------------------------------------------------------------------
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether somebody waits for a job."""
-        return bool(self._waiting)
+    def least_room(self, share: int) -> int:
+        """How many jobs to ask for at least: many at once, unless somebody waits for the next one."""
+        return 1 if self._waiting else max(1, share // 2)
 
     def deliver(self, jobs: list[Job]) -> None:
         """Jobs came."""
@@ -205,7 +204,8 @@ class QueueConsumer:
         self.is_paused = not prefetch
         share = max(1, prefetch // len(self._ports)) if prefetch else 0
         for port in self._ports:
-            port.hold_at_most(share)
+            port.share = share
+            port.freed()
         if self.is_paused:
             self._release([self._jobs.popleft() for _ in range(len(self._jobs))])
 

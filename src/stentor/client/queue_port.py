@@ -70,7 +70,7 @@ class QueuePort:
         self._consumer = consumer
         self._core = consumer.core
         self.partition = partition
-        self._share = share  # jobs that it may hold
+        self.share = share  # jobs that it may hold
         self.holder = b""
         self.lease_s = 0.0
         self._valid_until = 0.0  # by the loop's clock
@@ -252,8 +252,8 @@ class QueuePort:
     async def _take_loop(self) -> None:
         while True:
             await self._renewed.wait()
-            room = self._share - len(self.held)
-            if not self._has_room():
+            room = self.share - len(self.held)
+            if room < self._consumer.least_room(self.share):
                 self._room_now.clear()
                 await self._room_now.wait()
                 continue
@@ -321,20 +321,10 @@ class QueuePort:
                 logger.error("queue %s/%d: jobs have no messages: %s", self._consumer.name, self.partition, missing[:5])
                 return found
 
-    def _has_room(self) -> bool:
-        """Whether to ask for jobs: for many at once, unless somebody waits for the next one."""
-        least = 1 if self._consumer.is_awaited else max(1, self._share // 2)
-        return self._share - len(self.held) >= least
-
     def freed(self) -> None:
         """A job is not in the way of others any more, or somebody waits for one."""
-        if self._has_room():
+        if self.share - len(self.held) >= self._consumer.least_room(self.share):
             self._room_now.set()
-
-    def hold_at_most(self, share: int) -> None:
-        """From now on it may hold so many jobs."""
-        self._share = share
-        self.freed()
 
     # --- settling: any thread -------------------------------------------------------------------
 

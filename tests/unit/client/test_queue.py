@@ -328,4 +328,4 @@ def test_calls_that_waited_in_vain_leave_nothing_behind(jobs):
     for _ in range(3):
         with pytest.raises(DeadlineExceeded):
             jobs.get(timeout=0.01)
-    assert not jobs._core.consumer.is_awaited
+    assert not jobs._core.consumer._waiting
