@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,7 +67,7 @@ class JobWorker:
         self._errors.close()
 
 
-def main(url: str, name: str, file: str, pause: str) -> None:
+def main(url: str, name: str, file: str, most: str) -> None:
     """A consumer: works until it is asked to stop."""
     import stentor
     from stentor.errors import LeaseLost, StentorError
@@ -75,7 +76,7 @@ def main(url: str, name: str, file: str, pause: str) -> None:
         raise SystemExit
 
     signal.signal(signal.SIGTERM, stop)
-    rng, pause_s = random.Random(name), float(pause)
+    rng, pause, pause_s = random.Random(name), threading.Event(), float(most)
     with (
         Path(file).open("a", buffering=1, encoding="utf-8") as lines,
         stentor.connect(url, name=name, timeout=60) as client,
@@ -92,7 +93,7 @@ def main(url: str, name: str, file: str, pause: str) -> None:
             except StentorError:
                 continue
             tell("begun", job)
-            time.sleep(rng.random() * pause_s)
+            pause.wait(rng.random() * pause_s)  # the work
             try:
                 if rng.random() < 0.05:
                     tell("failed", job)

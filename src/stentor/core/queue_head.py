@@ -221,6 +221,8 @@ class QueueHead:
         telling, self._appending, self._ending = self._appending or [], None, []
         self._ready = QueueReady(self._state)
         self._burying = None
+        for name in self._state.holders:  # one that was about to end is there still, and ends later
+            self._heard.setdefault(name, self._counted_us)
         return [q.RefuseAsker(effect.ticket, "not_now") for effect in telling]
 
     def _committed(self, end: int) -> list[QueueEffect]:

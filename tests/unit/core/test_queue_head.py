@@ -191,6 +191,21 @@ def test_a_log_that_takes_nothing_loses_nothing(log):
     assert log.take(A, 1) == [(0, 1), (1, 1), (2, 1)]
 
 
+def test_a_lease_that_could_not_be_ended_ends_later(log):
+    log.put(b"job")
+    log.commit()
+    log.take(A, 1)
+    log.takes = False
+    for _ in range(6):
+        log.hear(B)
+        log.passes(1)
+    log.takes = True
+    for _ in range(6):
+        log.hear(B)
+        log.passes(1)
+    assert log.take(B, 1) == [(0, 2)]
+
+
 # --- a new head -----------------------------------------------------------------------------------
 
 
