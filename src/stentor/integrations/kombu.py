@@ -165,7 +165,8 @@ class Channel(virtual.Channel):
         super().basic_cancel(consumer_tag)
         source = self.sources.get(queue)
         if source is not None and queue not in self._active_queues:
-            source.hold_at_most(0)
+            with suppress(StentorError):  # closed, or the parent's
+                source.hold_at_most(0)
 
     def open_sources(self) -> Iterator[tuple[str, JobSource]]:
         """Those that a message may be taken from now."""
