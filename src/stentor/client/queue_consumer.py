@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stentor.client.dead_letters import Undertaker
@@ -49,6 +50,7 @@ class QueueConsumer:
         self._undertaker = Undertaker(self)
         share = max(1, prefetch // len(route.partitions))
         self._ports = [QueuePort(self, index, share) for index in range(len(route.partitions))]
+        self.is_paused = False  # it takes no more, and gives back what comes
         self.closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -60,8 +62,15 @@ class QueueConsumer:
 
     # --- for ports ------------------------------------------------------------------------------
 
+    def least_room(self, share: int) -> int:
+        """How many jobs to ask for at least: many at once, unless somebody waits for the next one."""
+        return 1 if self._waiting else max(1, share // 2)
+
     def deliver(self, jobs: list[Job]) -> None:
         """Jobs came."""
+        if self.is_paused:
+            self._release(jobs)
+            return
         self._jobs.extend(jobs)
         while self._waiting:
             waiting = self._waiting.popleft()
@@ -103,6 +112,8 @@ class QueueConsumer:
                 return found
             waiting = self.core.loop.create_future()
             self._waiting.append(waiting)
+            for port in self._ports:
+                port.freed()
             try:
                 async with deadline.bound():
                     await waiting
@@ -116,6 +127,8 @@ class QueueConsumer:
                     object=self.name,
                 ) from error
             finally:
+                with suppress(ValueError):
+                    self._waiting.remove(waiting)
                 if self._jobs and self._waiting:
                     self.deliver([])  # another one looks
 
@@ -185,6 +198,22 @@ class QueueConsumer:
             if isinstance(error, StentorError):
                 raise
             raise self.core.late("settle", deadline.seconds, self.core.refusals.get(self.name)) from error
+
+    def hold_at_most(self, prefetch: int) -> None:
+        """Hold so many jobs from now on. With 0 take no more, and give back those that nobody has begun."""
+        self.is_paused = not prefetch
+        share = max(1, prefetch // len(self._ports)) if prefetch else 0
+        for port in self._ports:
+            port.share = share
+            port.freed()
+        if self.is_paused:
+            self._release([self._jobs.popleft() for _ in range(len(self._jobs))])
+
+    def _release(self, jobs: list[Job]) -> None:
+        """Nobody began these: others may have them, as if they had not been handed out."""
+        for job in jobs:
+            if job.is_held:
+                self.give_back(job, delay_ms=0, counted=False)
 
     # --- the end --------------------------------------------------------------------------------
 

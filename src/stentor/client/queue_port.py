@@ -70,7 +70,7 @@ class QueuePort:
         self._consumer = consumer
         self._core = consumer.core
         self.partition = partition
-        self._share = share  # jobs that it may hold
+        self.share = share  # jobs that it may hold
         self.holder = b""
         self.lease_s = 0.0
         self._valid_until = 0.0  # by the loop's clock
@@ -252,8 +252,8 @@ class QueuePort:
     async def _take_loop(self) -> None:
         while True:
             await self._renewed.wait()
-            room = self._share - len(self.held)
-            if room < max(1, self._share // 2):
+            room = self.share - len(self.held)
+            if room < self._consumer.least_room(self.share):
                 self._room_now.clear()
                 await self._room_now.wait()
                 continue
@@ -322,8 +322,8 @@ class QueuePort:
                 return found
 
     def freed(self) -> None:
-        """A job is not in the way of others any more."""
-        if self._share - len(self.held) >= max(1, self._share // 2):
+        """A job is not in the way of others any more, or somebody waits for one."""
+        if self.share - len(self.held) >= self._consumer.least_room(self.share):
             self._room_now.set()
 
     # --- settling: any thread -------------------------------------------------------------------

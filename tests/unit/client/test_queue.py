@@ -293,3 +293,42 @@ def test_a_pool_plugs_in_by_three_operations(shared, name):
 
     info = asyncio.run(work())
     assert (info.finished, info.waiting) == (2, 1)
+
+
+def test_whoever_waits_gets_a_job_while_others_take_long(client, name):
+    """Room for one is enough to ask for one: a pool with as many workers as jobs it may hold has none idle."""
+    with make(client, name) as queue, client.queue(name, prefetch=4) as pool:
+        queue.put_many([b"%d" % number for number in range(4)])
+        long = [pool.get(timeout=5) for _ in range(4)]
+        queue.put("next")
+        pool.ack(long[0])
+        assert pool.get(timeout=5).value == b"next"
+
+
+def test_a_consumer_that_holds_nothing_leaves_jobs_to_others(shared, name, wait_until):
+    async def work():
+        async with (
+            stentor.connect_async(shared.url) as client,
+            client.queue(name) as queue,
+            client.queue(name) as other,
+        ):
+            await queue.put_many([b"1", b"2", b"3"])
+            consumer = await queue._core.consume()
+            begun = await consumer.take(1, timeout=5)
+            consumer.hold_at_most(0)
+            await queue.put("4")
+            found = [await other.get(timeout=5) for _ in range(3)]
+            assert sorted((job.value, job.attempt) for job in found) == [(b"2", 1), (b"3", 1), (b"4", 1)]
+            await consumer.done(begun)
+            consumer.hold_at_most(5)
+            await queue.put("5")
+            return (await queue.get(timeout=5)).value
+
+    assert asyncio.run(work()) == b"5"
+
+
+def test_calls_that_waited_in_vain_leave_nothing_behind(jobs):
+    for _ in range(3):
+        with pytest.raises(DeadlineExceeded):
+            jobs.get(timeout=0.01)
+    assert not jobs._core.consumer._waiting
