@@ -108,10 +108,12 @@ def error_tree() -> str:
 
 def error_table() -> str:
     """Every error: what it means, what to do, whether trying again can help."""
-    from stentor import errors
+    from stentor import error_root, errors, request_errors, work_errors
 
     rows = []
-    for kind in sorted(errors.BY_CODE.values(), key=lambda kind: kind.__name__):
+    branches = {module.__name__ for module in (error_root, errors, request_errors, work_errors)}
+    kinds = [kind for kind in errors.BY_CODE.values() if kind.__module__ in branches]
+    for kind in sorted(kinds, key=lambda kind: kind.__name__):
         meaning, _, advice = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
         again = "yes" if kind.retriable else "no"
         cells = (" ".join(text.split()) for text in (meaning, advice))

@@ -18,7 +18,7 @@ class StentorError(Exception):
     retriable: bool = False
 
     def __init_subclass__(cls) -> None:
-        if "code" in vars(cls):
+        if "code" in vars(cls) and cls.__module__.startswith("stentor."):  # not those of applications
             BY_CODE[cls.code] = cls
 
     def __init__(
