@@ -10,7 +10,7 @@ PIP     := $(PYTHON) -m pip install --quiet --disable-pip-version-check
 
 DATA    ?= ./data
 ROUNDS  ?= 50
-WORKERS ?= 2
+WORKERS ?= 3
 CASES   ?= 1000000
 SEEDS   ?= 1000
 MINUTES ?= 10
@@ -51,7 +51,7 @@ $(VENV)/.bench: $(VENV)/.run requirements/bench.txt
 run: $(VENV)/.run ## start one broker on port 7440 (DATA=./data, ARGS=... for more flags)
 	@STENTOR_LOG_LEVEL=$${STENTOR_LOG_LEVEL:-warning} exec $(BIN)/stentor serve --data $(DATA) $(ARGS)
 
-test: check packages ## run everything that must pass: check, then all tests (WORKERS=2 processes, ARGS=... for pytest)
+test: check packages ## run everything that must pass: check, then all tests (WORKERS=3 processes, ARGS=... for pytest)
 	@$(PYTHON) -m pytest -m "not long" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-long: $(VENV)/.dev packages ## run the tests that take minutes each: killed Spark drivers, a Spark cluster, the documents' commands

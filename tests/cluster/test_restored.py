@@ -98,6 +98,7 @@ def test_under_running_brokers_messages_flow_on_and_nothing_is_followed(restorab
     assert cluster.chain("later")
 
 
+@pytest.mark.long
 def test_brokers_start_on_it_by_an_operators_word_and_lose_nothing(restorable):
     cluster = restorable.cluster
     for name in cluster.brokers:

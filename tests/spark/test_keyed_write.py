@@ -84,6 +84,7 @@ class TestBatch:
 
 
 class TestStream:
+    @pytest.mark.long
     def test_a_stream_writes_its_changes_once_also_when_spark_repeats_a_batch(self, spark, client, config, tmp_path):
         target = f"{config}.copy"
         client.create_topic(target, kind="table", partitions=2)

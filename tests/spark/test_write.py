@@ -145,6 +145,7 @@ class TestStream:
         assert [progress.batchId for progress in query.recentProgress if progress.numInputRows] == [1, 2]
         assert values_in(client, f"{topic}.out") == ["0", "1", "2", "3", "4"]
 
+    @pytest.mark.long
     def test_a_checkpoint_from_a_backup_is_noticed_before_rows_are_dropped(self, spark, client, topic, tmp_path):
         pipeline = Pipeline(spark, f"{topic}.in", f"{topic}.out", tmp_path / "checkpoint")
         for number in range(3):

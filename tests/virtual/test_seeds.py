@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOME = 12
+SOME = 8
 FEW = 3
-GROUPS = 3
+GROUPS = 2
 REQUESTS = 2
-QUEUES = 3
+QUEUES = 2
 
 
 def virtual(*arguments):

@@ -88,6 +88,7 @@ def test_a_client_that_does_not_read_what_changes_is_dropped(raw, wait_until):
         assert session.connection.bytes_out <= limits.UNSENT_BYTES_MAX + 30 * MIB
 
 
+@pytest.mark.long
 def test_of_many_clients_that_do_not_read_those_go_that_took_nothing_for_longest(raw, wait_until, monkeypatch):
     monkeypatch.setattr(limits, "UNSENT_TOTAL_BYTES_MAX", 8 * MIB)
     with broker() as local:

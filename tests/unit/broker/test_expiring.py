@@ -32,6 +32,7 @@ def test_a_broker_that_starts_again_begins_all_times_in_full(served, wait_until)
             assert time.monotonic() - again > 2.9, "it went early"
 
 
+@pytest.mark.long
 def test_a_broker_that_stood_still_hears_its_clients_first(served, wait_until):
     process = served().start()
     with Client(process.url) as client:
