@@ -74,7 +74,8 @@ def waits(cluster, name):
     return cluster.brokers[name].log_file.read_text(encoding="utf-8").count("the coordination store is away")
 
 
-@pytest.mark.parametrize("end", ["kill", pytest.param("terminate", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("end", ["kill", "terminate"])
 def test_all_brokers_start_without_etcd_and_serve_what_is_known_to_be_committed(three, end):
     topic, values = f"without-store-{end}", [f"{number}".encode() for number in range(100)]
     with three.client(timeout=30) as client:

@@ -308,6 +308,7 @@ class TestLoss:
         with pytest.raises(TopicNotFound, match=r"created again since this query read it. .* new checkpoint"):
             made.latestOffset(start, ReadAllAvailable())
 
+    @pytest.mark.long
     def test_a_recreated_topic_ends_a_query_with_a_sentence(self, make_query, client, topic):
         query = make_query(subscribe=topic)
         publish(client, topic, "old")
@@ -335,6 +336,7 @@ class TestLoss:
             client.publish(topic, b"%02d" % number + bytes(10_000))
         return wait_until(lambda: client.describe_topic(topic).partitions[0].start, "retention")
 
+    @pytest.mark.long
     def test_what_retention_deleted_before_it_was_read_is_an_error(self, make_query, client, topic, wait_until):
         query = make_query(subscribe=topic)
         client.create_topic(topic, retention_bytes=100_000)
