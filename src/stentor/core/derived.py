@@ -112,10 +112,12 @@ class States:
 
     @property
     def deletions_until(self) -> int:
-        """Below this offset, a compaction may have removed deletions: a copy that ends there cannot be continued."""
-        return max(
-            (state.committed.deletions_until for state in self._all if isinstance(state, HorizonState)), default=0
-        )
+        """Below this offset, a compaction may have removed deletions: a copy that ends there cannot be continued.
+
+        By the newest horizon in the log. A copy that was filled from a compacted log lacks the deletions before it has
+        heard that the horizon is committed.
+        """
+        return max((state.applied.deletions_until for state in self._all if isinstance(state, HorizonState)), default=0)
 
     def __iter__(self) -> Iterator[DerivedState]:
         return iter(self._all)

@@ -100,6 +100,7 @@ def test_states_say_below_which_offset_deletions_may_be_gone():
     states = States(HorizonState())
     assert (states.deletions_until, States().deletions_until) == (0, 0)
     states.apply(Batch(10, 4))
+    assert states.deletions_until == 4, "whoever filled this copy may have used it, committed as it is there"
     states.commit(11)
     assert states.deletions_until == 4
 

@@ -97,6 +97,11 @@ class PartitionCompaction:
         return NOWHERE if self._state is None else self._state.committed
 
     @property
+    def newest(self) -> Horizon:
+        """The newest in the log: whoever filled this copy may have used it, before this one hears of its commit."""
+        return NOWHERE if self._state is None else self._state.applied
+
+    @property
     def is_settled(self) -> bool:
         """Whether no horizon is on its way, or waits to be used."""
         return self._state is not None and self._state.applied == self._state.committed == self._done
@@ -164,9 +169,9 @@ class PartitionCompaction:
 
     def check_copy(self, start: int, end: int | None) -> None:
         """Whether a reader that keeps the latest of each key may go on from an offset, up to an end if it has one."""
-        if end is not None and end < self.horizon.offset:
+        if end is not None and end < self.newest.offset:
             raise self._past(end)
-        if 0 < start < self.horizon.deletions_until:
+        if 0 < start < self.newest.deletions_until:
             raise self._gone()
         if self.holds(start):
             raise _not_now()
@@ -174,14 +179,14 @@ class PartitionCompaction:
     def _past(self, end: int) -> Compacted:
         return Compacted(
             f"{self._partition.name} as it was at offset {end} is no longer known: the log was compacted up to"
-            f" {self.horizon.offset}.",
+            f" {self.newest.offset}.",
             hint="Read the table as it is now, or at a sequence that is not below that.",
             object=self._partition.name,
-            horizon=self.horizon.offset,
+            horizon=self.newest.offset,
         )
 
     def _gone(self) -> Compacted:
-        horizon = self.horizon
+        horizon = self.newest
         return Compacted(
             f"Deletions below offset {horizon.deletions_until} of {self._partition.name} were compacted away.",
             hint="Fill the copy anew, from the earliest message.",
