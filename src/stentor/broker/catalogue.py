@@ -109,6 +109,11 @@ _controllers = msgspec.msgpack.Decoder(ControllerKey)
 _recorded = msgspec.msgpack.Decoder(RecordedEnd)
 
 
+def decode_topic(value: bytes) -> TopicRecord:
+    """A topic as the store holds it."""
+    return _topics.decode(value)
+
+
 def decode_broker(value: bytes) -> BrokerRecord:
     """A broker's registration, as it is in the store."""
     return _brokers.decode(value)

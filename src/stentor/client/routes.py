@@ -8,6 +8,7 @@ import msgspec
 
 from stentor.core.names import check_pattern, is_pattern, matches
 from stentor.errors import TopicNotFound
+from stentor.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,8 +61,16 @@ def matching(routes: Routes, topics: list[str]) -> list[TopicRoute]:
 
 
 async def existing(core: ClientCore, topics: list[str], deadline: Deadline) -> list[TopicRoute]:
-    """The same of what a client knows, which has not heard yet of a topic that was made a moment ago."""
+    """The same of what a client knows; neither it nor its broker may have heard of a topic that was just made."""
     await core.link_within(deadline, "find topics")
-    if not all(is_pattern(topic) or topic in core.routes for topic in topics):
+    if _unknown(core, topics):
+        await core.refresh_routes(deadline)
+    if missing := _unknown(core, topics):
+        for name in missing:
+            await core.call(messages.DescribeTopic(name=name), deadline)  # a broker that lacks it asks the store
         await core.refresh_routes(deadline)
     return matching(core.routes, topics)
+
+
+def _unknown(core: ClientCore, topics: list[str]) -> list[str]:
+    return [topic for topic in topics if not is_pattern(topic) and topic not in core.routes]

@@ -406,3 +406,27 @@ def test_a_topic_that_was_changed_through_another_broker_can_be_deleted_at_once(
     client.alter_topic("t", retention_bytes=10**9)
     other.delete_topic("t")
     wait_until(lambda: not names(client), "both know that it is gone")
+
+
+def not_heard_of_yet(inner, name):
+    """As if another broker had made the topic, and the news of it were still on their way."""
+    catalogue = inner.parts.cluster.followed.catalogue
+    inner.loop.call_soon_threadsafe(lambda: catalogue.drop_topic(catalogue.topics[name]))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda client: client.describe_topic("fresh").name,
+        lambda client: client.alter_topic("fresh", retention_age_s=5).name,
+        lambda client: [message.value for message in client.read("fresh")],
+        lambda client: client.offsets("fresh", at="latest"),
+        lambda client: client.delete_topic("fresh"),
+    ],
+    ids=["describe", "alter", "read", "offsets", "delete"],
+)
+def test_a_topic_that_the_broker_has_not_heard_of_yet_is_found_in_the_store(local, client, use):
+    client.create_topic("fresh")
+    not_heard_of_yet(local.inner, "fresh")
+    with local.client() as other:
+        use(other)

@@ -16,7 +16,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from stentor import limits
-from stentor.broker.catalogue import News, chains_prefix, topic_key
+from stentor.broker.catalogue import News, chains_prefix
 from stentor.core.replica_events import Doubted, Trusted
 from stentor.errors import StentorError
 
@@ -117,20 +117,12 @@ class Hearsay:
         self._follower.tell_read(news)
         return True
 
-    async def learn_topic(self, name: str, topic_id: int) -> None:
+    async def learn_topic(self, name: str) -> None:
         """A peer has made or changed a topic: read that one, and not everything."""
-        store, rollback = self._store, self._rollback
-        before = rollback.revision
         try:
-            topic = await store.get(topic_key(name))
-            chains = await store.range(chains_prefix(topic_id))
+            await self._follower.learn_topic(name)
         except StentorError as error:
             logger.debug("topic %s could not be looked up yet: %s", name, error)
-            return
-        gone = topic is None or topic_id in self._catalogue.deleted  # as the watch has told meanwhile
-        if topic is None or gone or not rollback.follows(before, chains.revision):
-            return
-        self._follower.put_read((topic, *chains.entries), News())
 
     def check_rumours(self) -> None:
         """Called now and then: what a peer told and the store has not said since is looked up."""

@@ -105,7 +105,7 @@ class PeerInput:
 
     def _topics_changed(self, changed: peer.TopicsChanged) -> None:
         if changed.name:
-            self._background.spawn(self._hearsay.learn_topic(changed.name, changed.topic_id))
+            self._background.spawn(self._hearsay.learn_topic(changed.name))
         self._look.soon(changed.revision)
 
     def _heard_about(self, key: Key, sender: str, message: PartitionMessage) -> None:

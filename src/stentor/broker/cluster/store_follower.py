@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stentor.broker.catalogue import News
+from stentor.broker.catalogue import News, chains_prefix, decode_topic, topic_key
 from stentor.ports import Changed
 
 if TYPE_CHECKING:
@@ -87,6 +87,20 @@ class StoreFollower:
         self.tell_read(news)
         if is_news:
             self._note_all_liveness(found.entries)
+
+    async def learn_topic(self, name: str) -> bool:
+        """Read one topic, and not everything: it was made or changed a moment ago. Whether the store has it."""
+        before = self._rollback.revision
+        topic = await self._store.get(topic_key(name))
+        if topic is None:
+            return False
+        topic_id = decode_topic(topic.value).id
+        chains = await self._store.range(chains_prefix(topic_id))
+        gone = topic_id in self._catalogue.deleted  # as the watch has told meanwhile
+        if gone or not self._rollback.follows(before, chains.revision):
+            return False
+        self.put_read((topic, *chains.entries), News())
+        return True
 
     def _replace(self, found: Range, news: News) -> bool:
         """Everything that was there at a revision; whether the watch has not been further before the answer came.
