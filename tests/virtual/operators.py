@@ -80,14 +80,15 @@ class Operators:
             self.recover(key)
 
     def recover(self, key: Key, broker: str | None = None) -> None:
-        """`stentor topic recover`, of one partition."""
+        """`stentor topic recover`, of one partition. Publishers are waiting, and go on as soon as a copy leads."""
+        committed = self._checker.committed[key]
         self._checker.recovering.add(key)
         asking = self._cluster.process("operator").run(self._insist(self._checker.topics[key[0]], key[1], broker))
         self._cluster.go(WAIT_S, asking.done)
         self._checker.recovering.discard(key)
         self._checker.require(asking.done(), "an operator cannot let a copy lead", key, self._checker.record(key))
         if asking.done():
-            end, committed = asking.result().end, self._checker.committed[key]
+            end = asking.result().end
             self.done.append(f"recover {key[1]} at {end}")
             self._checker.require(end >= committed, "an operator gives up what is committed", key, end, committed)
 
