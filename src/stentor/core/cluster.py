@@ -216,7 +216,8 @@ class ClusterMember:
                 broker: membership.incarnation_of(broker) or record.incarnation
                 for broker, record in controller.brokers.items()
                 if broker not in dead
-            }
+            },
+            membership.heard_lately(now_us),
         )
         controller.heard_disks(*membership.writers(now_us))
         controller.overloaded = membership.overloaded()

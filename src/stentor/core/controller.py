@@ -87,6 +87,7 @@ class Controller:
         self._new_id = new_id
         self.brokers: dict[str, BrokerRecord] = {}
         self.alive: dict[str, int] = {}  # broker -> incarnation
+        self.lately: frozenset[str] = frozenset()  # those that were heard again only a moment ago
         self.topics: dict[int, TopicPlan] = {}
         self.records: dict[Key, HeldRecord] = {}
         self.active = ""  # active-passive: the one that serves (C26)
@@ -161,10 +162,10 @@ class Controller:
             self.may_remove = may_remove
             self._look_at_everything()
 
-    def heard_alive(self, alive: Mapping[str, int]) -> None:
-        """Who is there, with incarnations; everyone else counts as dead."""
-        if alive != self.alive:
-            self.alive = dict(alive)
+    def heard_alive(self, alive: Mapping[str, int], lately: frozenset[str] = frozenset()) -> None:
+        """Who is there, with incarnations; everyone else counts as dead. Some may only seem to be back."""
+        if (alive, lately) != (self.alive, self.lately):
+            self.alive, self.lately = dict(alive), lately
             self._look_at_everything()
 
     def heard_suspicions(self, suspicions: Mapping[str, frozenset[str]]) -> None:
@@ -363,8 +364,13 @@ class Controller:
         return None if report is None else renewed(record, member, report)
 
     def _answers(self, survivors: tuple[Member, ...]) -> bool:
-        """C8: nobody leaves unless one who stays has said what it holds; a disk may have been lost with a restart."""
-        return any(self.alive.get(member.broker) == member.incarnation for member in survivors)
+        """C8: nobody leaves unless one who stays has said what it holds, and is surely there. With a restart a disk may
+        be lost, and a heartbeat that was held up on its way is no sign of life.
+        """
+        return any(
+            self.alive.get(member.broker) == member.incarnation and member.broker not in self.lately
+            for member in survivors
+        )
 
     def _without_unable(self, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
         """C31: members whose disks take no writes leave, if enough stay that can; when all disks are full, nobody.

@@ -70,6 +70,7 @@ class ControllerKey(msgspec.Struct, frozen=True):
 class _Peer(msgspec.Struct):
     incarnation: int = 0
     heard_us: int = 0
+    since_us: int = 0  # since when it is heard, in this life and without a pause
     refused: bool = False
     opinion: Heartbeat | None = None
     opinion_us: int = 0
@@ -129,6 +130,8 @@ class Membership:
         if heartbeat.incarnation < peer.incarnation:
             return False  # an echo of an earlier life
         news = self._view(peer, now_us) != "heard" or peer.incarnation != heartbeat.incarnation
+        if news:
+            peer.since_us = now_us
         peer.incarnation, peer.heard_us, peer.refused = heartbeat.incarnation, now_us, False
         peer.opinion, peer.opinion_us = heartbeat, now_us
         peer.deaf_since_us = _since(peer.deaf_since_us, now_us, self.me in heartbeat.suspects)
@@ -278,6 +281,17 @@ class Membership:
     def hearing(self, now_us: int) -> set[str]:
         """Whom this broker hears, itself included."""
         return {broker for broker in self.registered if self.view(broker, now_us) == "heard"}
+
+    def heard_lately(self, now_us: int) -> frozenset[str]:
+        """Who is heard again since a moment ago only: it may be gone for long, and this the last that it had sent.
+
+        The same of all others when this broker itself stood still.
+        """
+        return frozenset(
+            broker
+            for broker, peer in self._peers.items()
+            if now_us - max(peer.since_us, self.awake_since_us) < _STEADY_US
+        )
 
     def heard_by_any(self, now_us: int) -> set[str]:
         """Who is heard by this broker, or by another one that it hears."""

@@ -257,6 +257,23 @@ def test_nobody_leaves_to_one_who_was_restarted_and_has_not_said_what_it_holds(w
     assert cluster.chain == "a"
 
 
+@pytest.mark.parametrize("why", ["its disk is full", "it is complained about", "it is dead"])
+def test_nobody_leaves_to_one_who_was_only_heard_again(why):
+    """What was heard may have been held up on its way, and its sender be dead."""
+    cluster = Cluster("abc", factor=2, minimum=1, chain="ab")
+    alive = dict.fromkeys("ac" if why == "it is dead" else "abc", 1)
+    cluster.controller.heard_alive(alive, frozenset("a"))
+    if why == "its disk is full":
+        cluster.controller.heard_disks(frozenset("ac"), frozenset("b"))
+    elif why == "it is complained about":
+        cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still", "c"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ab"
+    cluster.controller.heard_alive(alive)
+    cluster.settle(steps=1)
+    assert cluster.chain == "a"
+
+
 def test_of_several_complaints_the_one_about_the_last_of_the_chain_counts():
     cluster = Cluster("abcd", factor=4, minimum=3)
     cluster.controller.heard_member(KEY, Complaint(5, member("b"), "b stands still", "a"))

@@ -151,6 +151,25 @@ def test_an_observer_that_stood_still_itself_counts_anew(world):
     assert member.view("b", world.now) == "heard"
 
 
+def test_who_is_heard_again_counts_as_heard_lately_for_a_moment(world):
+    """What comes first after a pause may have been sent long ago."""
+    observer = world.members["a"]
+    assert observer.heard_lately(world.now) == frozenset()
+    world.isolate("b")
+    world.run(2)
+    world.cut.clear()
+    world.run(limits.PEER_HEARTBEAT_S)
+    assert observer.heard_lately(world.now) == {"b"}
+    world.run(5 * limits.PEER_HEARTBEAT_S)
+    assert observer.heard_lately(world.now) == frozenset()
+
+
+def test_who_stood_still_has_heard_everybody_only_lately(world):
+    world.run(2, paused="a")
+    world.run(limits.PEER_HEARTBEAT_S)
+    assert world.members["a"].heard_lately(world.now) == {"b", "c"}
+
+
 def test_an_echo_of_an_earlier_life_is_not_heard(world):
     member = world.members["a"]
     member.heard(Heartbeat("b", 2), world.now)
