@@ -84,7 +84,7 @@ SEEDS: dict[str, list[int]] = {
     "outcome": [1, 2],
     "undo": [2, 4],
     "let-go": [26],
-    "group-leases": [18],
+    "group-leases": [51],
     "ask-again": [1, 2],
     "stale-commit": [2],
     "member-leases": [2],

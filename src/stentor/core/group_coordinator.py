@@ -21,6 +21,10 @@ its own lease by the same rules, from the moment it sent its heartbeat or lost i
 happens here. Static members are given the whole limit after a broken connection, unless another process came under
 their name.
 
+That a connection was closed is written down, so that a new head gives its member no more than GROUP_GRACE_S either. A
+member that is heard again is answered once this, too, is written down: else a new head would not know that its lease
+began anew.
+
 Invariants: no partition is given away while its owner is a member that may hold it. Nothing is answered that is not
 committed. One step of a group is under way at a time.
 """
@@ -151,6 +155,8 @@ class GroupCoordinator:
         self.topics: dict[str, tuple[int, int]] = {}
         self._ticked_at = now
         self._contacts = {member: _Contact(now) for member in self.group.members}
+        for member in self.group.lost:
+            self._contacts[member].lost_at = now
         self._arrivals: dict[str, GroupMember] = {}  # joined or changed, and not committed yet
         self._leaving: set[str] = set()
         self._replaced: dict[str, None] = {}  # members that gave way to another process of their name
@@ -274,9 +280,14 @@ class GroupCoordinator:
         ]
         joined = {member: about for member, about in self._arrivals.items() if member not in left}
         members = {member: about for member, about in (group.members | joined).items() if member not in left}
+        lost = {
+            member
+            for member, about in group.members.items()
+            if not about.instance and member not in left and self._contacts[member].lost_at is not None
+        }
         self._aim(group, members, superseded)
         owners = self._handed_over(group, left)
-        if not (joined or left or owners):
+        if not (joined or left or owners or lost != group.lost.difference(left)):
             return []
         step = GroupStep(
             self.name,
@@ -284,6 +295,8 @@ class GroupCoordinator:
             joined=joined,
             left=left,
             owners=owners,
+            lost=sorted(lost - group.lost),
+            found=sorted(group.lost - lost - set(left)),
             born=dict(self._counts(members)) if group.generation == EMPTY.generation else {},
         )
         return [AppendStep(step)]
@@ -353,7 +366,7 @@ class GroupCoordinator:
                     if contact.ticket is not None:
                         effects.append(RefuseBeat(contact.ticket, "unknown"))
                 continue
-            if contact.ticket is None or contact.beat is None:
+            if contact.ticket is None or contact.beat is None or member in group.lost:
                 continue
             owned = {
                 key: owner.since

@@ -52,6 +52,8 @@ class GroupStep(msgspec.Struct, frozen=True, tag="group", tag_field="type", omit
     left: list[str] = []  # ids; what they owned is nobody's
     owners: list[tuple[int, int, str]] = []  # topic id, partition, member; an empty one: nobody
     born: dict[int, int] = {}  # the first step: how many partitions each topic had, by id
+    lost: list[str] = []  # ids of members whose connections were closed
+    found: list[str] = []  # ids of members that were lost, and are heard again
     deleted: bool = False  # the group is gone
     at_us: int = 0  # when, by the clock of the head that took it
 
@@ -71,6 +73,7 @@ class HeldGroup(msgspec.Struct, frozen=True, array_like=True):
     owners: dict[Key, PartitionOwner]
     born: dict[int, int]
     changed_at_us: int = 0
+    lost: frozenset[str] = frozenset()  # members whose connections were closed, and that were not heard since
 
     @property
     def size(self) -> int:
@@ -89,6 +92,7 @@ class _Row(msgspec.Struct, array_like=True):
     owners: list[tuple[int, int, str, Generation]]
     born: dict[int, int]
     changed_at_us: int
+    lost: list[str] = []
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -186,6 +190,7 @@ class Groups:
                 [(*key, owner.member, owner.since) for key, owner in sorted(group.owners.items())],
                 group.born,
                 group.changed_at_us,
+                sorted(group.lost),
             )
             for name, group in sorted(self._applied.items())
         ]
@@ -209,7 +214,8 @@ class Groups:
                 owners = {
                     (topic_id, index): PartitionOwner(member, since) for topic_id, index, member, since in row.owners
                 }
-                view[row.name] = HeldGroup(row.generation, row.members, owners, row.born, row.changed_at_us)
+                lost = frozenset(row.lost)
+                view[row.name] = HeldGroup(row.generation, row.members, owners, row.born, row.changed_at_us, lost)
         self._committed, self._applied = view, dict(view)
         self._pending.clear()
 
@@ -224,6 +230,7 @@ class Groups:
         assert ends == sorted(ends)
         assert self._applied == self._folded()
         for group in (*self._committed.values(), *self._applied.values()):
+            assert group.lost <= group.members.keys()
             assert all(owner.member in group.members for owner in group.owners.values())
             assert all(owner.since <= group.generation for owner in group.owners.values())
 
@@ -257,4 +264,5 @@ def _after(before: HeldGroup | None, step: GroupStep) -> HeldGroup | None:
             owners[topic_id, index] = PartitionOwner(member, step.generation)
         else:
             owners.pop((topic_id, index), None)
-    return HeldGroup(step.generation, members, owners, group.born or step.born, step.at_us)
+    lost = frozenset(member for member in (*group.lost, *step.lost) if member in members and member not in step.found)
+    return HeldGroup(step.generation, members, owners, group.born or step.born, step.at_us, lost)

@@ -234,6 +234,36 @@ def test_a_new_head_gives_everybody_the_whole_limit():
     assert len(first.beat().obey().held) == 8
 
 
+def test_a_new_head_knows_whose_connection_was_closed():
+    head = Head()
+    first, second = Member(head, "a"), Member(head, "b")
+    settle(head, first, second)
+    head.step(c.ConnectionBroke(first.connection))
+    head.epoch += 1
+    head.activate()
+    head.wait(group_limits.GROUP_GRACE_S - 0.5)
+    assert "a" in head.coordinator.group.members
+    head.wait(0.5)
+    assert "a" not in head.coordinator.group.members
+    assert len(second.beat().obey().held) == 8
+
+
+def test_who_is_heard_again_is_answered_once_that_is_written_down():
+    """A new head would give it a short time else, and it believes that it has all of its limit."""
+    head = Head()
+    first = Member(head, "a").beat().obey()
+    head.step(c.ConnectionBroke(first.connection))
+    assert head.coordinator.group.lost == {"a"}
+    head.at_once = False
+    first.connection = 99
+    first.beat()
+    head.wait(group_limits.GROUP_POLL_S * 2)
+    assert first.answer is None
+    head.commit()
+    assert isinstance(first.answer, c.AnswerBeat)
+    assert head.coordinator.group.lost == set()
+
+
 def test_a_head_that_stood_still_blames_nobody():
     head = Head()
     Member(head, "a").beat().obey()
