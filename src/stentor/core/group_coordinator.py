@@ -212,8 +212,8 @@ class GroupCoordinator:
                 return [RefuseBeat(event.ticket, "unknown")]
             if len(group.members) + len(self._arrivals) >= group_limits.GROUP_MEMBERS_MAX:
                 return [RefuseBeat(event.ticket, "full")]
+        if contact is None:  # it is new; or its joining, under the head before this one, was committed just now
             contact = self._contacts[beat.member] = _Contact(now)
-        assert contact is not None
         if contact.beat is not None and beat.number <= contact.beat.number:
             return [RefuseBeat(event.ticket, "overtaken")]
         if group.members.get(beat.member) != beat.about:

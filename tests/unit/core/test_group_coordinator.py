@@ -264,6 +264,17 @@ def test_who_is_heard_again_is_answered_once_that_is_written_down():
     assert head.coordinator.group.lost == set()
 
 
+def test_who_joined_under_the_head_before_is_known_once_that_is_committed():
+    head = Head()
+    head.at_once = False
+    first = Member(head, "a").beat()
+    head.epoch += 1
+    head.activate()
+    head.groups.commit(head.end)
+    first.beat()
+    assert isinstance(first.answer, c.AnswerBeat)
+
+
 def test_a_head_that_stood_still_blames_nobody():
     head = Head()
     Member(head, "a").beat().obey()
