@@ -40,6 +40,8 @@ def refuses_what_is_new(client):
         lambda: client.create_topic("config", kind="table"),
         lambda: client.cursors("orders"),
         lambda: client.group("readers", "orders", timeout=1),
+        lambda: client.create_topic("jobs", kind="queue"),
+        lambda: client.serve("prices", lambda request: b"1", timeout=1),
     ):
         with pytest.raises((NotReady, DeadlineExceeded), match="being upgraded"):
             wish()
@@ -61,3 +63,10 @@ def uses_what_is_new(client):
     assert "me" in [cursor.name for cursor in client.cursors("orders")]
     with client.group("readers", "orders") as group:
         assert group.get(timeout=30).topic == "orders"
+    with client.queue("jobs") as queue:
+        queue.put("work")
+        job = queue.get(timeout=30)
+        assert job.value == b"work"
+        queue.ack(job)
+    with client.serve("prices", lambda request: request.value * 2):
+        assert client.request("prices", b"ab", timeout=30).value == b"abab"

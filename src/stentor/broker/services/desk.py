@@ -86,8 +86,8 @@ class ServiceDesk:
             raise TopicReserved(f"{request.topic} is the brokers' own.", hint="Use another name.", object=request.topic)
         if not self._identity.alone and self._trust.level < REQUESTS:
             raise NotReady(
-                "Requests are not there yet: not all brokers of this cluster know them.",
-                hint="Upgrade every broker; then they can be used.",
+                "The cluster is being upgraded; requests cannot be served until every broker knows them.",
+                hint="Upgrade all brokers, then try again.",
             )
         number = self._number(client)
         self._perform(self._services.serve(number, request.topic, request.window, self._clock.monotonic()))
