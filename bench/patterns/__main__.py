@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bench.patterns.rows import Row
 
-WORKS = ("clone", "get", "large", "updates", "faults", "clients", "requests", "workers", "queue")
+WORKS = ("clone", "get", "large", "updates", "faults", "clients", "requests", "workers", "queue", "slow")
 
 
 def chosen_plan(arguments: argparse.Namespace) -> Plan:

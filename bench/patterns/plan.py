@@ -30,6 +30,9 @@ class Plan:
     clients_held_s: float = 30.0
     work_messages: int = 2_000_000
     work_computed: int = 2_000
+    fast_subscribers: int = 100
+    slow_rate: int = 100
+    slow_s: float = 6.0
     systems: tuple[str, ...] = ()
     """Only these, by their first word; empty: all."""
 
@@ -57,6 +60,8 @@ QUICK = Plan(
     clients_held_s=2.0,
     work_messages=300_000,
     work_computed=300,
+    fast_subscribers=20,
+    slow_s=2.0,
 )
 
 

@@ -99,6 +99,9 @@ TARGETS = (
     Target("workers", "in batches", least=1_500_000),
     Target("workers", "one by one", least=400_000),
     Target("workers", "gain of a second process", least=1.7),
+    Target("slow", "p99 ratio of catch up", most=1.2),
+    Target("slow", "p99 ratio of skip", most=1.2),
+    Target("slow", "p99 ratio of raise", most=1.2),
     Target("queue", "time of a job", times=2, system="redis"),
     Target("queue", "time of a job", times=2, system="nats"),
 )
