@@ -41,7 +41,7 @@ def refuses_what_is_new(client):
         lambda: client.cursors("orders"),
         lambda: client.group("readers", "orders", timeout=1),
         lambda: client.create_topic("jobs", kind="queue"),
-        lambda: client.serve("prices", lambda request: b"1", timeout=1),
+        lambda: client.serve("prices", lambda _: b"1", timeout=1),
     ):
         with pytest.raises((NotReady, DeadlineExceeded), match="being upgraded"):
             wish()
