@@ -197,9 +197,7 @@ class GroupCoordinator:
 
     def _heard(self, event: MemberHeard, now: float) -> list[GroupEffect]:
         beat, group = event.beat, self.group
-        effects: list[GroupEffect] = []
         contact = self._contacts.get(beat.member)
-        known = beat.member in group.members or beat.member in self._arrivals
         if beat.member in self._replaced or beat.member in self._superseded(group):
             self._replaced[beat.member] = None
             if len(self._replaced) > group_limits.GROUP_MEMBERS_MAX:
@@ -207,22 +205,28 @@ class GroupCoordinator:
             if contact is not None:
                 contact.heard_at, contact.connection, contact.lost_at = now, event.connection, None
             return [RefuseBeat(event.ticket, "replaced")]
-        if not known:
-            if beat.seen != NOTHING_SEEN or beat.holding or beat.member in self._leaving:
-                return [RefuseBeat(event.ticket, "unknown")]
-            if len(group.members) + len(self._arrivals) >= group_limits.GROUP_MEMBERS_MAX:
-                return [RefuseBeat(event.ticket, "full")]
+        if (why := self._turned_away(beat, group)) is not None:
+            return [RefuseBeat(event.ticket, why)]
         if contact is None:  # it is new; or its joining, under the head before this one, was committed just now
             contact = self._contacts[beat.member] = _Contact(now)
         if contact.beat is not None and beat.number <= contact.beat.number:
             return [RefuseBeat(event.ticket, "overtaken")]
         if group.members.get(beat.member) != beat.about:
             self._arrivals[beat.member] = beat.about
+        effects: list[GroupEffect] = []
         if contact.ticket is not None:
             effects.append(RefuseBeat(contact.ticket, "overtaken"))
         contact.heard_at, contact.lost_at, contact.connection = now, None, event.connection
         contact.beat, contact.ticket, contact.ticket_at = beat, event.ticket, now
         return effects
+
+    def _turned_away(self, beat: MemberBeat, group: HeldGroup) -> Literal["unknown", "full"] | None:
+        """Why somebody who is no member cannot become one: it believes that it is one, or there are enough."""
+        if beat.member in group.members or beat.member in self._arrivals:
+            return None
+        if beat.seen != NOTHING_SEEN or beat.holding or beat.member in self._leaving:
+            return "unknown"
+        return "full" if len(group.members) + len(self._arrivals) >= group_limits.GROUP_MEMBERS_MAX else None
 
     def _broke(self, connection: int, now: float) -> None:
         for contact in self._contacts.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -88,6 +89,7 @@ class TopicAdmin:
         self._logs = logs
         self._check_room = check_room  # for so many more logs
         self.changing = asyncio.Lock()  # topics change one at a time
+        self._looking_up = asyncio.Lock()
 
     # --- making ---------------------------------------------------------------------------------
 
@@ -332,6 +334,18 @@ class TopicAdmin:
         """A topic that is known may have been deleted through another broker, which this one has not heard of yet."""
         if name in self._catalogue.topics and await self._store.get(topic_key(name)) is None:
             await self._follower.look_again()
+
+    async def appeared(self, name: str) -> bool:
+        """Whether there is a topic that this broker had not heard of: another one may have made it a moment ago.
+
+        One look-up at a time, so that names which nobody has cost the store little.
+        """
+        async with self._looking_up:
+            if name in self._catalogue.topics:
+                return True  # the watch, or who asked before, has brought it meanwhile
+            with suppress(StentorError):
+                return bool(name) and await self._follower.learn_topic(name)
+        return False
 
 
 def _check_brokers(name: str, load: Load) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
@@ -93,7 +92,6 @@ class Requests:
         self.queues = queues
         self._sights = sights
         self._after_delete = after_delete
-        self._looking_up = asyncio.Lock()
 
     async def serve(self, client: ClientSession, request: Any) -> Any:
         """Answer one request."""
@@ -109,21 +107,9 @@ class Requests:
         except TopicNotFound as error:
             if self._standing.storeless:
                 raise refusals.without_store() from None  # the store may know it
-            if not await self._appeared(error.object):
+            if not (self._cluster.reaches_store and await self._topics.appeared(error.object)):
                 raise
         return await handler(self, client, request)
-
-    async def _appeared(self, name: str) -> bool:
-        """Whether there is a topic that this broker has not heard of yet: another may have made it a moment ago.
-
-        One look-up at a time, so that names which nobody has cost the store little.
-        """
-        async with self._looking_up:
-            if name in self._catalogue.topics:
-                return True  # the watch, or who asked before, has brought it meanwhile
-            with suppress(StentorError):
-                return bool(name) and self._cluster.reaches_store and await self._cluster.follower.learn_topic(name)
-        return False
 
     def _topic_of(self, request: Any) -> str:
         """The topic that a request is about, if it is about one."""
