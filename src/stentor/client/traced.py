@@ -6,14 +6,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stentor.client.arrow import tables
+from stentor.client.convert import as_headers
 from stentor.client.producer import AsyncProducer, Producer, _ProducerFace
 from stentor.client.subscription import AsyncSubscription, Subscription
+from stentor.errors import StentorError
+from stentor.wire import batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stentor.client.at_hand import Rows
     from stentor.client.deadline import Deadline
+    from stentor.client.lane import Lane
     from stentor.client.message import Message
     from stentor.client.producer_core import ProducerCore
     from stentor.client.tracing import SendSpan, Tracing
@@ -53,15 +57,41 @@ class _SendSpans(_ProducerFace):
             yield from super()._offer_many(values, keys, partition)  # says what is wrong
             return
         sending = self._sending(None, len(values))
-        told = sending.told(None, single=False)
+        told, step = sending.told(None, single=False), self._batch_messages
+        lane = self._core.single if partition is None else self._core.lane_for(None, partition)
+        named = keys or [None] * len(values)
         try:
-            for value, key in zip(values, keys or [None] * len(values), strict=True):
-                sending.expect()
-                yield super()._offer(value, key, sending.headers, None, partition, told)
+            for start in range(0, len(values), step):
+                part, part_keys = values[start : start + step], named[start : start + step]
+                if lane is not None and self._offer_encoded(lane, part, part_keys, sending, told):
+                    yield self._core.room.is_full()
+                    continue
+                for value, key in zip(part, part_keys, strict=True):
+                    sending.expect()
+                    yield super()._offer(value, key, sending.headers, None, partition, told)
         except BaseException as error:
             sending.fail(error)
             raise
         sending.complete()
+
+    def _offer_encoded(
+        self, lane: Lane, values: Sequence[bytes], keys: Sequence[bytes | None], sending: SendSpan, told: Any
+    ) -> bool:
+        """Send messages of one partition as one batch; False if message by message finds out what is odd with them."""
+        self._core.check_open()
+        now_us = time.time_ns() // 1000
+        named = as_headers(sending.headers)
+        headers = [named] * len(values) if named else None
+        try:
+            encoded = batch.encode(
+                [now_us] * len(values), list(keys), list(values), headers, compression=self._core.compression
+            )
+        except (StentorError, TypeError):
+            return False
+        sending.expect()
+        lane.add_encoded(encoded, [] if told is None else [(0, told, now_us)])
+        self._sealed(lane)
+        return True
 
     def _offer_batch(self, data: Any, partition: int | None, on_delivery: Any = None) -> Any:
         sending = self._sending(None, getattr(data, "num_rows", None))

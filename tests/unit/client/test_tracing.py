@@ -6,6 +6,7 @@ import threading
 import time
 from itertools import count
 from pathlib import Path
+from zlib import crc32
 
 import pyarrow as pa
 import pytest
@@ -223,6 +224,27 @@ def test_lists_and_tables_have_one_span(traced, topic, spans):
     assert many.attributes["messaging.batch.message_count"] == 3
     assert table.attributes["messaging.batch.message_count"] == 2
     assert [carried(message) for message in read(traced, topic)] == [ids(many)] * 3 + [ids(table)] * 2
+
+
+def test_lists_keep_their_keys_partitions_and_odd_values(traced, client, spans):
+    topic = f"traced.{next(names)}"
+    client.create_topic(topic, partitions=3)
+    keys = [f"k{number}".encode() for number in range(20)]
+    with traced.producer(topic) as producer:
+        producer.send_many([b"v"] * 20, keys)
+        producer.send_many([b"a", "b"], partition=2)
+        with pytest.raises(InvalidArgument):
+            producer.send_many([b"a", 7], partition=2)
+    found = read(traced, topic)
+    assert {message.key: message.partition for message in found if message.key} == {key: crc32(key) % 3 for key in keys}
+    assert [message.value for message in found if message.key is None] == [b"a", b"b", b"a"]
+    keyed, odd, wrong = sorted(spans.named(f"send {topic}", 3), key=lambda span: span.start_time)
+    assert {carried(message) for message in found} == {ids(keyed), ids(odd), ids(wrong)}
+    assert [span.status.status_code for span in (keyed, odd, wrong)] == [
+        StatusCode.UNSET,
+        StatusCode.UNSET,
+        StatusCode.ERROR,
+    ]
 
 
 def test_a_producer_with_an_identity_sends_the_same_bytes_again(traced, topic, spans):
