@@ -213,6 +213,20 @@ def test_a_group_goes_on_whoever_dies(three, tmp_path):
     assert scene.took["killed"] < 10, "after 2 s of grace; the rest is this machine's"
 
 
+def test_a_topic_lists_groups_whoever_leads_them(three):
+    names = {f"reader-{number}" for number in range(8)}  # by chance, not all of them are led by one broker
+    with three.client(timeout=30) as client:
+        client.create_topic("listed")
+        for name in names:
+            client.move_cursor("listed", name, {0: 0})
+        deadline = time.monotonic() + 30
+        while set(client.describe_topic("listed").groups) != names:  # a busy head may be left out once
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.05)
+        for name in names:
+            client.delete_cursor("listed", name)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_group_goes_on_for_minutes(three, tmp_path):

@@ -53,6 +53,7 @@ DOCUMENTS = (
     "docs/patterns/clone-models.md",
     "docs/patterns/names.md",
     "docs/patterns/groups.md",
+    "docs/tracing.md",
 )
 # What needs Spark is run in tests/spark/test_documents.py.
 PYTHON = [case for name in DOCUMENTS for case in blocks(name, "python") if "stentor.spark" not in case.values[0]]

@@ -252,6 +252,7 @@ def test_the_table_of_metrics_is_what_a_broker_serves():
     documented = {row[0].strip("`"): row[1] for row in table(ROOT / "docs" / "operating.md", "metric")}
     with broker(http=True) as local, local.client() as client:
         client.publish("orders", "one")
+        client.create_topic("jobs", kind="queue")
         with client.subscribe("orders"), urllib.request.urlopen(f"{local.http_url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
     samples = (re.match(r"(\w+)(?:\{(.*)\})? ", line) for line in lines if not line.startswith("#"))

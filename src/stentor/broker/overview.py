@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.partitions.lag import MostBehind
+from stentor.broker.queues.figures import QueueFigures
 from stentor.wire.statistics import BrokerCounts, BrokerStatistics
 
 if TYPE_CHECKING:
@@ -57,11 +58,12 @@ class Overview:
     def statistics(self, partitions_max: int | None = None) -> BrokerStatistics:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
         shown = list(self._partitions.values())[:partitions_max]
-        behind = MostBehind()
+        behind, queues = MostBehind(), QueueFigures(self._clock.now_us())
         for partition in shown:
             behind.look_at(partition.topic, partition.index, partition.followers.streams)
+            queues.look_at(partition)
         found = [partition.statistics() for partition in shown]
-        return self._told(found, behind)
+        return self._told(found, behind, queues)
 
     async def gather(self) -> BrokerStatistics:
         """The same, a few partitions at a time; who asks meanwhile shares what is being gathered."""
@@ -74,19 +76,22 @@ class Overview:
         self._gathering = None
 
     async def _gather(self) -> BrokerStatistics:
-        found, behind = [], MostBehind()
+        found, behind, queues = [], MostBehind(), QueueFigures(self._clock.now_us())
         for number, partition in enumerate(list(self._partitions.values()), 1):
             found.append(partition.statistics())
             behind.look_at(partition.topic, partition.index, partition.followers.streams)
+            queues.look_at(partition)
             if number % limits.STATISTICS_SLICE == 0:
                 await asyncio.sleep(0)
-        return self._told(found, behind)
+        return self._told(found, behind, queues)
 
     def connected(self) -> list[ClientInfo]:
         """Everybody who has greeted."""
         return [session.info() for session in self._admission.sessions if session.greeted]
 
-    def _told(self, partitions: list[PartitionStatistics], behind: MostBehind) -> BrokerStatistics:
+    def _told(
+        self, partitions: list[PartitionStatistics], behind: MostBehind, queues: QueueFigures
+    ) -> BrokerStatistics:
         return BrokerStatistics(
             broker=self._counts(),
             health=self._health.now(),
@@ -94,6 +99,7 @@ class Overview:
             lagging=behind.statistics(),
             partitions=partitions,
             services=self._services.statistics(),
+            queues=queues.statistics(),
         )
 
     def _counts(self) -> BrokerCounts:

@@ -76,7 +76,10 @@ class AsyncAdmin:
         return described.topic  # type: ignore[no-any-return]
 
     async def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
-        """A topic's settings and partitions."""
+        """A topic's settings and partitions, and the groups and cursors that read it.
+
+        All are as of now. Who leads a partition or a group and does not answer within a moment is left out.
+        """
         request, deadline = messages.DescribeTopic(name=name), self._core.deadline(timeout)
         described = await self._core.call(request, deadline)
         return (await self._completed([described.topic], request, deadline))[0]
@@ -84,9 +87,16 @@ class AsyncAdmin:
     async def _completed(self, topics: list[TopicInfo], request: Any, deadline: Deadline) -> list[TopicInfo]:
         """What each partition's own head says of it; one broker knows only where the others' are."""
         heads = {partition.chain[0] for topic in topics for partition in topic.partitions if partition.chain}
+        if isinstance(request, messages.DescribeTopic):
+            from stentor.client.groups import group_heads
+
+            heads |= group_heads(self._core)
         answers = await self._core.ask_others(request, heads, deadline.left_of(limits.LINK_OPEN_S))
         if not answers:
             return topics
+        if isinstance(request, messages.DescribeTopic):
+            led = {group for answer in answers.values() for group in answer.topic.groups}
+            topics = [msgspec.structs.replace(topic, groups=sorted({*topic.groups, *led})) for topic in topics]
         known = {
             (topic.id, partition.partition): partition
             for broker, answer in answers.items()
@@ -301,7 +311,10 @@ class Admin:
         return self._call(self._async.alter_topic(name, timeout=timeout, **changes))
 
     def describe_topic(self, name: str, *, timeout: float | None = None) -> TopicInfo:
-        """A topic's settings and partitions."""
+        """A topic's settings and partitions, and the groups and cursors that read it.
+
+        All are as of now. Who leads a partition or a group and does not answer within a moment is left out.
+        """
         return self._call(self._async.describe_topic(name, timeout=timeout))
 
     def find_topic(self, name: str, *, timeout: float | None = None) -> TopicRoute:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stentor.client.deadline import Deadline
     from stentor.client.link import BrokerLink
     from stentor.client.responders import Place
+    from stentor.client.tracing import SendSpan
     from stentor.wire.rows import Headers
 
 _AGAIN_S: Final = 0.01  # after the first refusal; it doubles
@@ -53,6 +54,7 @@ class Question(NamedTuple):
     idempotent: bool
     correlation: int
     credit: int = 0  # of a streamed answer
+    sending: SendSpan | None = None  # its span, until the answer
 
 
 class _Attempt:
@@ -119,12 +121,17 @@ class Asking:
                 hint=f"Use a number of seconds above 0, up to {service_limits.ASK_S_MAX:g}.",
             )
         self._correlation = (self._correlation + 1) % 2**64
-        named = as_headers(headers)
-        return Question(topic, as_bytes(value, "request"), named, deadline, idempotent, self._correlation, credit)
+        named, data, correlation = as_headers(headers), as_bytes(value, "request"), self._correlation
+        tracing = self._core.tracing
+        if tracing is None:
+            return Question(topic, data, named, deadline, idempotent, correlation, credit)
+        sending = tracing.sending(topic, named, operation="request", conversation=shown(correlation))
+        return Question(topic, data, as_headers(sending.headers), deadline, idempotent, correlation, credit, sending)
 
     async def request(self, question: Question) -> Reply:
         """Ask, and wait for the answer."""
-        value, headers = await self.ask(question, None, lambda *_: None)
+        asked = self.ask(question, None, lambda *_: None)
+        value, headers = await (asked if question.sending is None else question.sending.awaited(asked))
         return Reply(value, headers, shown(question.correlation))
 
     async def ask(

@@ -10,14 +10,13 @@ from stentor import limits
 from stentor.client.admin import AsyncAdmin
 from stentor.client.convert import as_seconds, check_limit, check_topics
 from stentor.client.core import ClientCore
+from stentor.client.faces import async_producer, async_subscription, tracing_of
 from stentor.client.help import explained, explained_function
 from stentor.client.history import AsyncHistory
 from stentor.client.inbox import AsyncInbox
 from stentor.client.opening import Opening, OpeningRead
-from stentor.client.producer import AsyncProducer, Producer
 from stentor.client.producer_core import ProducerCore, parse_ack
 from stentor.client.requesting import AsyncRequesting
-from stentor.client.subscription import AsyncSubscription
 from stentor.client.subscription_core import SubscriptionCore
 from stentor.client.topic import AsyncPlainTopic, AsyncTopic
 from stentor.client.typed import Codec
@@ -46,9 +45,11 @@ if TYPE_CHECKING:
         TimestampLike,
     )
     from stentor.client.positions import Place, Stale
+    from stentor.client.producer import AsyncProducer, Producer
     from stentor.client.queue import AsyncQueue
     from stentor.client.selectors import Selector
     from stentor.client.starts import Start
+    from stentor.client.subscription import AsyncSubscription
     from stentor.client.table import AsyncTable
     from stentor.client.tabular import AsyncTabularTopic
     from stentor.client.typed_table import AsyncTypedTable
@@ -75,12 +76,20 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
 
     @classmethod
     async def _open(
-        cls, url: str | None, *, name: str | None, timeout: float, read_from: Selector | None = None
+        cls,
+        url: str | None,
+        *,
+        name: str | None,
+        timeout: float,
+        read_from: Selector | None = None,
+        tracing: Any = False,
     ) -> AsyncClient:
         """Connect; `connect_async` is for everyone else."""
         if as_seconds(timeout) <= 0:
             raise InvalidArgument(f"timeout={timeout} must be above zero.")
-        core = ClientCore(parse_url(url), name=checked_name(name), timeout=timeout, read_from=read_from)
+        named = checked_name(name)
+        spans = tracing_of(tracing, named)
+        core = ClientCore(parse_url(url), name=named, timeout=timeout, read_from=read_from, tracing=spans)
         try:
             await core.home.start()
         except BaseException:
@@ -150,7 +159,7 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
         if stale is not None:
             stale._core.discard()  # noqa: SLF001 - its topic is gone
         route = await self._core.topic(topic, deadline)
-        made = AsyncProducer(ProducerCore(self._core, route, ack=ack, keep_failures=False))
+        made = async_producer(ProducerCore(self._core, route, ack=ack, keep_failures=False))
         self._publishers[topic, ack] = made
         return made
 
@@ -174,7 +183,7 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
         return Opening(self._make_producer(topic, options))
 
     async def _make_producer(self, topic: str, options: ProducerOptions) -> AsyncProducer:
-        return AsyncProducer(await self._producer_core(topic, **options))
+        return async_producer(await self._producer_core(topic, **options))
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -205,7 +214,7 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
 
     async def _subscribe(self, topics: str | list[str], options: SubscribeOptions) -> AsyncSubscription:
         inbox = AsyncInbox()
-        return AsyncSubscription(await self._subscription_core(topics, inbox.put, **options), inbox)
+        return async_subscription(await self._subscription_core(topics, inbox.put, **options), inbox)
 
     def group(self, name: str, topics: str | list[str], **options: Unpack[GroupOptions]) -> Opening[AsyncGroup]:
         """Join a consumer group: its members share the partitions of the topics, and go on where the group stopped.
@@ -404,13 +413,13 @@ async def _open_table(
 class Connecting:
     """What connect_async returns: await it, or use it with `async with`."""
 
-    def __init__(self, url: str | None, name: str | None, timeout: float, read_from: Selector | None) -> None:
-        self._arguments = (url, name, timeout, read_from)
+    def __init__(self, url: str | None, **options: Any) -> None:
+        self._url = url
+        self._options = options
         self._client: AsyncClient | None = None
 
     async def _open(self) -> AsyncClient:
-        url, name, timeout, read_from = self._arguments
-        return await AsyncClient._open(url, name=name, timeout=timeout, read_from=read_from)  # noqa: SLF001
+        return await AsyncClient._open(self._url, **self._options)  # noqa: SLF001
 
     def __await__(self) -> Generator[Any, None, AsyncClient]:
         return self._open().__await__()
@@ -431,12 +440,13 @@ def connect_async(
     name: str | None = None,
     timeout: float = limits.DEFAULT_TIMEOUT_S,
     read_from: Selector | None = None,
+    tracing: Any = False,
 ) -> Connecting:
     """Connect to a Stentor system. Use as a context manager: leaving it flushes and disconnects.
 
     This is for `async` code. Enter it with `async with`, or await it.
     """
-    return Connecting(url, name, timeout, read_from)
+    return Connecting(url, name=name, timeout=timeout, read_from=read_from, tracing=tracing)
 
 
 def known(publishers: dict[tuple[str, str], P], topic: str, ack: AckLevel) -> P | None:

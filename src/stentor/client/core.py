@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from stentor.client.async_client import AsyncClient
     from stentor.client.link import BrokerLink
     from stentor.client.selectors import Selector
+    from stentor.client.tracing import Tracing
 
     Timeout = float | Deadline | None  # of a call, or of the call that this is a step of
 
@@ -59,8 +60,15 @@ if hasattr(os, "register_at_fork"):
 class ClientCore:
     """What all faces of a client share."""
 
-    def __init__(self, addresses: list[str], *, name: str, timeout: float, read_from: Selector | None = None) -> None:
-        self.addresses = addresses
+    def __init__(
+        self,
+        addresses: list[str],
+        *,
+        name: str,
+        timeout: float,
+        read_from: Selector | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.name = name
         self.timeout = timeout
         self.loop = asyncio.get_running_loop()
@@ -86,7 +94,13 @@ class ClientCore:
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
         self.client: AsyncClient | None = None  # who publishes, for parts that only read
+        self.tracing = tracing  # makes spans; None if nobody wants any
         _cores.add(self)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where brokers are, as it was given."""
+        return self.home.addresses
 
     @property
     def link(self) -> BrokerLink | None:

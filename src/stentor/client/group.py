@@ -8,6 +8,7 @@ out at least once.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.arrow import tables
@@ -74,6 +75,15 @@ class _Taking(_Dropping, Subscription):
 
 class _AsyncTaking(_Dropping, AsyncSubscription):
     """The same for `async` code."""
+
+
+@cache
+def _traced() -> tuple[type[_Taking], type[_AsyncTaking]]:
+    """The same with spans: made when a traced client joins its first group."""
+    from stentor.client.traced import AsyncTracedSubscription, TracedSubscription
+
+    sync = type("_TracedTaking", (_Dropping, TracedSubscription), {})
+    return sync, type("_AsyncTracedTaking", (_Dropping, AsyncTracedSubscription), {})
 
 
 class _GroupFace:
@@ -163,7 +173,7 @@ class Group(_GroupFace):
 
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
-        self._taking: _Taking = _Taking(core, inbox)
+        self._taking: _Taking = (_Taking if core.core.tracing is None else _traced()[0])(core, inbox)
         self._progress.at_hand = self._taking
 
     def __iter__(self) -> Iterator[Message]:
@@ -301,7 +311,7 @@ class AsyncGroup(_GroupFace):
 
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
-        self._taking: _AsyncTaking = _AsyncTaking(core, inbox)
+        self._taking: _AsyncTaking = (_AsyncTaking if core.core.tracing is None else _traced()[1])(core, inbox)
         self._progress.at_hand = self._taking
 
     async def __aiter__(self) -> AsyncIterator[Message]:

@@ -83,16 +83,21 @@ def make_run(
     terms.check()
     if dead is not None:
         check_topic_name(dead)
-    pool = _make_pool(handler, terms, asynchronous=asynchronous)
+    pool = _make_pool(core, handler, terms, asynchronous=asynchronous)
     return GroupRun(core, pool, terms, _on_failed(core, on_error, dead)), pool
 
 
-def _make_pool(handler: Callable[..., Any] | str, terms: WorkTerms, *, asynchronous: bool) -> WorkerPool:
+def _make_pool(
+    core: GroupCore, handler: Callable[..., Any] | str, terms: WorkTerms, *, asynchronous: bool
+) -> WorkerPool:
+    tracing = core.core.tracing
     if terms.mode == "process":
-        name = name_handler(handler)
-        return ProcessPool(name, terms.workers, batch=terms.batch is not None, fatal=terms.fatal)
+        name, traced = name_handler(handler), core.name if tracing is not None else None
+        return ProcessPool(name, terms.workers, batch=terms.batch is not None, fatal=terms.fatal, traced=traced)
     function = load_handler(name_handler(handler)) if isinstance(handler, str) else handler
     awaited = inspect.iscoroutinefunction(function)
+    if tracing is not None:
+        function = tracing.traced(function, core.name)
     if terms.mode == "thread":
         if awaited:
             raise InvalidArgument("An async handler needs mode='async'.")

@@ -125,13 +125,17 @@ async def _ask_head(core: ClientCore, group: str, request: Any, deadline: Deadli
         raise core.late(type(request).__name__, deadline.seconds, refusal) from error
 
 
+def group_heads(core: ClientCore) -> set[str]:
+    """The brokers that lead groups, by the route table."""
+    route = core.routes.get(CURSORS_TOPIC)
+    return set() if route is None else {partition.chain[0] for partition in route.partitions if partition.chain}
+
+
 async def list_groups(core: ClientCore, deadline: Deadline) -> list[GroupInfo]:
     """All groups: the heads of all partitions of the internal topic are asked."""
     await core.refresh_routes(deadline)
-    route = core.routes.get(CURSORS_TOPIC)
-    heads = {partition.chain[0] for partition in route.partitions if partition.chain} if route is not None else set()
     found: dict[str, group_messages.GroupState] = {}
-    for head in sorted(heads):
+    for head in sorted(group_heads(core)):
         answer = await core.ask_one(group_messages.ListGroups(), head, deadline)
         found |= {state.name: state for state in answer.groups}
     return [_info(found[name], []) for name in sorted(found)]

@@ -127,6 +127,8 @@ MEANINGS: Final = {
     "subtree": "A path that ends with a slash, such as app/limits/. Empty, it is the whole table.",
     "timeout": "How many seconds the call may take. None takes the client's own timeout.",
     "timestamp": "When it happened: a datetime, or microseconds since 1970. None is now.",
+    "tracing": """Whether to make OpenTelemetry spans and to send the trace context in message headers: True, or the
+        TracerProvider to use. It needs the package opentelemetry-api.""",
     "topic": "The topic's name, dotted segments such as orders.eu.",
     "to": """A position: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
         Last(n).""",

@@ -35,7 +35,7 @@ class Candidates:
     """Where a home may be found: the addresses given, and all brokers heard of since."""
 
     def __init__(self, addresses: list[str], links: Links) -> None:
-        self._addresses = addresses
+        self.addresses = addresses
         self._links = links
         self._loop = asyncio.get_running_loop()
         self._avoided: dict[str, float] = {}  # addresses that are no home at present, and until when
@@ -51,7 +51,7 @@ class Candidates:
     def all(self, lost: str = "") -> list[str]:
         """In any order, so that clients spread over the brokers, but the one that was lost last."""
         learned = [info.address for info in self._links.brokers.values() if info.alive]
-        homes = list(dict.fromkeys([*self._addresses, *learned]))
+        homes = list(dict.fromkeys([*self.addresses, *learned]))
         random.shuffle(homes)
         homes.sort(key=lambda address: address == lost)
         return homes
@@ -84,6 +84,11 @@ class Home:
         self._backoff = Backoff(first_s=0.0)
         self._cut_off_heard = False  # some broker said, since there was a home, that it is cut off from its cluster
         self._settles = False  # nobody else answers: one that only knows what was will do
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where brokers are, as it was given."""
+        return self._candidates.addresses
 
     # --- finding --------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ that it need not wait; their lease is kept beside whatever handlers do.
 from __future__ import annotations
 
 import logging
+import time
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -124,6 +125,15 @@ class Queue(_QueueFace):
 
     def get(self, timeout: float | None = None) -> Job:
         """The next job; DeadlineExceeded when none comes in time. Settle it with `ack` or `nack`."""
+        tracing = self._core.core.tracing
+        if tracing is None:
+            return self._next(timeout)
+        began = time.time_ns()
+        job = self._next(timeout)
+        tracing.received(job, began)
+        return job
+
+    def _next(self, timeout: float | None = None) -> Job:
         consumer = self._core.consumer
         if consumer is None:
             consumer = self._client._call(self._core.consume())  # noqa: SLF001
@@ -133,7 +143,7 @@ class Queue(_QueueFace):
     def __iter__(self) -> Iterator[Job]:
         while True:
             try:
-                job = self.get()
+                job = self._next()
             except Closed:
                 return
             yield job
@@ -141,9 +151,10 @@ class Queue(_QueueFace):
 
     def run(self, handler: Callable[[Job], object]) -> None:
         """Call the handler with every job, one at a time, until the queue is closed."""
+        handler = self._core.traced(handler)
         while True:
             try:
-                job = self.get()
+                job = self._next()
             except Closed:
                 return
             try:
@@ -246,12 +257,19 @@ class AsyncQueue(_QueueFace):
 
     async def get(self, timeout: float | None = None) -> Job:
         """The next job; DeadlineExceeded when none comes in time. Settle it with `ack` or `nack`."""
+        began = time.time_ns()
+        job = await self._next(timeout)
+        if self._core.core.tracing is not None:
+            self._core.core.tracing.received(job, began)
+        return job
+
+    async def _next(self, timeout: float | None = None) -> Job:
         return (await (await self._core.consume()).take(1, timeout))[0]
 
     async def __aiter__(self) -> AsyncIterator[Job]:
         while True:
             try:
-                job = await self.get()
+                job = await self._next()
             except Closed:
                 return
             yield job
@@ -259,9 +277,10 @@ class AsyncQueue(_QueueFace):
 
     async def run(self, handler: Callable[[Job], object]) -> None:
         """Call the handler with every job, one at a time, until the queue is closed."""
+        handler = self._core.traced(handler)
         while True:
             try:
-                job = await self.get()
+                job = await self._next()
             except Closed:
                 return
             try:

@@ -25,11 +25,12 @@ from stentor.wire import batch, messages, queue_rows
 from stentor.wire.batch import check_message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
+    from stentor.client.job import Job
     from stentor.client.lane import Lane
     from stentor.wire.batch import Encoded
     from stentor.wire.rows import Headers
@@ -145,6 +146,11 @@ class QueueCore:
             self.consumer = made
         return self.consumer
 
+    def traced(self, handler: Callable[[Job], object]) -> Callable[[Job], object]:
+        """A handler of jobs, with spans if the client makes any."""
+        tracing = self.core.tracing
+        return handler if tracing is None else tracing.traced(handler)
+
     @property
     def dead_letters(self) -> str:
         """The topic that dead jobs go to."""
@@ -158,8 +164,16 @@ class QueueCore:
 
     # --- putting --------------------------------------------------------------------------------
 
-    async def put(self, value: Any, key: Any, headers: Any, options: JobOptions, timeout: float | None) -> JobReceipt:
-        """Put one job, until it is committed."""
+    def put(
+        self, value: Any, key: Any, headers: Any, options: JobOptions, timeout: float | None
+    ) -> Coroutine[Any, Any, JobReceipt]:
+        """Put one job, until it is committed. Any thread may call it; what it returns is for the client's loop."""
+        tracing = self.core.tracing
+        if tracing is None or not options.headers:  # what has no terms is published, with a span of its own
+            return self._put(value, key, headers, options, timeout)
+        return tracing.sent(self.name, headers, lambda named: self._put(value, key, named, options, timeout))
+
+    async def _put(self, value: Any, key: Any, headers: Any, options: JobOptions, timeout: float | None) -> JobReceipt:
         terms = options.headers
         if not terms:
             receipt = await self.client.publish(self.name, value, key=key, headers=headers, timeout=timeout)
@@ -207,10 +221,27 @@ class QueueCore:
                 raise
             raise self.core.late_publish(deadline.seconds, lane.refusal) from error
 
-    async def put_many(
+    def put_many(
         self, values: Sequence[Any], keys: Sequence[Any] | None, options: JobOptions, timeout: float | None
+    ) -> Coroutine[Any, Any, int]:
+        """Put many jobs, until all of them are committed; how many. As with `put`, any thread may call it."""
+        tracing = self.core.tracing
+        if tracing is None:
+            return self._put_many(values, keys, options, timeout, None)
+
+        def put(headers: Any) -> Coroutine[Any, Any, int]:
+            return self._put_many(values, keys, options, timeout, headers)
+
+        return tracing.sent(self.name, None, put, len(values))
+
+    async def _put_many(
+        self,
+        values: Sequence[Any],
+        keys: Sequence[Any] | None,
+        options: JobOptions,
+        timeout: float | None,
+        headers: Headers | None,
     ) -> int:
-        """Put many jobs, until all of them are committed; how many."""
         if keys is not None and len(keys) != len(values):
             raise InvalidArgument(f"{len(values)} values came with {len(keys)} keys.")
         deadline = self.core.deadline(timeout)
@@ -228,19 +259,26 @@ class QueueCore:
         for lane, indexes in by_lane.items():
             for start in range(0, len(indexes), _CHUNK):
                 part = indexes[start : start + _CHUNK]
-                sending.append(self._send(lane, self._batch(data, names, part, options), deadline))
+                sending.append(self._send(lane, self._batch(data, names, part, options, headers), deadline))
         await asyncio.gather(*sending)
         return len(data)
 
     @staticmethod
-    def _batch(data: list[bytes | None], names: list[bytes | None], part: list[int], options: JobOptions) -> Encoded:
+    def _batch(
+        data: list[bytes | None],
+        names: list[bytes | None],
+        part: list[int],
+        options: JobOptions,
+        headers: Headers | None,
+    ) -> Encoded:
         now_us = time.time_ns() // 1000
         terms = options.headers
+        named = [*(headers or ()), *terms]
         encoded = batch.encode(
             [now_us] * len(part),
             [names[index] for index in part],
             [data[index] for index in part],
-            [terms] * len(part) if terms else None,
+            [named] * len(part) if named else None,
         )
         return queue_rows.with_terms(encoded, unique=False) if terms else encoded
 

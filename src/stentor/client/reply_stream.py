@@ -45,7 +45,8 @@ class StreamCore:
 
     async def _run(self) -> None:
         try:
-            await self._asking.ask(self._question, self._put, self._begun)
+            asked, sending = self._asking.ask(self._question, self._put, self._begun), self._question.sending
+            await (asked if sending is None else sending.awaited(asked))
         except StentorError as error:
             self._put(error)
         except asyncio.CancelledError:

@@ -61,7 +61,8 @@ class AsyncRequesting:
         """
         self._core.check_loop()
         inbox = AsyncInbox()
-        return AsyncReplyStream(_stream(self._core, topic, value, headers, timeout, idempotent, inbox.put), inbox)
+        question = _question(self._core, topic, value, headers, timeout, idempotent)
+        return AsyncReplyStream(_stream(self._core, question, inbox.put), inbox)
 
     def serve(
         self,
@@ -128,9 +129,10 @@ class Requesting:
         The timeout is that of the whole answer. Another responder is asked only before the first part.
         """
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        question = _question(self._core, topic, value, headers, timeout, idempotent)
 
         async def begin() -> StreamCore:
-            return _stream(self._core, topic, value, headers, timeout, idempotent, inbox.put)
+            return _stream(self._core, question, inbox.put)
 
         return ReplyStream(self._call(begin()), inbox)
 
@@ -151,18 +153,20 @@ class Requesting:
         return Service(*self._call(open_service(self._core, topic, handler, concurrency, timeout, threads=True)))
 
 
-def _stream(
+def _question(
     core: ClientCore,
     topic: str,
     value: bytes | str | None,
     headers: HeadersLike | None,
     timeout: float | None,
     idempotent: bool,
-    put: Callable[[Any], None],
-) -> StreamCore:
-    asking = asking_of(core)
+) -> Question:
+    """In the thread of the caller, whose span it belongs to."""
     credit = service_limits.STREAM_CREDIT_BYTES
-    question: Question = asking.question(topic, value, headers, timeout, idempotent=idempotent, credit=credit)
-    stream = StreamCore(core, asking, question, put)
+    return asking_of(core).question(topic, value, headers, timeout, idempotent=idempotent, credit=credit)
+
+
+def _stream(core: ClientCore, question: Question, put: Callable[[Any], None]) -> StreamCore:
+    stream = StreamCore(core, asking_of(core), question, put)
     stream.start()
     return stream

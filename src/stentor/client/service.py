@@ -247,6 +247,8 @@ async def open_service(
     """Register a responder; requests come from then on."""
     core.check_loop()
     check_handler(handler)
+    if core.tracing is not None:
+        handler = core.tracing.traced(handler)
     runner = (ThreadRunner if threads else TaskRunner)(handler, concurrency)
     service = ServiceCore(core, topic, concurrency, runner.start)
     await service.open(core.deadline(timeout))

@@ -19,12 +19,11 @@ from stentor import limits
 from stentor.client.admin import Admin
 from stentor.client.async_client import REASON_S, AsyncClient, known
 from stentor.client.convert import check_limit
+from stentor.client.faces import sync_producer, sync_subscription
 from stentor.client.help import explained, explained_function
 from stentor.client.history import History
 from stentor.client.loop_thread import GRACE_S, LoopThread, closed_error
-from stentor.client.producer import Producer
 from stentor.client.requesting import Requesting
-from stentor.client.subscription import Subscription
 from stentor.client.topic import PlainTopic, Topic
 from stentor.client.typed import Codec
 from stentor.core import group_limits, queue_limits
@@ -52,9 +51,11 @@ if TYPE_CHECKING:
         TimestampLike,
     )
     from stentor.client.positions import Place, Stale
+    from stentor.client.producer import Producer
     from stentor.client.queue import Queue
     from stentor.client.selectors import Partitioner, Selector
     from stentor.client.starts import Start
+    from stentor.client.subscription import Subscription
     from stentor.client.table import Table
     from stentor.client.tabular import TabularTopic
     from stentor.client.typed_table import TypedTable
@@ -111,13 +112,15 @@ class Client(Admin, Requesting):
         name: str | None = None,
         timeout: float = limits.DEFAULT_TIMEOUT_S,
         read_from: Selector | None = None,
+        tracing: Any = False,
     ) -> None:
         self._closed = False
         self._thread = LoopThread()
         self._timeout = timeout
         try:
-            opening = AsyncClient._open(url, name=name, timeout=timeout, read_from=read_from)  # noqa: SLF001
-            self._async: AsyncClient = self._thread.call(opening)
+            self._async: AsyncClient = self._thread.call(
+                AsyncClient._open(url, name=name, timeout=timeout, read_from=read_from, tracing=tracing)  # noqa: SLF001
+            )
         except BaseException:
             self._closed = True
             self._thread.stop()
@@ -183,7 +186,7 @@ class Client(Admin, Requesting):
     def _publisher(self, topic: str, ack: AckLevel, deadline: Deadline) -> Producer:
         """The same, made if there is none."""
         shared = self._call(self._async._publisher(topic, ack, deadline))  # noqa: SLF001
-        found = self._publishers[topic, ack] = Producer(shared._core)  # noqa: SLF001
+        found = self._publishers[topic, ack] = sync_producer(shared._core)  # noqa: SLF001
         return found
 
     def producer(
@@ -220,7 +223,7 @@ class Client(Admin, Requesting):
             "secret": secret,
             "generation": generation,
         }
-        return Producer(self._call(self._async._producer_core(topic, **options)))  # noqa: SLF001
+        return sync_producer(self._call(self._async._producer_core(topic, **options)))  # noqa: SLF001
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -251,7 +254,7 @@ class Client(Admin, Requesting):
             "timeout": timeout,
         }
         core = self._call(self._async._subscription_core(topics, inbox.put, **options))  # noqa: SLF001
-        return Subscription(core, inbox)
+        return sync_subscription(core, inbox)
 
     def group(
         self,
@@ -468,13 +471,14 @@ def connect(
     name: str | None = None,
     timeout: float = limits.DEFAULT_TIMEOUT_S,
     read_from: Selector | None = None,
+    tracing: Any = False,
 ) -> Client:
     """Connect to a Stentor system. Use as a context manager: leaving it flushes and disconnects.
 
     In `async` code use `connect_async`: calls of this client hold up the loop that they are made in.
     """
     _warn_inside_loop()
-    return Client(url, name=name, timeout=timeout, read_from=read_from)
+    return Client(url, name=name, timeout=timeout, read_from=read_from, tracing=tracing)
 
 
 @atexit.register

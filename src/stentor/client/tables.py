@@ -133,6 +133,15 @@ def conform(batch: Any, now_us: int) -> Any:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
+def with_headers(data: Any, headers: Any) -> Any:
+    """A table or batch whose rows all have these headers; as it is if its rows have headers of their own."""
+    if not hasattr(data, "append_column") or "headers" in data.schema.names:
+        return data
+    field = SCHEMA.field("headers")
+    same = pa.scalar([{"key": key, "value": value} for key, value in headers], field.type)
+    return data.append_column(field, pa.repeat(same, data.num_rows))
+
+
 def check_sizes(batch: Any, where: str = "this batch", rows_before: int = 0) -> None:
     """Refuse a batch with a message that is too large for every producer; LimitExceeded says which row it is."""
     if batch.nbytes <= limits.MESSAGE_KEY_BYTES_MAX:

@@ -87,6 +87,11 @@ class WorkerChild:
 
     def _load(self, load: LoadHandler) -> Callable[..., Any]:
         handler = load_handler(load.handler)
+        if load.traced is not None:
+            from stentor.client.tracing import Tracing
+
+            # The handler's module has set up whatever takes the spans, or nothing does.
+            handler = Tracing().traced(handler, load.traced)
         if not inspect.iscoroutinefunction(handler):
             return handler
         loop = self._loop = asyncio.new_event_loop()

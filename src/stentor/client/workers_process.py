@@ -86,8 +86,10 @@ class _ChildWorker(PoolWorker, asyncio.Protocol):
 class ProcessPool:
     """Children that handle parcels."""
 
-    def __init__(self, handler: HandlerName, workers: int, *, batch: bool, fatal: bool) -> None:
-        self._load = LoadHandler(handler, batch, fatal)
+    def __init__(
+        self, handler: HandlerName, workers: int, *, batch: bool, fatal: bool, traced: str | None = None
+    ) -> None:
+        self._load = LoadHandler(handler, batch, fatal, traced)
         self._count = workers
         self.workers: list[PoolWorker] = []  # those that have loaded the handler
         self._children: set[_ChildWorker] = set()  # also those that have not

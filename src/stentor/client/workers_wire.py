@@ -43,6 +43,7 @@ class LoadHandler(_Frame, frozen=True):
     handler: HandlerName
     batch: bool
     fatal: bool
+    traced: str | None = None  # the name of the group, if calls have spans
 
 
 class HandleParcel(_Frame, frozen=True):

@@ -41,7 +41,7 @@ from stentor.core.groups import EMPTY, GroupMember, GroupStep, HeldGroup
 from stentor.core.names import matches
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from stentor.core.groups import Generation, Groups
     from stentor.core.records import Key
@@ -145,6 +145,22 @@ class _Contact:
         self.listed: dict[Key, int] = {}  # the last answer that listed each partition
 
 
+class _Compared:
+    """Who owns what, beside who should."""
+
+    def __init__(self, group: HeldGroup, target: dict[Key, str]) -> None:
+        self.group = group
+        self.target = target
+        self.settled: dict[str, dict[Key, Generation]] = {}  # by member: what it owns and should own, and since when
+        for key, owner in group.owners.items():
+            if target.get(key) == owner.member:
+                self.settled.setdefault(owner.member, {})[key] = owner.since
+        owners = group.owners
+        self.unsettled = sorted(
+            key for key in target.keys() | owners.keys() if key not in owners or target.get(key) != owners[key].member
+        )
+
+
 class GroupCoordinator:
     """One group, at the head of its partition."""
 
@@ -163,6 +179,7 @@ class GroupCoordinator:
         self._target: dict[Key, str] = {}
         self._target_for: object = None  # what the target was made for
         self._read_by: dict[tuple[str, ...], list[str]] = {}  # which topics patterns cover
+        self._comparison: _Compared | None = None
 
     @property
     def group(self) -> HeldGroup:
@@ -327,21 +344,35 @@ class GroupCoordinator:
             return
         self._target_for = made_for
         eligible = {member: about for member, about in members.items() if member not in superseded}
-        readers: dict[int, list[str]] = {}
-        for member, about in eligible.items():
-            for name in self._read(tuple(about.topics)):
-                readers.setdefault(self.topics[name][0], []).append(member)
         now = {key: superseded.get(owner.member, owner.member) for key, owner in group.owners.items()}
         for key, member in self._target.items():
             if member in eligible and now.get(key) != member:
                 now[key] = member  # it is on its way there: let it go on
         zones = {member: about.zone for member, about in eligible.items() if about.zone}
-        self._target = assign(self._counts(eligible), readers, now, zones)
+        self._target = assign(self._counts(eligible), self._readers(eligible), now, zones)
+
+    def _readers(self, members: Mapping[str, GroupMember]) -> dict[int, list[str]]:
+        """Who reads each topic. Topics that the same lists of patterns cover share one list of members."""
+        by_patterns: dict[tuple[str, ...], list[str]] = {}
+        for member, about in members.items():
+            by_patterns.setdefault(tuple(about.topics), []).append(member)
+        covered: dict[int, tuple[int, ...]] = {}
+        for number, patterns in enumerate(by_patterns):
+            for name in self._read(patterns):
+                topic_id = self.topics[name][0]
+                covered[topic_id] = (*covered.get(topic_id, ()), number)
+        said = list(by_patterns.values())
+        shared = {numbers: [member for number in numbers for member in said[number]] for numbers in {*covered.values()}}
+        return {topic_id: shared[numbers] for topic_id, numbers in covered.items()}
 
     def _handed_over(self, group: HeldGroup, left: list[str]) -> list[tuple[int, int, str]]:
         """Partitions that are free for their target, or for nobody."""
         changed = []
-        for key in sorted(self._target.keys() | group.owners.keys()):
+        if left:
+            keys: Iterable[Key] = sorted(self._target.keys() | group.owners.keys())
+        else:
+            keys = self._compared(group).unsettled
+        for key in keys:
             owner, wanted = group.owners.get(key), self._target.get(key, "")
             if owner is None or owner.member in left:
                 if wanted:
@@ -349,6 +380,13 @@ class GroupCoordinator:
             elif owner.member != wanted and self._has_let_go(owner.member, key):
                 changed.append((*key, wanted))
         return changed
+
+    def _compared(self, group: HeldGroup) -> _Compared:
+        """The owners and the target: compared once for each pair of them, since members ask many times a second."""
+        known = self._comparison
+        if known is None or known.group is not group or known.target is not self._target:
+            known = self._comparison = _Compared(group, self._target)
+        return known
 
     def _has_let_go(self, member: str, key: Key) -> bool:
         contact = self._contacts[member]
@@ -372,11 +410,7 @@ class GroupCoordinator:
                 continue
             if contact.ticket is None or contact.beat is None or member in group.lost:
                 continue
-            owned = {
-                key: owner.since
-                for key, owner in group.owners.items()
-                if owner.member == member and self._target.get(key) == member
-            }
+            owned = self._compared(group).settled.get(member, {})
             number = (self._epoch, contact.number)
             if owned == contact.told and contact.beat.seen == number:
                 if now - contact.ticket_at < group_limits.GROUP_POLL_S:

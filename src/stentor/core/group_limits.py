@@ -42,6 +42,9 @@ GROUP_LET_GO_S: Final = 30.0
 GROUP_MEMBERS_MAX: Final = 500
 """Members of one group. Each sends a heartbeat every second to the head of the group."""
 
+TOPIC_GROUPS_MAX: Final = 1_000
+"""Groups that a broker lists of one topic: more than anybody reads, and they fit into an answer."""
+
 GROUP_TOPICS_MAX: Final = 64
 """Names and patterns that one member may read."""
 

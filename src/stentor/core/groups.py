@@ -137,6 +137,10 @@ class Groups:
         """All groups, as they are committed."""
         return sorted(self._committed)
 
+    def items(self) -> Iterable[tuple[str, HeldGroup]]:
+        """The same, each with what is known of it."""
+        return self._committed.items()
+
     def is_settled(self, name: str) -> bool:
         """Whether everything that the log says of a group is committed."""
         return not any(step.name == name for _, steps in self._pending for step in steps)

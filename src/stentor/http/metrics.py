@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         BrokerStatistics,
         Health,
         PartitionStatistics,
+        QueueStatistics,
         ServiceStatistics,
     )
 
@@ -36,6 +37,15 @@ _SERVICES: Final[dict[str, tuple[str, str, Callable[[ServiceStatistics], float]]
     "requests_in_work": ("Requests that responders have now", "gauge", lambda found: found.in_work),
     "requests_handed_over_total": ("Requests that responders got", "counter", lambda found: found.handed_over),
     "requests_refused_total": ("Requests answered with an error by the broker", "counter", lambda found: found.refused),
+}
+_QUEUES: Final[dict[str, tuple[str, str, Callable[[QueueStatistics], float]]]] = {
+    "ready": ("Jobs that can be handed out", "gauge", lambda found: found.ready),
+    "in_work": ("Jobs that consumers hold", "gauge", lambda found: found.in_work),
+    "delayed": ("Jobs that are not due yet", "gauge", lambda found: found.delayed),
+    "dying": ("Jobs on their way to the dead-letter topic", "gauge", lambda found: found.dying),
+    "consumers": ("Consumers of the partition that has most", "gauge", lambda found: found.consumers),
+    "finished_total": ("Jobs that were acknowledged", "counter", lambda found: found.finished),
+    "dead_lettered_total": ("Jobs that went to the dead-letter topic", "counter", lambda found: found.dead_lettered),
 }
 _HEALTH_GAUGES: Final[dict[str, tuple[str, Callable[[Health], float]]]] = {
     "disk_writable": ("1 while the disk accepts writes", lambda health: health.disk_writable),
@@ -94,6 +104,10 @@ def _lines(statistics: BrokerStatistics) -> Iterator[str]:
     for name, (meaning, kind, number) in _SERVICES.items():
         yield from _family(f"stentor_{name}", meaning, kind)
         yield f"stentor_{name} {float(number(statistics.services))}\n"
+    for name, (meaning, kind, figure) in _QUEUES.items():
+        yield from _family(f"stentor_queue_{name}", meaning, kind)
+        for queue in statistics.queues:
+            yield f'stentor_queue_{name}{{queue="{_escaped(queue.topic)}"}} {float(figure(queue))}\n'
     for name, (meaning, state) in _HEALTH_GAUGES.items():
         yield from _family(f"stentor_{name}", meaning, "gauge")
         yield f"stentor_{name} {float(state(statistics.health))}\n"

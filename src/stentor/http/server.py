@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from stentor.security.permissions import Permissions
     from stentor.wire.messages import BrokerInfo
-    from stentor.wire.statistics import BrokerStatistics, Health
+    from stentor.wire.statistics import BrokerStatistics, Health, QueueStatistics
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -333,5 +333,18 @@ def _page(info: BrokerInfo, statistics: BrokerStatistics) -> str:
         f" <code>stentor://{html.escape(info.address)}</code>, {statistics.broker.connections} connections."
         ' See <a href="/metrics">metrics</a> and <a href="/statistics">statistics</a>.</p>'
         "<table><tr><th>topic<th>partition<th>start<th>committed<th>messages in<th>streams</tr>"
-        f"{rows}</table>"
+        f"{rows}</table>{_queues(statistics.queues)}"
     )
+
+
+def _queues(queues: list[QueueStatistics]) -> str:
+    """The queues whose partitions are led here."""
+    if not queues:
+        return ""
+    rows = "".join(
+        f"<tr><td>{html.escape(q.topic)}</td><td>{q.ready}</td><td>{q.in_work}</td><td>{q.delayed}</td>"
+        f"<td>{q.dead_lettered}</td><td>{q.consumers}</td></tr>"
+        for q in queues
+    )
+    headings = "<tr><th>queue<th>ready<th>in work<th>delayed<th>dead-lettered<th>consumers</tr>"
+    return f"<h2>Queues led here</h2><table>{headings}{rows}</table>"

@@ -150,6 +150,7 @@ class TopicInfo(Struct, frozen=True):
     settings: TopicSettings
     partitions: list[PartitionInfo] = []
     schemas: list[Columns] = []  # all versions, the first is 1; only where one topic is described
+    groups: list[str] = []  # groups and cursors that read it and are led by who answers; only where one is described
 
 
 class CreateTopic(Tagged, frozen=True):

@@ -164,6 +164,20 @@ class ServiceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     in_work: int = 0  # requests that responders have now
 
 
+class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue, as far as this broker leads its partitions: over all brokers the numbers add up."""
+
+    topic: str = ""
+    partitions: int = 0  # that are led here
+    ready: int = 0  # jobs that can be handed out now, or wait for their turn
+    in_work: int = 0  # jobs that consumers hold
+    delayed: int = 0  # jobs that are not due yet: put with a delay, or to be tried again later
+    dying: int = 0  # jobs on their way to the dead-letter topic
+    consumers: int = 0  # of the partition that has most
+    finished: int = 0  # jobs that were acknowledged since the queue was made
+    dead_lettered: int = 0  # jobs that went to the dead-letter topic since then
+
+
 class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a broker counts."""
 
@@ -172,6 +186,7 @@ class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterStatistics | None = None  # None until it has joined
     lagging: list[LaggingSubscriber] = []  # those that are furthest behind
     services: ServiceStatistics = ServiceStatistics()
+    queues: list[QueueStatistics] = []
     partitions: list[PartitionStatistics] = []
 
 

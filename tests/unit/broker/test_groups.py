@@ -341,3 +341,25 @@ def test_a_head_that_is_replaced_while_a_member_lets_go_is_asked_again(filled, a
                         taken.append(each.get(timeout=0.05))
     assert values(taken) == EVERYTHING
     assert len(asked) > 1
+
+
+def test_a_topic_lists_the_groups_and_cursors_that_read_it(filled):
+    filled.create_topic("other")
+    assert filled.describe_topic("orders.eu").groups == []
+    with filled.group("billing", "orders.*") as group, filled.group("shipping", "other"):
+        take(group, 1)
+        filled.move_cursor("orders.eu", "spark", {0: 3})
+        assert filled.describe_topic("orders.eu").groups == ["billing", "spark"]
+        assert filled.describe_topic("other").groups == ["shipping"]
+    assert filled.describe_topic("orders.eu").groups == ["billing", "spark"], "they have positions there"
+    assert all(topic.groups == [] for topic in filled.topics()), "only where one topic is described"
+    filled.delete_group("billing")
+    filled.delete_cursor("orders.eu", "spark")
+    assert filled.describe_topic("orders.eu").groups == []
+
+
+def test_the_groups_of_a_topic_are_bounded(filled, monkeypatch):
+    monkeypatch.setattr(group_limits, "TOPIC_GROUPS_MAX", 2)
+    for name in ("c", "a", "b"):
+        filled.move_cursor("orders.eu", name, {0: 1})
+    assert filled.describe_topic("orders.eu").groups == ["a", "b"]

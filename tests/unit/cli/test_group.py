@@ -27,6 +27,7 @@ def test_groups_are_listed_and_described(cli, billing):
     told = json.loads(cli("group", "describe", "billing", "--json").out)
     assert sum(each["lag"] for each in told["partitions"]) == 1
     assert sum(each["behind_s"] > 0 for each in told["partitions"]) == 1
+    assert json.loads(cli("topic", "describe", "shop", "--json").out)["groups"] == ["billing"]
     with billing.group("billing", "shop"):
         (told,) = json.loads(cli("group", "list", "--json").out)
         assert told["members"][0]["topics"] == ["shop"]

@@ -36,3 +36,11 @@ async def note_later(message):
 
 
 not_a_function = 7
+
+
+def tell_trace(message):
+    """Write down the id of the trace that this handler is called in."""
+    from opentelemetry import trace
+
+    found = trace.get_current_span().get_span_context()
+    (Path(os.environ["NOTES"]) / "trace").write_text(f"{found.trace_id:032x}")

@@ -2,9 +2,11 @@
 
 import json
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
+from stentor.broker.queues.figures import QueueFigures
 from stentor.testing import broker
 
 NAMES = {
@@ -17,6 +19,7 @@ NAMES = {
     "cluster.chains": "partitions short joining chain_lengths behind removals changes",
     "lagging": "client address topic partition taken lag lag_s",
     "services": "topics responders handed_over refused queued in_work",
+    "queues": "topic partitions ready in_work delayed dying consumers finished dead_lettered",
     "partitions": "topic partition batches_in bytes_in bytes_out messages_in messages_out streams lag_max lag_sum"
     " lag_max_s tail_cache_bytes chain replica dedupe log compaction",
     "partitions.chain": "replicas replicas_wanted",
@@ -47,6 +50,7 @@ def told():
         client.subscribe("_metrics", start="earliest") as records,
     ):
         client.create_topic("t")
+        client.create_topic("jobs", kind="queue")
         with client.subscribe("t"):
             client.publish("t", "x")
             with urllib.request.urlopen(f"{local.http_url}/statistics", timeout=10) as answer:
@@ -54,11 +58,59 @@ def told():
             record = next(
                 found
                 for message in records
-                if (found := json.loads(message.value)["statistics"])["lagging"] and found["partitions"]
+                if (found := json.loads(message.value)["statistics"])["lagging"] and found["queues"]
             )
             return {"/statistics": page, "a client": client.statistics(), "_metrics": record}
 
 
 @pytest.mark.parametrize("way", ["/statistics", "a client", "_metrics"])
 def test_every_name_is_there_and_in_its_place(told, way):
-    assert dict(names(told[way])) == {"": "broker health cluster lagging services partitions", **NAMES}
+    assert dict(names(told[way])) == {"": "broker health cluster lagging services queues partitions", **NAMES}
+
+
+def figures(local):
+    """What is said of the only queue: by /statistics, and by /metrics."""
+    with urllib.request.urlopen(f"{local.http_url}/statistics", timeout=10) as answer:
+        (queue,) = json.loads(answer.read())["queues"]
+    with urllib.request.urlopen(f"{local.http_url}/metrics", timeout=10) as answer:
+        samples = [line.split() for line in answer.read().decode().splitlines() if 'queue="jobs"' in line]
+    assert {name.partition("{")[0].removeprefix("stentor_queue_"): float(value) for name, value in samples} == {
+        "ready": queue["ready"],
+        "in_work": queue["in_work"],
+        "delayed": queue["delayed"],
+        "dying": queue["dying"],
+        "consumers": queue["consumers"],
+        "finished_total": queue["finished"],
+        "dead_lettered_total": queue["dead_lettered"],
+    }
+    return [queue[name] for name in ("ready", "in_work", "delayed", "finished", "dead_lettered")]
+
+
+def test_the_jobs_of_a_queue_are_counted(wait_until):
+    with broker(http=True) as local, local.client() as client:
+        client.create_topic("jobs", kind="queue", partitions=2, max_attempts=1)
+        with client.queue("jobs") as jobs:
+            jobs.put_many([f"{number}" for number in range(6)])
+            jobs.put("later", delay=1_000)
+            assert figures(local) == [6, 0, 1, 0, 0]
+            first = jobs.get(timeout=10)
+            wait_until(lambda: sum(figures(local)[:2]) == 6 and figures(local)[1], "some are held")
+            jobs.ack(first)
+            assert sum(figures(local)[:2]) == 5
+            assert figures(local)[2:] == [1, 1, 0]
+            jobs.nack(jobs.get(timeout=10), error="no")
+            wait_until(lambda: figures(local)[4] == 1, "it was the last attempt")
+            with urllib.request.urlopen(local.http_url, timeout=10) as page:
+                assert "<td>jobs</td>" in page.read().decode().partition("Queues")[2]
+        wait_until(lambda: figures(local)[:2] == [4, 0], "what was held is given back")
+
+
+def test_a_queue_that_another_broker_leads_is_not_counted():
+    partition = SimpleNamespace(
+        topic="jobs",
+        settings=SimpleNamespace(kind="queue"),
+        replica=SimpleNamespace(position=SimpleNamespace(is_head=False), active=True),
+    )
+    counted = QueueFigures(0)
+    counted.look_at(partition)
+    assert counted.statistics() == []

@@ -10,7 +10,12 @@ from stentor.errors import MissingPackage
 
 @pytest.mark.parametrize(
     ("module", "package", "requirement"),
-    [("taskiq", "taskiq", "taskiq>="), ("dramatiq", "dramatiq", "dramatiq>="), ("kombu", "kombu", "celery>=")],
+    [
+        ("taskiq", "taskiq", "taskiq>="),
+        ("dramatiq", "dramatiq", "dramatiq>="),
+        ("kombu", "kombu", "celery>="),
+        ("opentelemetry", "opentelemetry", "opentelemetry-api>="),
+    ],
 )
 def test_a_missing_framework_is_named_with_what_to_install(monkeypatch, module, package, requirement):
     class Without:

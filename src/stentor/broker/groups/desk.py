@@ -18,7 +18,7 @@ from stentor.core import group_limits
 from stentor.core.cursors import Forgotten, Moved
 from stentor.core.group_coordinator import MemberBeat
 from stentor.core.groups import EMPTY, GroupMember, GroupStep
-from stentor.core.names import check_group_name, check_pattern, printable
+from stentor.core.names import check_group_name, check_pattern, matches, printable
 from stentor.errors import GroupInUse, GroupNotFound, InvalidArgument, NotReady, StaleGeneration
 from stentor.wire import cursor_records
 from stentor.wire import group_messages as m
@@ -223,6 +223,20 @@ class GroupDesk:
             await self._serving.find_end(lead.partition, stale=False)
             found += [self._state(name, lead.groups.get(name) or EMPTY, []) for name in lead.groups.names()]
         return m.GroupList(groups=sorted(found, key=lambda state: state.name))
+
+    def reading(self, topic_id: int, name: str) -> list[str]:
+        """The groups that are led here and read a topic, or have read it: with members, or with positions in it.
+
+        Cursors that somebody moves by hand, as Spark does, are positions of a group without members.
+        """
+        found: set[str] = set()
+        for lead in self._heads.led() if self._enabled else ():
+            found |= cursors_of(lead.partition).of_topic(topic_id).keys()
+            for group, held in lead.groups.items():
+                patterns = {pattern for each in held.members.values() for pattern in each.topics}
+                if any(matches(pattern, name) for pattern in patterns):
+                    found.add(group)
+        return sorted(found)[: group_limits.TOPIC_GROUPS_MAX]
 
     def _state(self, name: str, group: HeldGroup, partitions: list[m.GroupShare]) -> m.GroupState:
         return m.GroupState(

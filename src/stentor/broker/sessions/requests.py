@@ -208,7 +208,8 @@ class Requests:
     async def _describe(self, _: ClientSession, request: messages.DescribeTopic) -> messages.TopicDescribed:
         topic = self._catalogue.get(request.name)
         await self._cursors.learn_soon(topic.record.id)
-        return self._described(topic)
+        groups = self.groups.reading(topic.record.id, topic.record.name)
+        return messages.TopicDescribed(topic=msgspec.structs.replace(self._described(topic).topic, groups=groups))
 
     async def _list(self, client: ClientSession, request: messages.ListTopics) -> messages.TopicList:
         pattern = check_pattern(request.pattern)
