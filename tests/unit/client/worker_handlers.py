@@ -36,3 +36,27 @@ async def note_later(message):
 
 
 not_a_function = 7
+
+
+def note_job(job):
+    assert job.attempt
+    assert job.queue == job.topic
+    note(job)
+
+
+def note_attempt(job):
+    """The first attempt at a certain job waits to be killed."""
+    folder = Path(os.environ["NOTES"])
+    value = job.value.decode()
+    if value == "wait" and job.attempt == 1:
+        part = folder / "waits.part"
+        part.write_text(str(os.getpid()))
+        part.rename(folder / "waits")
+        threading.Event().wait(60)
+    with (folder / "attempts").open("a") as lines:
+        lines.write(f"{value} {job.attempt}\n")
+
+
+def hang(job):
+    if job.value == b"hang":
+        threading.Event().wait(60)
