@@ -292,3 +292,31 @@ def test_a_bad_job_parks_its_key_and_nothing_else():
     assert log.given(waiting) == [(0, 2)]
     log.settle(B, 1, back=[failed(0, 2, dead=True)])
     assert log.take(B, 3) == [(1, 1)]
+
+
+# --- two at once, and many ------------------------------------------------------------------------
+
+
+def test_a_purge_and_a_request_in_one_turn_touch_different_jobs(log):
+    log.put(b"urgent", priority=1)
+    log.put(b"mortal", ttl_us=S)
+    log.put(b"plain")
+    log.commit()
+    log.passes(2)
+    log.ask(q.PurgeJobs, turn=False)
+    waiting = log.ask(q.JobsWanted, A, 1, 10)
+    assert log.given(waiting) is None
+    assert log.state.first_open() == log.end
+    assert log.rederived().snapshot() == log.state.snapshot()
+
+
+def test_a_purge_and_a_burial_in_one_turn_touch_different_jobs(log):
+    log.put(b"one", b"two")
+    log.commit()
+    log.take(A, 1)
+    log.settle(A, 1, back=[failed(0, 1, dead=True), failed(1, 1, dead=True)])
+    log.ask(q.PurgeJobs, turn=False)
+    waiting = log.ask(q.JobsWanted, B, 1, 10)
+    assert waiting not in log.answers
+    assert log.state.first_open() == log.end
+    assert log.state.burial is None
