@@ -94,7 +94,7 @@ class QueueHead:
         self._buried: list[q.JobsBuried] = []
         self._purging: list[q.PurgeJobs] = []
         self._appending: list[QueueAnswer] | None = None  # what to tell when the steps under way are committed
-        self._ending: list[tuple[int, int]] = []  # jobs that those steps end, with their keys
+        self._ending: list[int] = []  # jobs that those steps end
         self._told: deque[tuple[int, list[QueueAnswer]]] = deque()  # by the log's end that must be committed
         self._counted_us = 0
         self._at_us: int | None = None
@@ -201,15 +201,14 @@ class QueueHead:
         if not steps:
             self._told.append((self._state.end, telling))
             return at_once + self._committed(turn.committed)
-        self._appending, self._ending = telling, self._ready.hashes(ending)
+        self._appending, self._ending = telling, ending
         return [*at_once, q.AppendSteps(steps)]
 
     def _purge(self) -> list[QueueEffect]:
         """A purge has a turn of its own: other steps beside it would speak of jobs that it ends."""
         telling: list[QueueAnswer] = [q.AnswerDone(asked.ticket) for asked in self._purging]
-        ending = [offset for offset, job in self._state.jobs.items() if not job.holder]
         self._purging = []
-        self._appending, self._ending = telling, self._ready.hashes(ending)
+        self._appending = telling
         return [q.AppendSteps([Purged(self._state.end)])]
 
     def _appended(self, end: int) -> list[QueueEffect]:
@@ -256,7 +255,6 @@ class QueueHead:
                 refused += each.offset, each.attempt
         if state.ordered:
             ending += [offset for first, count in pairs(done) for offset in range(first, first + count)]
-            ending += [each.offset for each in back if each.dead]
         return Settled(name, asked.sequence, done, back, refused), q.AnswerSettled(asked.ticket, refused)
 
     def _finished(self, holder: Holder, asked: q.JobsSettled) -> tuple[list[int], list[int]]:
@@ -405,10 +403,7 @@ class QueueHead:
         effects: list[QueueEffect] = [q.RefuseAsker(ticket, "lost") for ticket in asking]
         if not steps:
             return effects
-        ending = [
-            each.offset for step in steps if isinstance(step, HolderLeft | Returned) for each in step.back if each.dead
-        ]
-        self._appending, self._ending = [], self._ready.hashes(ending)
+        self._appending = []
         return [*effects, q.AppendSteps(steps)]
 
     def _overtime(self) -> list[QueueStep]:
