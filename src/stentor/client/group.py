@@ -15,11 +15,12 @@ from stentor.client.arrow import tables
 from stentor.client.deadline import Deadline
 from stentor.client.group_core import join_group
 from stentor.client.group_progress import GroupProgress
-from stentor.client.group_run import is_handler, make_run, run_here
+from stentor.client.group_run import make_run
 from stentor.client.help import explained
 from stentor.client.inbox import AsyncInbox
 from stentor.client.subscription import AsyncSubscription, Subscription
 from stentor.client.workers import WorkStatistics
+from stentor.client.workers_run import is_handler, run_here
 from stentor.client.workers_terms import ATTEMPTS, FINISH_S
 from stentor.errors import InvalidArgument, StentorError
 
@@ -243,7 +244,7 @@ class Group(_GroupFace):
         self._begin_loop()
         self._run = run
         try:
-            run_here(self._core, run, pool)
+            run_here(self._core.core.loop, run, pool)
         finally:
             self._looping = False
 

@@ -176,8 +176,12 @@ class GroupSource:
             self._news.clear()
             await self._news.wait()
 
-    def begin(self, messages: list[Message]) -> None:
+    def begin(self, messages: list[Message]) -> list[Message]:
         """Nothing depends on it: the whole partition is this member's."""
+        return messages
+
+    def recalled(self, messages: list[Message]) -> None:
+        """Nor on this."""
 
     def done(self, messages: list[Message]) -> None:
         """The position may move."""

@@ -262,7 +262,18 @@ OWN_MEANINGS: Final = {
         "values": "A list of bytes or text, one for each job.",
     },
     "Queue.get": {"timeout": "How many seconds to wait for a job. None waits for ever."},
-    "Queue.run": {"handler": "Called with each job. If it raises, the job has failed, and the next one follows."},
+    "Queue.run": {
+        "handler": """A function that takes a job, or a list of them with `batch`; or its name as module:function.
+        Processes need one that can be imported. If it raises, the job has failed, and the next one follows.""",
+        "workers": "How many jobs may be in work at the same time. One is handled by the thread that calls.",
+        "mode": """Where handlers run: "thread", "process", or "async" for tasks of an event loop. None takes threads,
+        or tasks for an async handler and in async code.""",
+        "batch": """Call the handler with lists of up to this many jobs of one partition, and of no more than
+        `prefetch`. None calls it with each.""",
+        "time_limit": """How many seconds a handler may take. Then its attempt has failed, and another worker takes its
+        place: a process is killed, a task cancelled, a thread left alone. None takes `limit` of the queue.""",
+        "finish_within": "How many seconds handlers may finish when the run ends. Their jobs go back then.",
+    },
     "Queue.ack": {"wait": _QUEUE_WAIT},
     "Queue.nack": {"wait": _QUEUE_WAIT},
     "Queue.redrive": {"limit": "How many dead letters to put back at most. None is all of them."},
@@ -300,7 +311,7 @@ OPTIONS: Final = {
 
 PLAIN: Final = {
     "client.request_stream", "client.topic", "group.batches", "group.events", "group.lag", "group.positions",
-    "group.statistics", "group.stop", "queue.statistics",
+    "group.statistics", "group.stop", "queue.statistics", "queue.stop",
     "producer.statistics", "subscription.batches", "subscription.events", "subscription.offset_batches",
     "subscription.positions", "subscription.statistics", "history.batches", "history.offset_batches",
     "table.entries", "table.entry", "table.get", "table.get_many", "table.holds", "table.items", "table.keys",

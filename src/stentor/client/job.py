@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import traceback
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stentor.core.queue_records import DELAY_S_MAX, TRACE_CHARACTERS_MAX, WHY_CHARACTERS_MAX
 from stentor.errors import InvalidArgument, LeaseLost
 from stentor.wire.queue_rows import own_headers
+from stentor.work_errors import HandlerError
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from stentor.client.message import Message
-    from stentor.client.queue_port import QueuePort
     from stentor.wire.rows import Headers
 
 HELD: Final = 0
@@ -22,12 +22,45 @@ SETTLED: Final = 1
 LOST: Final = 2
 
 
+class JobPort(Protocol):
+    """What ties a job to its partition."""
+
+    holder: bytes
+
+    def owns(self, holder: bytes, until: float = math.inf) -> bool:
+        """Whether the lease of this id is not over, nor the time of an attempt."""
+
+    def begin(self, job: Job, limit_s: float) -> None:
+        """The work on a job begins, and may take so long."""
+
+    def limit(self, job: Job, seconds: float) -> None:
+        """The work on a job may take so long from now on."""
+
+    def finish(self, job: Job) -> None:
+        """A job is done."""
+
+    def give_back(
+        self,
+        job: Job,
+        *,
+        delay_ms: int | None = None,
+        counted: bool = True,
+        dead: bool = False,
+        why: str = "",
+        trace: str = "",
+    ) -> None:
+        """A job is not done."""
+
+    async def settled(self, job: Job) -> None:
+        """Until what was said about a job is committed."""
+
+
 class Job:
     """One attempt at one job. It belongs to its consumer until it is settled, or its lease is over."""
 
     __slots__ = ("_port", "_state", "attempt", "holder", "message", "until")
 
-    def __init__(self, message: Message, attempt: int, port: QueuePort) -> None:
+    def __init__(self, message: Message, attempt: int, port: JobPort) -> None:
         self.message = message
         self.attempt = attempt
         """Which attempt this is; the first is 1."""
@@ -56,6 +89,11 @@ class Job:
     @property
     def queue(self) -> str:
         """The queue that it is from."""
+        return self.message.topic
+
+    @property
+    def topic(self) -> str:
+        """The same: a queue is a topic, so a handler of messages can handle jobs."""
         return self.message.topic
 
     @property
@@ -89,7 +127,7 @@ class Job:
     # --- for the consumer -----------------------------------------------------------------------
 
     @property
-    def port(self) -> QueuePort:
+    def port(self) -> JobPort:
         """What ties it to its partition."""
         return self._port
 
@@ -136,5 +174,8 @@ def reason_of(error: Any) -> tuple[str, str]:
         return "", ""
     if not isinstance(error, BaseException):
         return str(error)[:WHY_CHARACTERS_MAX], ""
+    if isinstance(error, HandlerError):  # what was raised in a worker process, as it was there
+        kind, text, trace = (str(error.detail.get(each, "")) for each in ("kind", "text", "traceback"))
+        return f"{kind}: {text}"[:WHY_CHARACTERS_MAX], trace[-TRACE_CHARACTERS_MAX:]
     why = f"{type(error).__name__}: {error}"[:WHY_CHARACTERS_MAX]
     return why, "".join(traceback.format_exception(error))[-TRACE_CHARACTERS_MAX:]

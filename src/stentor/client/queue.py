@@ -12,15 +12,20 @@ that it need not wait; their lease is kept beside whatever handlers do.
 
 from __future__ import annotations
 
-import logging
 import time
+from contextlib import suppress
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.help import explained
 from stentor.client.job import Job, as_delay_ms
 from stentor.client.queue_core import JobReceipt, QueueCore, job_options, open_queue_core
+from stentor.client.queue_run import PlainRun, make_queue_run, settle_done
+from stentor.client.queue_work import QueueRun
 from stentor.client.queues import QueueInfo, QueuePeek, describe_queue, peek_queue, purge_queue
+from stentor.client.workers import WorkStatistics
+from stentor.client.workers_run import is_handler, run_here
+from stentor.client.workers_terms import FINISH_S
 from stentor.errors import Closed, InvalidArgument, LeaseLost
 
 if TYPE_CHECKING:
@@ -30,9 +35,10 @@ if TYPE_CHECKING:
     from stentor.client.async_client import AsyncClient
     from stentor.client.options import HeadersLike
     from stentor.client.queue_consumer import QueueConsumer
+    from stentor.client.queue_run import QueueRunOptions, QueueStatistics
     from stentor.client.sync_client import Client
+    from stentor.client.workers_terms import WorkMode
 
-logger = logging.getLogger(__name__)
 _UNIQUE_FOR_S = 3_600.0  # an hour: as long as a caller may try again
 
 
@@ -41,6 +47,7 @@ class _QueueFace:
 
     def __init__(self, core: QueueCore) -> None:
         self._core = core
+        self._run: QueueRun | PlainRun | None = None  # the last one
 
     @property
     def name(self) -> str:
@@ -52,10 +59,21 @@ class _QueueFace:
         """The topic that dead jobs go to."""
         return self._core.dead_letters
 
-    def statistics(self) -> dict[str, int]:
-        """How many jobs this consumer holds, has begun, and has lost."""
+    def statistics(self) -> QueueStatistics:
+        """How many jobs this consumer holds, has begun, and has lost; and what `run` has done and is doing."""
         consumer = self._core.consumer
-        return {"held": 0, "begun": 0, "lost": 0} if consumer is None else consumer.statistics()
+        held = {"held": 0, "begun": 0, "lost": 0} if consumer is None else consumer.statistics()
+        counted = WorkStatistics() if self._run is None else self._run.statistics()
+        return {
+            "held": held["held"],
+            "begun": held["begun"],
+            "lost": held["lost"],
+            "done": counted.done,
+            "failed": counted.failed,
+            "in_work": counted.in_work,
+            "waiting": counted.waiting,
+            "workers_died": counted.died,
+        }
 
     def _consumer(self) -> QueueConsumer:
         consumer = self._core.consumer
@@ -63,13 +81,18 @@ class _QueueFace:
             raise LeaseLost(f"This consumer of queue {self.name} was handed no job.", object=self.name)
         return consumer
 
-    def _settle_done(self, job: Job) -> None:
-        """What is done when the next job is asked for, unless it was settled by hand, or lost."""
-        if job.is_held:
-            try:
-                self._consumer().finish(job)
-            except LeaseLost as error:
-                logger.warning("%s", error)
+    def _begin_run(
+        self, handler: Callable[..., object] | str, options: QueueRunOptions, *, asynchronous: bool
+    ) -> QueueRun | PlainRun:
+        run = make_queue_run(self._core, handler, options, asynchronous=asynchronous)
+        self._core.core.check_open()
+        self._core.runs.add(run)
+        self._run = run
+        return run
+
+    def _runs_to_end(self) -> list[QueueRun]:
+        """Those that must finish before this is closed; not if one of their handlers closes it."""
+        return [] if is_handler() else [run for run in self._core.runs if isinstance(run, QueueRun)]
 
     def _extend(self, job: Job, seconds: Any) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds <= 0:
@@ -135,7 +158,7 @@ class Queue(_QueueFace):
 
     def _next(self, timeout: float | None = None) -> Job:
         consumer = self._core.consumer
-        if consumer is None:
+        if consumer is None or self._core.rests:
             consumer = self._client._call(self._core.consume())  # noqa: SLF001
         found = consumer.take_now(1) if not consumer.closed else []
         return (found or self._client._call(consumer.take(1, timeout)))[0]  # noqa: SLF001
@@ -147,22 +170,61 @@ class Queue(_QueueFace):
             except Closed:
                 return
             yield job
-            self._settle_done(job)
+            settle_done(self._core, job)
 
-    def run(self, handler: Callable[[Job], object]) -> None:
-        """Call the handler with every job, one at a time, until the queue is closed."""
-        handler = self._core.traced(handler)
+    def run(
+        self,
+        handler: Callable[..., object] | str,
+        *,
+        workers: int = 1,
+        mode: WorkMode | None = None,
+        batch: int | None = None,
+        time_limit: float | None = None,
+        finish_within: float = FINISH_S,
+    ) -> None:
+        """Call the handler with every job, until the queue is closed or `stop` is called.
+
+        A job is done when its handler returns, and has failed if it raises: then it is tried again, or is dead after
+        its last attempt. One job at a time, unless there are more workers.
+        """
+        options: QueueRunOptions = {
+            "workers": workers,
+            "mode": mode,
+            "batch": batch,
+            "time_limit": time_limit,
+            "finish_within": finish_within,
+        }
+        run = self._begin_run(handler, options, asynchronous=False)
+        try:
+            if isinstance(run, PlainRun):
+                self._work(run)
+            else:
+                with suppress(Closed):  # so was the client
+                    run_here(self._core.core.loop, run, run.pool)
+        finally:
+            self._core.runs.discard(run)
+
+    def _work(self, run: PlainRun) -> None:
+        """In this thread."""
         while True:
             try:
-                job = self._next()
+                job = run.at_hand() or self._client._call(run.next())  # noqa: SLF001 - two halves of one thing
             except Closed:
                 return
+            if job is None:
+                return
             try:
-                handler(job)
+                run.handler(job)
             except Exception as error:  # noqa: BLE001 - whatever it is, the job has failed and others go on
-                _give_back(self._consumer(), job, error)
+                run.failed(job, error)
             else:
-                self._settle_done(job)
+                run.done(job)
+
+    def stop(self) -> None:
+        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait."""
+        for run in list(self._core.runs):
+            run.stopping = True  # also for a handler that stops its own run, and takes no other job
+            self._core.core.loop.call_soon_threadsafe(run.stop)
 
     def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
         """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
@@ -208,7 +270,10 @@ class Queue(_QueueFace):
         return self._client._call(purge_queue(self._core.core, self.name, timeout))  # noqa: SLF001
 
     def close(self) -> None:
-        """Settle what is done, give back the rest, and leave."""
+        """Settle what is done, give back the rest, and leave. Workers of a `run` finish what is in work first."""
+        for run in self._runs_to_end():
+            self.stop()
+            run.ended.wait(run.terms.finish_s)
         if not self._core.closed and not self._core.core.closed:
             self._client._call(self._core.close())  # noqa: SLF001
 
@@ -273,24 +338,55 @@ class AsyncQueue(_QueueFace):
             except Closed:
                 return
             yield job
-            self._settle_done(job)
+            settle_done(self._core, job)
 
-    async def run(self, handler: Callable[[Job], object]) -> None:
-        """Call the handler with every job, one at a time, until the queue is closed."""
-        handler = self._core.traced(handler)
-        while True:
+    async def run(
+        self,
+        handler: Callable[..., object] | str,
+        *,
+        workers: int = 1,
+        mode: WorkMode | None = None,
+        batch: int | None = None,
+        time_limit: float | None = None,
+        finish_within: float = FINISH_S,
+    ) -> None:
+        """Call the handler with every job, until the queue is closed or `stop` is called.
+
+        A job is done when its handler returns, and has failed if it raises: then it is tried again, or is dead after
+        its last attempt. One job at a time, unless there are more workers.
+        """
+        options: QueueRunOptions = {
+            "workers": workers,
+            "mode": mode,
+            "batch": batch,
+            "time_limit": time_limit,
+            "finish_within": finish_within,
+        }
+        run = self._begin_run(handler, options, asynchronous=True)
+        try:
+            if isinstance(run, PlainRun):
+                await self._work(run)
+            else:
+                await run.run()
+        finally:
+            self._core.runs.discard(run)
+
+    async def _work(self, run: PlainRun) -> None:
+        """In this task."""
+        while (job := await run.next()) is not None:
             try:
-                job = await self._next()
-            except Closed:
-                return
-            try:
-                answer = handler(job)
+                answer = run.handler(job)
                 if isawaitable(answer):
                     await answer
             except Exception as error:  # noqa: BLE001 - whatever it is, the job has failed and others go on
-                _give_back(self._consumer(), job, error)
+                run.failed(job, error)
             else:
-                self._settle_done(job)
+                run.done(job)
+
+    def stop(self) -> None:
+        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait."""
+        for run in list(self._core.runs):
+            run.stop()
 
     async def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
         """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
@@ -336,7 +432,10 @@ class AsyncQueue(_QueueFace):
         return await purge_queue(self._core.core, self.name, timeout)
 
     async def close(self) -> None:
-        """Settle what is done, give back the rest, and leave."""
+        """Settle what is done, give back the rest, and leave. Workers of a `run` finish what is in work first."""
+        for run in self._runs_to_end():
+            self.stop()
+            await run.wait_ended()
         if not self._core.closed and not self._core.core.closed:
             await self._core.close()
 
@@ -345,13 +444,6 @@ class AsyncQueue(_QueueFace):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _give_back(consumer: QueueConsumer, job: Job, error: Exception) -> None:
-    """A handler failed; unless it has settled its job by itself, or lost it."""
-    logger.warning("attempt %d of job %s/%d@%d failed: %r", job.attempt, job.queue, job.partition, job.offset, error)
-    if job.is_held:
-        consumer.give_back(job, error=error)
 
 
 async def open_queue(

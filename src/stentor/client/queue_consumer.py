@@ -5,6 +5,8 @@ Whoever works on jobs needs three operations of it, and nothing else:
     await consumer.take(10)              some jobs, as soon as there are any; their work begins
     await consumer.done(jobs)            they are finished
     await consumer.failed_jobs(pairs)    jobs and their errors: tried again later, or dead
+
+Workers that have some jobs waiting (`client.queue_work`) take them with `draw`, and say with `begin` whose work begins.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from stentor.client.queue_port import QueuePort
 from stentor.errors import Closed, DeadlineExceeded, StentorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.message import Message
+    from stentor.client.queue_work import QueueRun
     from stentor.wire.messages import TopicRoute
     from stentor.wire.queue_messages import BurialTask
 
@@ -51,6 +54,7 @@ class QueueConsumer:
         share = max(1, prefetch // len(route.partitions))
         self._ports = [QueuePort(self, index, share) for index in range(len(route.partitions))]
         self.is_paused = False  # it takes no more, and gives back what comes
+        self.run: QueueRun | None = None  # the workers that take jobs, if there are any
         self.closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -64,7 +68,8 @@ class QueueConsumer:
 
     def least_room(self, share: int) -> int:
         """How many jobs to ask for at least: many at once, unless somebody waits for the next one."""
-        return 1 if self._waiting else max(1, share // 2)
+        short = self._waiting and (self.run is None or self.run.is_short)
+        return 1 if short else max(1, share // 2)
 
     def deliver(self, jobs: list[Job]) -> None:
         """Jobs came."""
@@ -81,6 +86,10 @@ class QueueConsumer:
     def failed(self, error: StentorError) -> None:
         """Nothing more can come."""
         self._error = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Whoever waits looks again."""
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.done():
@@ -102,48 +111,89 @@ class QueueConsumer:
 
     # --- working --------------------------------------------------------------------------------
 
-    async def take(self, most: int = 1, timeout: float | Deadline | None = None) -> list[Job]:
-        """Some jobs, as soon as there are any. Their work begins. DeadlineExceeded when none comes in time."""
+    async def take(
+        self, most: int = 1, timeout: float | Deadline | None = None, stopped: Callable[[], bool] = lambda: False
+    ) -> list[Job]:
+        """Some jobs, as soon as there are any. Their work begins. DeadlineExceeded when none comes in time.
+
+        None at all once `stopped` says so; who changes what it says calls `wake`.
+        """
         deadline = timeout if isinstance(timeout, Deadline) else Deadline(timeout)
-        while True:
+        while not stopped():
             self._check()
             found = self.take_now(most)
             if found:
                 return found
-            waiting = self.core.loop.create_future()
-            self._waiting.append(waiting)
-            for port in self._ports:
-                port.freed()
-            try:
-                async with deadline.bound():
-                    await waiting
-            except TimeoutError as error:
-                if isinstance(error, StentorError):
-                    raise
-                raise DeadlineExceeded(
-                    f"Queue {self.name} had no job within {deadline.seconds:g} s.",
-                    hint="There may be none, or others have them: `stentor queue describe` shows it.",
-                    operation="get",
-                    object=self.name,
-                ) from error
-            finally:
-                with suppress(ValueError):
-                    self._waiting.remove(waiting)
-                if self._jobs and self._waiting:
-                    self.deliver([])  # another one looks
+            await self._news(deadline)
+        return []
+
+    async def draw(self, most: int) -> list[Job]:
+        """Some jobs of one partition, as soon as there are any. Their work has not begun."""
+        forever = Deadline(None)
+        while True:
+            self._check()
+            found = self._draw_now(most)
+            if found:
+                return found
+            await self._news(forever)
+
+    async def _news(self, deadline: Deadline) -> None:
+        """Until jobs came, or the end."""
+        waiting = self.core.loop.create_future()
+        self._waiting.append(waiting)
+        for port in self._ports:
+            port.freed()
+        try:
+            async with deadline.bound():
+                await waiting
+        except TimeoutError as error:
+            if isinstance(error, StentorError):
+                raise
+            raise DeadlineExceeded(
+                f"Queue {self.name} had no job within {deadline.seconds:g} s.",
+                hint="There may be none, or others have them: `stentor queue describe` shows it.",
+                operation="get",
+                object=self.name,
+            ) from error
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(waiting)
+            if self._jobs and self._waiting:
+                self.deliver([])  # another one looks
 
     def take_now(self, most: int) -> list[Job]:
         """Jobs that are here already. Their work begins."""
-        jobs = self._jobs
         found: list[Job] = []
-        while jobs and len(found) < most:
-            job = jobs.popleft()
-            if job.is_held:
-                found.append(job)
-                if self.limit_s is not None:
-                    job.port.begin(job, self.limit_s)
+        with suppress(IndexError):  # other threads take, too
+            while len(found) < most:
+                job = self._jobs.popleft()
+                if job.is_held:
+                    found.append(job)
+                    if self.limit_s is not None:
+                        job.port.begin(job, self.limit_s)
         self._begun.update(found)
         return found
+
+    def _draw_now(self, most: int) -> list[Job]:
+        found: list[Job] = []
+        with suppress(IndexError):
+            while len(found) < most:
+                job = self._jobs.popleft()
+                if found and job.port is not found[0].port:
+                    self._jobs.appendleft(job)
+                    break
+                found.append(job)
+        return found
+
+    def begin(self, jobs: list[Job]) -> list[Job]:
+        """The work on jobs begins that were drawn. Those that are this consumer's no more are left out."""
+        held = [job for job in jobs if job.is_held]
+        self._begun.update(held)
+        return held
+
+    def unbegin(self, jobs: list[Job]) -> None:
+        """Nobody came to work on these: they wait again."""
+        self._begun.difference_update(jobs)
 
     def _check(self) -> None:
         self.core.check_loop()
@@ -202,12 +252,26 @@ class QueueConsumer:
     def hold_at_most(self, prefetch: int) -> None:
         """Hold so many jobs from now on. With 0 take no more, and give back those that nobody has begun."""
         self.is_paused = not prefetch
-        share = max(1, prefetch // len(self._ports)) if prefetch else 0
-        for port in self._ports:
-            port.share = share
-            port.freed()
+        self.hold_in_each(max(1, prefetch // len(self._ports)) if prefetch else 0)
         if self.is_paused:
             self._release([self._jobs.popleft() for _ in range(len(self._jobs))])
+
+    def hold_in_each(self, share: int) -> None:
+        """Hold so many jobs of each partition from now on."""
+        for port in self._ports:
+            if port.share != share:
+                port.share = share
+                port.freed()
+
+    @property
+    def partitions(self) -> int:
+        """Of how many it takes jobs."""
+        return len(self._ports)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for a job."""
+        return bool(self._waiting)
 
     def _release(self, jobs: list[Job]) -> None:
         """Nobody began these: others may have them, as if they had not been handed out."""
@@ -221,6 +285,8 @@ class QueueConsumer:
         """Settle what is finished, give back the rest, and leave."""
         if self._closing is None:
             self.closed = True
+            if self.run is not None:
+                self.run.stop()  # what nobody has begun goes back uncounted
             self._closing = self.core.loop.create_task(self._close())
         await asyncio.shield(self._closing)
 

@@ -25,13 +25,14 @@ from stentor.wire import batch, messages, queue_rows
 from stentor.wire.batch import check_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
-    from stentor.client.job import Job
     from stentor.client.lane import Lane
+    from stentor.client.queue_run import PlainRun
+    from stentor.client.queue_work import QueueRun
     from stentor.wire.batch import Encoded
     from stentor.wire.rows import Headers
 
@@ -131,9 +132,11 @@ class QueueCore:
         self.core = client._core  # noqa: SLF001 - a part of the client
         self.route = route
         self.name = route.name
-        self._prefetch = prefetch
-        self._limit_s = limit_s
+        self.prefetch = prefetch
+        self.limit_s = limit_s
         self.consumer: QueueConsumer | None = None
+        self.runs: set[QueueRun | PlainRun] = set()  # under way
+        self.rests = False  # the last run was stopped, and its consumer holds nothing until somebody asks for jobs
         self._turn = secrets.randbelow(len(route.partitions))  # which partition the next job without a key goes to
         self.closed = False
 
@@ -141,15 +144,21 @@ class QueueCore:
         """The consumer, which begins when somebody asks for jobs."""
         self.core.check_open()
         if self.consumer is None:
-            made = QueueConsumer(self.client, self.route, prefetch=self._prefetch, limit_s=self._limit_s)
+            made = QueueConsumer(self.client, self.route, prefetch=self.prefetch, limit_s=self.limit_s)
             made.start()
             self.consumer = made
+        if self.rests:
+            self.rests = False
+            self.consumer.hold_at_most(self.prefetch)
         return self.consumer
 
-    def traced(self, handler: Callable[[Job], object]) -> Callable[[Job], object]:
-        """A handler of jobs, with spans if the client makes any."""
-        tracing = self.core.tracing
-        return handler if tracing is None else tracing.traced(handler)
+    def rest(self) -> None:
+        """A run was stopped. If nobody else wants jobs, what was not begun goes back at once: others may have it."""
+        consumer = self.consumer
+        if consumer is None or consumer.closed or not all(run.stopping for run in self.runs):
+            return
+        self.rests = not consumer.is_waited_for
+        consumer.hold_at_most(0 if self.rests else self.prefetch)
 
     @property
     def dead_letters(self) -> str:

@@ -82,8 +82,17 @@ with client.queue("jobs.statistics") as queue:
     print(queue.statistics()["held"])
 """,
     "Queue.run": """\
+def handle(job):
+    print(job.value, job.attempt)
+    queue.stop()
+
 with client.queue("jobs.run") as queue:
-    if input("Work until the queue is closed? ") == "yes":
-        queue.run(lambda job: print(job.value))
+    queue.put("resize 7.png")
+    queue.run(handle, workers=4)
+""",
+    "Queue.stop": """\
+with client.queue("jobs.stop") as queue:
+    queue.put("job")
+    queue.run(lambda job: queue.stop())
 """,
 }

@@ -28,10 +28,9 @@ from stentor.client.workers_plan import WorkPlan
 from stentor.work_errors import HandlerTimeout
 
 if TYPE_CHECKING:
-    from stentor.client.message import Message
     from stentor.client.workers_plan import Parcel
     from stentor.client.workers_pool import PoolWorker, WorkerPool
-    from stentor.client.workers_source import WorkSource
+    from stentor.client.workers_source import WorkItem, WorkSource
     from stentor.client.workers_terms import WorkTerms
 
 logger = logging.getLogger(__name__)
@@ -46,9 +45,6 @@ AHEAD_S: Final = 2.0
 """How much work is taken ahead, if a worker needs about as long as lately: a pause of the source is not noticed, and
 little is repeated after a crash.
 """
-
-AHEAD_PER_WORKER_MIN: Final = 32
-"""Messages or batches, however long they take: with order by key some wait for others of their key."""
 
 SECOND_PARCEL_S: Final = 0.005
 """A worker whose messages take less has its next parcel before it is done with the first, and never waits for it."""
@@ -151,7 +147,7 @@ class Workers:
                 self._source_back(parcel.kept)
         self._source_back(self._plan.forget_all())
 
-    def _source_back(self, messages: list[Message]) -> None:
+    def _source_back(self, messages: list[WorkItem]) -> None:
         if messages:
             self._taken -= len(messages)
             self._source.back(messages)
@@ -162,11 +158,12 @@ class Workers:
         try:
             while not self._stopping:
                 await self._room.wait()
-                messages = await self._source.take(max(1, min(self._ahead() - self._taken, self._take_max())))
+                most = min(self.ahead() - self._taken, self._terms.batch or PARCEL_MESSAGES_MAX)
+                messages = await self._source.take(max(1, most))
                 if messages is None:
                     break
                 self._taken += len(messages)
-                if self._taken >= self._ahead():
+                if self._taken >= self.ahead():
                     self._room.clear()
                 self._plan.add(messages)
                 self._dispatch()
@@ -178,16 +175,13 @@ class Workers:
         else:
             self.stop()
 
-    def _ahead(self) -> int:
+    def ahead(self) -> int:
         """How many messages may be taken and not finished: some seconds of work, not more than is allowed."""
-        least = AHEAD_PER_WORKER_MIN * self._terms.workers * (self._terms.batch or 1)
+        least = self._terms.ahead_per_worker * self._terms.workers * (self._terms.batch or 1)
         if self._message_s is None:
             return min(self._terms.ahead, least)
         some = int(AHEAD_S * self._terms.workers * (self._terms.batch or 1) / max(self._message_s, 1e-9))
         return max(1, min(self._terms.ahead, max(least, some)))
-
-    def _take_max(self) -> int:
-        return self._terms.batch or PARCEL_MESSAGES_MAX
 
     def _size(self) -> int:
         """How many messages are a parcel now."""
@@ -207,15 +201,23 @@ class Workers:
                 if not self._plan.waiting:
                     return
                 if len(worker.parcels) == depth and not worker.recalled:
-                    parcel = self._plan.cut(self._size(), worker.parcels[-1] if worker.parcels else None)
-                    if parcel is not None:
-                        self._hand(worker, parcel)
+                    self._hand(worker)
 
-    def _hand(self, worker: PoolWorker, parcel: Parcel) -> None:
-        if not worker.parcels:
-            worker.since = asyncio.get_running_loop().time()
-        self._source.begin(parcel.messages)
-        self._pool.hand(worker, parcel)
+    def _hand(self, worker: PoolWorker) -> None:
+        """The next parcel of what is still to be done, if there is one."""
+        while (parcel := self._plan.cut(self._size(), worker.parcels[-1] if worker.parcels else None)) is not None:
+            wanted = self._source.begin(parcel.messages)
+            gone = len(parcel.messages) - len(wanted)
+            if gone:
+                self._taken -= gone
+                self._room.set()
+                parcel.keep_only(wanted)
+            if wanted:
+                if not worker.parcels:
+                    worker.since = asyncio.get_running_loop().time()
+                self._pool.hand(worker, parcel)
+                return
+            self._plan.release(parcel)
 
     # --- reports of the pool --------------------------------------------------------------------
 
@@ -252,7 +254,8 @@ class Workers:
             return
         some = parcel.messages[parcel.settled : finished]
         parcel.settled = finished
-        errors = [each for each in list(parcel.errors) if each[0].offset <= some[-1].offset]
+        offsets = {message.offset for message in some}
+        errors = [each for each in list(parcel.errors) if each[0].offset in offsets]
         for each in errors:
             parcel.errors.remove(each)
         self._settle(some, errors)
@@ -260,9 +263,11 @@ class Workers:
     def _return(self, parcel: Parcel, rest: int) -> None:
         kept = parcel.kept
         parcel.rest += rest
-        self._put_back(parcel, kept[len(kept) - rest :])
+        self._put_back(parcel, kept[len(kept) - rest :], begun=False)
 
-    def _put_back(self, parcel: Parcel, messages: list[Message]) -> None:
+    def _put_back(self, parcel: Parcel, messages: list[WorkItem], *, begun: bool) -> None:
+        if not begun and messages:
+            self._source.recalled(messages)
         if self._stopping:
             self._source_back(messages)
         else:
@@ -274,17 +279,17 @@ class Workers:
         parcels = list(worker.parcels)
         worker.parcels.clear()
         for parcel in reversed(parcels[1:]):
-            self._put_back(parcel, parcel.kept)
+            self._put_back(parcel, parcel.kept, begun=False)
             self._plan.release(parcel)
         if parcels:
             first, kept = parcels[0], parcels[0].kept
             done, culprits = (0, len(kept)) if self._terms.batch else (max(0, done - first.settled), 1)
             guilty, rest = kept[done : done + culprits], kept[done + culprits :]
-            self._put_back(first, rest)
+            self._put_back(first, rest, begun=False)
             failed = list(first.errors)
             if guilty and again and not self._is_last_attempt(guilty[0]):
                 logger.warning("%s is tried again: %s", _name(guilty[0]), getattr(error, "message", error))
-                self._put_back(first, guilty)
+                self._put_back(first, guilty, begun=True)
             else:
                 failed += [(message, error) for message in guilty]
                 done += len(guilty)
@@ -293,7 +298,7 @@ class Workers:
         self._dispatch()
         self._look_whether_idle()
 
-    def _is_last_attempt(self, message: Message) -> bool:
+    def _is_last_attempt(self, message: WorkItem) -> bool:
         place = message.topic, message.partition, message.offset
         self._deaths[place] += 1
         if self._deaths[place] < self._terms.attempts:
@@ -311,7 +316,7 @@ class Workers:
 
     # --- settling -------------------------------------------------------------------------------
 
-    def _settle(self, messages: list[Message], errors: list[tuple[Message, Exception]]) -> None:
+    def _settle(self, messages: list[WorkItem], errors: list[tuple[WorkItem, Exception]]) -> None:
         if errors:
             failed = {message.offset for message, _ in errors}
             messages = [message for message in messages if message.offset not in failed]
@@ -323,10 +328,10 @@ class Workers:
             self._taken -= len(messages)
             self.counted.done += len(messages)
             self._source.done(messages)
-            if self._taken < self._ahead():
+            if self._taken < self.ahead():
                 self._room.set()
 
-    async def _fail(self, message: Message, error: Exception) -> None:
+    async def _fail(self, message: WorkItem, error: Exception) -> None:
         self._taken -= 1
         self.counted.failed += 1
         try:
@@ -348,6 +353,11 @@ class Workers:
             if any(parcel.strand.partition == (topic, partition) for parcel in worker.parcels):
                 self._pool.recall(worker)
         self._room.set()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether nothing waits for a worker."""
+        return not self._plan.waiting
 
     def is_at_work(self, topic: str, partition: int) -> bool:
         """Whether a worker has something of a partition."""
@@ -401,5 +411,5 @@ class Workers:
         self._pool.give_up(worker, error)
 
 
-def _name(message: Message) -> str:
+def _name(message: WorkItem) -> str:
     return f"{message.topic}/{message.partition}@{message.offset}"

@@ -40,6 +40,7 @@ from stentor.errors import StentorError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from stentor.client.job import Job
     from stentor.client.message import Message
 
 _READ_BYTES = 1 << 20  # at once: a parcel of small messages is less
@@ -51,7 +52,7 @@ class _ChildParcel:
     def __init__(self, parcel: HandleParcel) -> None:
         self.number = parcel.number
         self.messages = unpack(parcel)
-        self.left: Iterator[Message] = iter(self.messages)
+        self.left: Iterator[Message | Job] = iter(self.messages)
         self.given_back = 0
 
 
@@ -91,7 +92,7 @@ class WorkerChild:
             from stentor.client.tracing import Tracing
 
             # The handler's module has set up whatever takes the spans, or nothing does.
-            handler = Tracing().traced(handler, load.traced)
+            handler = Tracing().traced(handler, load.traced or None)
         if not inspect.iscoroutinefunction(handler):
             return handler
         loop = self._loop = asyncio.new_event_loop()

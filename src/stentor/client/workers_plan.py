@@ -24,7 +24,7 @@ from zlib import crc32
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stentor.client.message import Message
+    from stentor.client.workers_source import WorkItem
 
 OrderedBy = Literal["key", "partition"]
 """What keeps its order: messages of one key, or all of a partition."""
@@ -40,7 +40,7 @@ class Strand:
     def __init__(self, partition: tuple[str, int], *, shared: bool) -> None:
         self.partition = partition
         self.shared = shared  # several workers may have parcels of it
-        self.items: list[Message] = []
+        self.items: list[WorkItem] = []
         self.in_work = 0  # parcels that workers have
         self.waits = False  # it is listed as ready
         self.gone = False  # nobody wants its messages any more
@@ -51,22 +51,26 @@ class Parcel:
 
     __slots__ = ("errors", "finished", "left", "messages", "number", "rest", "settled", "strand")
 
-    def __init__(self, number: int, strand: Strand, messages: list[Message]) -> None:
+    def __init__(self, number: int, strand: Strand, messages: list[WorkItem]) -> None:
         self.number = number
         self.strand = strand
         self.messages = messages
-        self.left: Iterator[Message] = iter(messages)  # what the worker has not begun: one iterator for all who take
+        self.left: Iterator[WorkItem] = iter(messages)  # what the worker has not begun: one iterator for all who take
         self.finished = 0  # how many the handler has returned from; its worker counts, others look
         self.settled = 0  # how many at its beginning were settled while the worker is at the others
         self.rest = 0  # how many at its end were taken back
-        self.errors: list[tuple[Message, Exception]] = []  # messages whose handler raised
+        self.errors: list[tuple[WorkItem, Exception]] = []  # messages whose handler raised
 
     @property
-    def kept(self) -> list[Message]:
+    def kept(self) -> list[WorkItem]:
         """Without what was taken back or is settled."""
         if not self.rest and not self.settled:
             return self.messages
         return self.messages[self.settled : len(self.messages) - self.rest]
+
+    def keep_only(self, messages: list[WorkItem]) -> None:
+        """Before a worker has it: the others are not to be done any more."""
+        self.messages, self.left = messages, iter(messages)
 
     def take_rest(self) -> int:
         """Take what was not begun, in one step: whoever works on it finds it used up. How many that were."""
@@ -86,7 +90,7 @@ class WorkPlan:
         self._without_key = 0
         self.waiting = 0  # messages
 
-    def add(self, messages: list[Message]) -> None:
+    def add(self, messages: list[WorkItem]) -> None:
         """Messages of one partition were taken."""
         first = messages[0]
         partition = first.topic, first.partition
@@ -137,7 +141,7 @@ class WorkPlan:
         self._list(strand)
         return Parcel(next(self._numbers), strand, messages)
 
-    def put_back(self, parcel: Parcel, messages: list[Message]) -> list[Message]:
+    def put_back(self, parcel: Parcel, messages: list[WorkItem]) -> list[WorkItem]:
         """Nobody has finished these messages of a parcel: they come first now. Those that nobody wants are returned."""
         strand = parcel.strand
         if strand.gone:
@@ -152,9 +156,9 @@ class WorkPlan:
         parcel.strand.in_work -= 1
         self._list(parcel.strand)
 
-    def forget(self, topic: str, partition: int) -> list[Message]:
+    def forget(self, topic: str, partition: int) -> list[WorkItem]:
         """Nobody wants what waits of a partition: what that was."""
-        found: list[Message] = []
+        found: list[WorkItem] = []
         for strand in self._strands.pop((topic, partition), ()):
             strand.gone = True
             found += strand.items
@@ -162,6 +166,6 @@ class WorkPlan:
         self.waiting -= len(found)
         return found
 
-    def forget_all(self) -> list[Message]:
+    def forget_all(self) -> list[WorkItem]:
         """The same for all of them."""
         return [message for topic, partition in list(self._strands) for message in self.forget(topic, partition)]

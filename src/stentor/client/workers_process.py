@@ -211,6 +211,7 @@ class ProcessPool:
                 operation="run",
                 object=place,
                 kind=said.kind,
+                text=said.text,
                 traceback=said.traceback,
             )
             parcel.errors.append((message, error))

@@ -6,23 +6,37 @@
                                           back, when the workers stop
 
 Whatever hands out messages that must be settled one by one can be worked on: a consumer group does it by
-`client.group_work`, which moves positions. A queue would acknowledge.
+`client.group_work`, which moves positions, and a queue by `client.queue_work`, which acknowledges jobs.
 
-All calls come from one event loop. A message that was taken is settled once: by `done`, `failed` or `back`.
+All calls come from one event loop. A message that was taken is settled once: by `done`, `failed` or `back`. A source
+gets back the very objects that it handed out, so the lists here have the type that each source knows.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from stentor.client.message import Message
+
+class WorkItem(Protocol):
+    """What is handed out: a message of a topic, or a job of a queue."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def key(self) -> bytes | None: ...
 
 
 class WorkSource(Protocol):
     """Hands out messages, and hears what became of each."""
 
-    async def take(self, limit: int) -> list[Message] | None:
+    async def take(self, limit: int) -> list[Any] | None:
         """Up to so many messages, all of one partition, in order; waits for the first. None: there will be no more.
 
         What it raises ends the work. It may be cancelled at any time, and has taken nothing then. The source bounds how
@@ -30,18 +44,24 @@ class WorkSource(Protocol):
         """
         ...
 
-    def begin(self, messages: list[Message]) -> None:
-        """A worker begins with these. It may be called again for a message that a worker died of or did not come to."""
+    def begin(self, messages: list[Any]) -> list[Any]:
+        """A worker begins with these. Returns those that are still to be done: the others are not this source's any
+        more, and need not be settled. It may be called again for a message that a worker died of or did not come to.
+        """
         ...
 
-    def done(self, messages: list[Message]) -> None:
+    def recalled(self, messages: list[Any]) -> None:
+        """The worker did not come to these: they wait again."""
+        ...
+
+    def done(self, messages: list[Any]) -> None:
         """These are finished, all of one partition."""
         ...
 
-    async def failed(self, message: Message, error: Exception) -> None:
+    async def failed(self, message: Any, error: Exception) -> None:
         """The handler raised, took too long, or killed its workers. What this raises ends the work."""
         ...
 
-    def back(self, messages: list[Message]) -> None:
+    def back(self, messages: list[Any]) -> None:
         """The workers stop, and nobody has finished these."""
         ...

@@ -30,6 +30,10 @@ AHEAD_MAX: Final = 131_072
 """Messages that are taken and not finished, over all partitions: enough for the fastest handler, bounded memory."""
 
 
+AHEAD_PER_WORKER: Final = 32
+"""Messages or batches that are taken however long they take: with order by key some wait for others of their key."""
+
+
 class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     """How work is to be done."""
 
@@ -41,6 +45,7 @@ class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: float | None = None  # for one call of the handler
     finish_s: float = FINISH_S  # how long what is in work may finish at the end
     ahead: int = AHEAD_MAX  # messages that are taken and not finished
+    ahead_per_worker: int = AHEAD_PER_WORKER  # of these, however long they take
     fatal: bool = True  # the first error ends the work
 
     def check(self) -> None:

@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import struct
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import msgspec
 
+from stentor.client.job import Job
 from stentor.client.message import Block, Message
 from stentor.client.workers_handler import HandlerName
+from stentor.errors import InvalidArgument
 from stentor.wire.rows import Headers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from stentor.client.workers_source import WorkItem
 
 LENGTH: Final = struct.Struct("<I")
 PAGE_BYTES: Final = 4096
@@ -43,7 +47,7 @@ class LoadHandler(_Frame, frozen=True):
     handler: HandlerName
     batch: bool
     fatal: bool
-    traced: str | None = None  # the name of the group, if calls have spans
+    traced: str | None = None  # the name of the group, if calls have spans; empty: of none
 
 
 class HandleParcel(_Frame, frozen=True):
@@ -58,6 +62,7 @@ class HandleParcel(_Frame, frozen=True):
     keys: list[bytes | None]
     values: list[bytes | None]
     headers: list[Headers | None] | None
+    attempts: list[int] | None = None  # of jobs: which attempt each is
 
 
 class RecallParcels(_Frame, frozen=True):
@@ -130,12 +135,19 @@ class Frames:
         del buffer[:position]
 
 
-def pack(number: int, messages: list[Message]) -> HandleParcel:
+def pack(number: int, items: Sequence[WorkItem]) -> HandleParcel:
     """A parcel by columns."""
+    attempts: list[int] | None = None
+    if isinstance(items[0], Job):
+        jobs = cast("list[Job]", items)
+        messages, attempts = [job.message for job in jobs], [job.attempt for job in jobs]
+        follow = False  # those that are tried again, or are urgent, come between others
+    else:
+        messages = cast("list[Message]", items)
+        follow = messages[-1].offset - messages[0].offset == len(messages) - 1
     first, last = messages[0], messages[-1]
     block = first._block  # noqa: SLF001 - the same package; what its messages share is copied once
-    one = block is last._block  # noqa: SLF001 - the same
-    follow = last.offset - first.offset == len(messages) - 1
+    one = len(messages) == 1 or (attempts is None and block is last._block)  # noqa: SLF001 - the same
     offsets: list[int] | int = first.offset if follow else [message.offset for message in messages]
     if one and isinstance(block.timestamps, int):
         timestamps: list[int] | int = block.timestamps
@@ -155,11 +167,45 @@ def pack(number: int, messages: list[Message]) -> HandleParcel:
         [message.key for message in messages],
         [message.value for message in messages],
         headers,
+        attempts,
     )
 
 
-def unpack(parcel: HandleParcel) -> list[Message]:
-    """The same messages."""
+class _AwayPort:
+    """The port of a job that is in a worker process: whoever runs the handler settles it."""
+
+    holder = b""
+
+    def owns(self, holder: bytes, until: float = 0.0) -> bool:  # noqa: ARG002 - the shape is JobPort's
+        """Nobody here can know better."""
+        return True
+
+    def _refuse(self, job: Job, *_: Any, **__: Any) -> NoReturn:
+        raise InvalidArgument(
+            "A job cannot be settled or extended in a worker process.",
+            hint="Return from the handler: that acknowledges the job. Raise an error, and it has failed.",
+            object=job.queue,
+        )
+
+    begin = limit = finish = give_back = _refuse
+
+    async def settled(self, job: Job) -> None:
+        """The same."""
+        self._refuse(job)
+
+
+_AWAY: Final = _AwayPort()
+
+
+def unpack(parcel: HandleParcel) -> Sequence[Message | Job]:
+    """The same messages or jobs."""
+    messages = _unpack_messages(parcel)
+    if parcel.attempts is None:
+        return messages
+    return [Job(message, attempt, _AWAY) for message, attempt in zip(messages, parcel.attempts, strict=True)]
+
+
+def _unpack_messages(parcel: HandleParcel) -> list[Message]:
     count = len(parcel.values)
     if isinstance(parcel.offsets, int):
         base = parcel.offsets

@@ -275,8 +275,7 @@ class QueueState:
         if job is None or job.holder or job.dead:
             self._marks[offset - self._base] = ENDED
             return
-        del self.jobs[origin]
-        self._marks[origin - self._base] = ENDED
+        self._end(origin)
         self._put(offset, job)
 
     # --- steps ----------------------------------------------------------------------------------

@@ -91,9 +91,10 @@ class QueueHead:
         self._wanted: dict[bytes, q.JobsWanted] = {}  # by holder: each has one such request
         self._settling: dict[bytes, q.JobsSettled] = {}
         self._leaving: dict[bytes, q.HolderLeaving] = {}
-        self._others: list[q.JobsBuried | q.PurgeJobs] = []
+        self._buried: list[q.JobsBuried] = []
+        self._purging: list[q.PurgeJobs] = []
         self._appending: list[QueueAnswer] | None = None  # what to tell when the steps under way are committed
-        self._ending: list[tuple[int, int]] = []  # jobs that those steps end, with their keys
+        self._ending: list[int] = []  # jobs that those steps end
         self._told: deque[tuple[int, list[QueueAnswer]]] = deque()  # by the log's end that must be committed
         self._counted_us = 0
         self._at_us: int | None = None
@@ -105,7 +106,7 @@ class QueueHead:
     @property
     def waits(self) -> bool:
         """Whether somebody waits for jobs, or for a decision."""
-        return bool(self._wanted or self._settling or self._leaving or self._others)
+        return bool(self._wanted or self._settling or self._leaving or self._buried or self._purging)
 
     @property
     def next_due_us(self) -> int | None:
@@ -133,8 +134,11 @@ class QueueHead:
                 return self._ask_once(self._leaving, event)
             case q.HolderHeard():
                 return self._hear(event, now_us)
-            case q.JobsBuried() | q.PurgeJobs():
-                self._others.append(event)
+            case q.JobsBuried():
+                self._buried.append(event)
+                return []
+            case q.PurgeJobs():
+                self._purging.append(event)
                 return []
             case q.AskerGone(ticket):
                 self._wanted = {name: asked for name, asked in self._wanted.items() if asked.ticket != ticket}
@@ -168,6 +172,8 @@ class QueueHead:
         if self._appending is not None:
             return []
         self._ready.refresh(turn.committed, turn.wall_us, now_us)
+        if self._purging:
+            return self._purge()
         steps: list[QueueStep] = []
         telling: list[QueueAnswer] = []
         ending: list[int] = []
@@ -182,10 +188,11 @@ class QueueHead:
                 continue
             steps += self._left(leaving.holder, counted=False)
             telling.append(q.AnswerDone(leaving.ticket))
-        for other in self._others:
-            steps += self._other(other, ending)
-            telling.append(q.AnswerDone(other.ticket))
-        self._settling, self._leaving, self._others = {}, {}, []
+        for buried in self._buried:
+            if self._state.burial is not None and self._state.burial.number == buried.number:
+                steps.append(Buried(buried.number))  # else they are there since an earlier request
+            telling.append(q.AnswerDone(buried.ticket))
+        self._settling, self._leaving, self._buried = {}, {}, []
         self._hand_out(turn, steps, telling)
         if self._ready.expired:
             dead = [JobBack(offset, counted=False, dead=True, why=_EXPIRED) for offset in self._ready.expired]
@@ -194,17 +201,15 @@ class QueueHead:
         if not steps:
             self._told.append((self._state.end, telling))
             return at_once + self._committed(turn.committed)
-        self._appending, self._ending = telling, self._ready.hashes(ending)
+        self._appending, self._ending = telling, ending
         return [*at_once, q.AppendSteps(steps)]
 
-    def _other(self, other: q.JobsBuried | q.PurgeJobs, ending: list[int]) -> list[QueueStep]:
-        state = self._state
-        if isinstance(other, q.PurgeJobs):
-            ending += [offset for offset, job in state.jobs.items() if not job.holder]
-            return [Purged(state.end)]
-        if state.burial is None or state.burial.number != other.number:
-            return []  # they are there since an earlier request
-        return [Buried(other.number)]
+    def _purge(self) -> list[QueueEffect]:
+        """A purge has a turn of its own: other steps beside it would speak of jobs that it ends."""
+        telling: list[QueueAnswer] = [q.AnswerDone(asked.ticket) for asked in self._purging]
+        self._purging = []
+        self._appending = telling
+        return [q.AppendSteps([Purged(self._state.end)])]
 
     def _appended(self, end: int) -> list[QueueEffect]:
         """The steps are in the log, and in the state."""
@@ -250,7 +255,6 @@ class QueueHead:
                 refused += each.offset, each.attempt
         if state.ordered:
             ending += [offset for first, count in pairs(done) for offset in range(first, first + count)]
-            ending += [each.offset for each in back if each.dead]
         return Settled(name, asked.sequence, done, back, refused), q.AnswerSettled(asked.ticket, refused)
 
     def _finished(self, holder: Holder, asked: q.JobsSettled) -> tuple[list[int], list[int]]:
@@ -399,10 +403,7 @@ class QueueHead:
         effects: list[QueueEffect] = [q.RefuseAsker(ticket, "lost") for ticket in asking]
         if not steps:
             return effects
-        ending = [
-            each.offset for step in steps if isinstance(step, HolderLeft | Returned) for each in step.back if each.dead
-        ]
-        self._appending, self._ending = [], self._ready.hashes(ending)
+        self._appending = []
         return [*effects, q.AppendSteps(steps)]
 
     def _overtime(self) -> list[QueueStep]:

@@ -33,6 +33,7 @@ class KeyOrder:
     def __init__(self, state: QueueState) -> None:
         self._state = state
         self._busy: dict[int, int] = {}  # the hash of a key: the job that has it
+        self._keys: dict[int, int] = {}  # and the other way round
         self._waiting: dict[int, deque[int]] = {}
         self.waiting = 0
         self.free: deque[int] = deque()  # fresh jobs that waited, and whose turn it is
@@ -43,29 +44,40 @@ class KeyOrder:
             if job.attempts and not job.dead:  # it failed, and parks its key
                 self._busy[state.key_hash(offset)] = offset
         self._busy.pop(0, None)
+        self._keys = {offset: key for key, offset in self._busy.items()}
 
     def begins(self, offset: int) -> bool:
         """Whether a job may begin now; otherwise it waits for its key."""
         key = self._state.key_hash(offset)
         if not key or self._busy.setdefault(key, offset) == offset:
+            if key:
+                self._keys[offset] = key
             return True
         self._waiting.setdefault(key, deque()).append(offset)
         self.waiting += 1
         return False
 
-    def ended(self, offset: int, key: int) -> int | None:
-        """A job is no more, or will not be tried again; who was waiting for its key."""
-        if self._busy.get(key) != offset:
+    def ended(self, offset: int) -> int | None:
+        """A job is no more, or will not be tried again; who was waiting for its key, and still is."""
+        key = self._keys.pop(offset, None)
+        if key is None:
             return None
         waiting = self._waiting.get(key)
-        if not waiting:
-            del self._busy[key]
-            return None
-        self.waiting -= 1
-        following = self._busy[key] = waiting.popleft()
-        if not waiting:
-            del self._waiting[key]
-        return following
+        while waiting:
+            self.waiting -= 1
+            following = waiting.popleft()
+            if self._waits(following):
+                self._busy[key] = following
+                self._keys[following] = key
+                return following
+        self._waiting.pop(key, None)
+        del self._busy[key]
+        return None
+
+    def _waits(self, offset: int) -> bool:
+        """Whether a job is still there, and nobody's."""
+        job = self._state.jobs.get(offset)
+        return self._state.mark(offset) == FRESH if job is None else not (job.holder or job.dead)
 
 
 class QueueReady:
@@ -99,7 +111,10 @@ class QueueReady:
     def _classify(self, offset: int, wall_us: int) -> None:
         job = self._state.jobs.get(offset)
         self._rests.pop(offset, None)
-        if job is None or job.holder or job.dead:
+        if job is None or job.dead:
+            self._free_key(offset)
+            return
+        if job.holder:
             return
         rest_us = job.due_us - wall_us
         if job.pause_us:
@@ -154,7 +169,7 @@ class QueueReady:
         order = self._order
         if order is not None:
             while order.free and self._state.mark(order.free[0]) != FRESH:
-                order.free.popleft()
+                self._free_key(order.free.popleft())  # it was purged
             if order.free:
                 return order.free[0]
             if order.waiting >= KEYS_WAITING_MAX:
@@ -200,25 +215,21 @@ class QueueReady:
             return False
         return True
 
-    def hashes(self, offsets: Iterable[int]) -> list[tuple[int, int]]:
-        """Jobs that are about to end, with their keys: what `ended` needs, while they can still be looked up."""
-        if self._order is None:
-            return []
-        return [(offset, self._state.key_hash(offset)) for offset in offsets]
-
-    def ended(self, jobs: list[tuple[int, int]]) -> None:
+    def ended(self, offsets: Iterable[int]) -> None:
         """Steps are in the log that end these jobs: who waited for their keys may begin."""
-        if self._order is None:
+        if self._order is not None:
+            for offset in offsets:
+                self._free_key(offset)
+
+    def _free_key(self, offset: int) -> None:
+        following = None if self._order is None else self._order.ended(offset)
+        if self._order is None or following is None:
             return
-        for offset, key in jobs:
-            following = self._order.ended(offset, key)
-            if following is None:
-                continue
-            job = self._state.jobs.get(following)
-            if job is None:
-                self._order.free.append(following)
-            else:
-                heappush(self._ready, (-job.priority, following))
+        job = self._state.jobs.get(following)
+        if job is None:
+            self._order.free.append(following)
+        else:
+            heappush(self._ready, (-job.priority, following))
 
     def applied(self) -> None:
         """All that was taken is in the log."""

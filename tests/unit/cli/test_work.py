@@ -69,6 +69,58 @@ def test_work_is_done_until_a_signal_and_what_is_in_work_finished(jobs, shell, t
     assert jobs.describe_group("g").lag == 0
 
 
+@pytest.fixture
+def queue(client, tmp_path):
+    client.create_topic("work.jobs", kind="queue", max_attempts=2, retry_delay_ms=1)
+    (tmp_path / "my_jobs.py").write_text(HANDLER)
+    with client.queue("work.jobs") as found:
+        yield found
+    client.delete_topic("work.jobs")
+
+
+@pytest.mark.parametrize("options", [("--workers", "2"), ("--mode", "thread"), ("--batch", "5", "--mode", "thread")])
+def test_a_queue_needs_no_group(client, queue, shell, tmp_path, options):
+    queue.put_many([*(str(number) for number in range(20)), "bad"])
+    handler = "handle_all" if "--batch" in options else "handle"
+    process = shell("work", "work.jobs", f"my_jobs:{handler}", *options, cwd=tmp_path)
+    wait_for(process, lambda: client.describe_queue("work.jobs").died)
+    queue.put("slow")
+    wait_for(process, (tmp_path / "begun").exists)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 0, told
+    assert b"0 left" in told
+    assert b"jobs done, " in told
+    if "--batch" not in options:
+        assert b"21 jobs done, 2 failed, 0 left" in told
+        assert sorted(lines(tmp_path)) == sorted([*map(str, range(20)), "slow"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("work.jobs", "--group", "g"), "work.jobs is a queue, and --group is for topics"),
+        (("work.jobs", "--dead-letters", "d"), "work.jobs is a queue, and --dead-letters is for topics"),
+        (("work.jobs", "--order", "key"), "ordered-by key"),
+        (("work.jobs,jobs", "--group", "g"), "work.jobs is a queue, and was named with others"),
+        (("jobs",), "jobs is a topic, and no --group was given"),
+        (("jobs,other*",), "These are topics, and no --group was given"),
+        (("jobs", "--group", "g", "--prefetch", "3"), "--prefetch is for queues"),
+        (("work.jobs", "--mode", "fibre"), "mode='fibre' is unknown"),
+    ],
+)
+def test_queues_and_topics_are_told_apart(jobs, queue, cli, arguments, said):
+    outcome = cli("work", arguments[0], "my_jobs:handle", *arguments[1:])
+    assert outcome.code == 2
+    assert said in outcome.err
+
+
+def test_a_topic_that_does_not_exist_and_no_group(cli):
+    outcome = cli("work", "work.missing", "my_jobs:handle")
+    assert outcome.code != 0
+    assert "work.missing" in outcome.err
+
+
 def test_failures_end_it_or_become_dead_letters(jobs, shell, tmp_path):
     jobs.publish("jobs", "bad")
     process = shell("work", "jobs", "my_jobs:handle", "--group", "g", cwd=tmp_path)
@@ -105,3 +157,8 @@ def test_mistakes_are_told(jobs, cli, arguments, said, tmp_path, monkeypatch):
 def test_the_line_of_progress_says_what_counts():
     counted = {"done": 12345, "failed": 2, "in_work": 3, "waiting": 4, "workers_died": 1, "lag": 5}
     assert progress_line(counted, 99.4) == "12,345 done  99/s  3 in work  lag 5  2 failed  1 workers died"
+
+
+def test_the_line_of_progress_of_a_queue():
+    counted = {"done": 1, "failed": 0, "in_work": 3, "waiting": 4, "workers_died": 0}
+    assert progress_line(counted, 1) == "1 done  1/s  3 in work  4 waiting here"

@@ -60,6 +60,11 @@ class Source:
 
     def begin(self, messages):
         self.begun += messages
+        return [message for message in messages if message.value != b"gone"]
+
+    def recalled(self, messages):
+        for message in messages:
+            self.begun.remove(message)
 
     def done(self, messages):
         self.finished += messages
@@ -133,6 +138,14 @@ def test_everything_is_done_once_and_in_order(mode, ordered_by):
         name = order[ordered_by](message)
         assert message.offset > last.get(name, -1)
         last[name] = message.offset
+
+
+def test_what_is_not_the_sources_any_more_is_not_begun():
+    source, seen = Source(["gone", 1, "gone", "gone", 2]), []
+    source.ends = False
+    counted = run(source, lambda message: seen.append(message.value), stop=lambda *_: len(source.finished) == 2)
+    assert seen == [b"1", b"2"]
+    assert (counted.done, counted.in_work, counted.waiting) == (2, 0, 0)
 
 
 def test_handlers_run_beside_each_other():

@@ -44,3 +44,27 @@ def tell_trace(message):
 
     found = trace.get_current_span().get_span_context()
     (Path(os.environ["NOTES"]) / "trace").write_text(f"{found.trace_id:032x}")
+
+
+def note_job(job):
+    assert job.attempt
+    assert job.queue == job.topic
+    note(job)
+
+
+def note_attempt(job):
+    """The first attempt at a certain job waits to be killed."""
+    folder = Path(os.environ["NOTES"])
+    value = job.value.decode()
+    if value == "wait" and job.attempt == 1:
+        part = folder / "waits.part"
+        part.write_text(str(os.getpid()))
+        part.rename(folder / "waits")
+        threading.Event().wait(60)
+    with (folder / "attempts").open("a") as lines:
+        lines.write(f"{value} {job.attempt}\n")
+
+
+def hang(job):
+    if job.value == b"hang":
+        threading.Event().wait(60)

@@ -1,10 +1,11 @@
 """The head of a queue: who gets which job, when it is handed out again, and what a new head knows."""
 
 import pytest
-from tests.queue_log import QueueLog, S
+from tests.queue_log import WALL, QueueLog, S
 
 from stentor.core import queue_events as q
 from stentor.core.queue_head import QueuePolicy
+from stentor.wire import queue_rows
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 POLICY = QueuePolicy(lease_us=5 * S, attempts_max=3, retry_us=S)
@@ -292,3 +293,85 @@ def test_a_bad_job_parks_its_key_and_nothing_else():
     assert log.given(waiting) == [(0, 2)]
     log.settle(B, 1, back=[failed(0, 2, dead=True)])
     assert log.take(B, 3) == [(1, 1)]
+
+
+def test_a_key_is_free_again_after_a_purge_of_those_who_waited_for_it():
+    log = led(QueueLog(ordered=True, policy=POLICY))
+    log.put(*[b"job"] * 2, keys=[b"x", b"x"])
+    log.put(b"urgent", keys=[b"x"], priority=1)
+    log.commit()
+    assert log.take(A, 1, 1) == [(2, 1)]
+    waiting = log.ask(q.JobsWanted, B, 1, 1)  # both others wait for the key
+    log.ask(q.PurgeJobs)
+    log.settle(A, 1, later=[2, 1])
+    offset = log.put(b"next", keys=[b"x"])
+    log.commit()
+    log.turn()
+    assert log.given(waiting) == [(offset, 1)]
+
+
+def test_a_key_is_free_again_after_a_purge_of_the_one_whose_turn_it_was():
+    log = led(QueueLog(ordered=True, policy=POLICY))
+    log.put(*[b"job"] * 2, keys=[b"x", b"x"])
+    log.commit()
+    assert log.take(A, 1) == [(0, 1)]
+    log.settle(A, 1, first=[0, 1])  # the second one may begin
+    log.ask(q.PurgeJobs)
+    offset = log.put(b"next", keys=[b"x"])
+    log.commit()
+    assert log.take(A, 2) == [(offset, 1)]
+
+
+def test_a_key_is_free_again_after_the_one_whose_turn_it_was_was_too_late():
+    log = led(QueueLog(ordered=True, policy=POLICY))
+    log.put(b"job", keys=[b"x"])
+    log.put(b"mortal", keys=[b"x"], ttl_us=2 * S)
+    log.put(b"next", keys=[b"x"])
+    log.commit()
+    assert log.take(A, 1) == [(0, 1)]
+    waiting = log.ask(q.JobsWanted, B, 1, 10)
+    log.passes(3)
+    log.settle(A, 1, first=[0, 1])
+    log.turn()
+    assert log.given(waiting) == [(2, 1)]
+    assert log.answers[waiting].burial == q.GiveBurial(1, [1])
+
+
+def test_a_key_is_free_again_after_the_one_whose_turn_it_was_moved():
+    log = led(QueueLog(ordered=True, policy=POLICY))
+    log.put(b"job", keys=[b"x"])
+    log.put(b"mortal", keys=[b"x"], ttl_us=60 * S)
+    log.commit()
+    assert log.take(A, 1) == [(0, 1)]
+    log.settle(A, 1, first=[0, 1])
+    offset = log.append(queue_rows.whole(queue_rows.moved(1, WALL, b"x", b"mortal", []), topic_id=1, partition=0))
+    log.commit()
+    assert log.take(A, 2) == [(offset, 1)]
+
+
+# --- two at once, and many ------------------------------------------------------------------------
+
+
+def test_a_purge_and_a_request_in_one_turn_touch_different_jobs(log):
+    log.put(b"urgent", priority=1)
+    log.put(b"mortal", ttl_us=S)
+    log.put(b"plain")
+    log.commit()
+    log.passes(2)
+    log.ask(q.PurgeJobs, turn=False)
+    waiting = log.ask(q.JobsWanted, A, 1, 10)
+    assert log.given(waiting) is None
+    assert log.state.first_open() == log.end
+    assert log.rederived().snapshot() == log.state.snapshot()
+
+
+def test_a_purge_and_a_burial_in_one_turn_touch_different_jobs(log):
+    log.put(b"one", b"two")
+    log.commit()
+    log.take(A, 1)
+    log.settle(A, 1, back=[failed(0, 1, dead=True), failed(1, 1, dead=True)])
+    log.ask(q.PurgeJobs, turn=False)
+    waiting = log.ask(q.JobsWanted, B, 1, 10)
+    assert waiting not in log.answers
+    assert log.state.first_open() == log.end
+    assert log.state.burial is None
