@@ -62,6 +62,8 @@ def matching(routes: Routes, topics: list[str]) -> list[TopicRoute]:
 
 async def existing(core: ClientCore, topics: list[str], deadline: Deadline) -> list[TopicRoute]:
     """The same of what a client knows; neither it nor its broker may have heard of a topic that was just made."""
+    for topic in topics:
+        check_pattern(topic)
     await core.link_within(deadline, "find topics")
     if _unknown(core, topics):
         await core.refresh_routes(deadline)
