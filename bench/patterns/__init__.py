@@ -8,6 +8,8 @@
     requests  a request and its answer, against NATS core and Redis lists
     clients   10,000 clients that hold a copy each: memory, and the time until an update has reached all
     workers   messages through a group's `run`, one by one and in batches, and what a second process is worth
+    queue     jobs taken and acknowledged one by one, against Redis, NATS and RabbitMQ
+    tasks     `stentor work` on a queue, against Celery on Redis
 
 Each work is a module with a function ``measure(plan, say)`` that returns rows. See bench/README.md.
 """

@@ -30,6 +30,7 @@ class Plan:
     clients_held_s: float = 30.0
     work_messages: int = 2_000_000
     work_computed: int = 2_000
+    tasks: int = 20_000
     systems: tuple[str, ...] = ()
     """Only these, by their first word; empty: all."""
 
@@ -57,6 +58,7 @@ QUICK = Plan(
     clients_held_s=2.0,
     work_messages=300_000,
     work_computed=300,
+    tasks=5_000,
 )
 
 

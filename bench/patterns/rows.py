@@ -101,6 +101,8 @@ TARGETS = (
     Target("workers", "gain of a second process", least=1.7),
     Target("queue", "time of a job", times=2, system="redis"),
     Target("queue", "time of a job", times=2, system="nats"),
+    Target("queue", "time of a job", times=2, system="rabbitmq"),
+    Target("tasks", "time of a task", times=5, system="celery"),
 )
 
 
