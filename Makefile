@@ -97,7 +97,7 @@ crash: $(VENV)/.bench ## kill -9 a broker while publishing, ROUNDS=50 times; che
 bench-spark: $(VENV)/.bench $(VENV)/.dev ## compare topics as Spark tables with Parquet and with what Spark allows (ARGS="--rows N")
 	@$(PYTHON) -m bench.spark $(ARGS)
 
-bench-patterns: $(VENV)/.bench $(VENV)/.dev ## compare tables with Redis and NATS KV, measure workers (QUICK=1: a few minutes; ARGS="--only clone"); as root it installs Redis
+bench-patterns: $(VENV)/.bench $(VENV)/.dev ## compare tables and queues with Redis, NATS, RabbitMQ and Celery, measure workers (QUICK=1: a few minutes; ARGS="--only clone"); as root it installs Redis and RabbitMQ
 	@scripts/debian-packages bench
 	@$(PYTHON) -m bench.patterns $(if $(QUICK),--quick) $(ARGS)
 

@@ -109,10 +109,10 @@ class Processes:
         self._running.append(process)
         return process
 
-    def start_listening(self, name: str, command: list[str], port: int) -> subprocess.Popen[bytes]:
+    def start_listening(self, name: str, command: list[str], port: int, **settings: Any) -> subprocess.Popen[bytes]:
         """Starts a server and waits until its port accepts a connection."""
         log = self.log_path(name)
-        process = self.start(name, command, stdin=subprocess.DEVNULL)
+        process = self.start(name, command, stdin=subprocess.DEVNULL, **settings)
         deadline = time.monotonic() + START_S_MAX
         while time.monotonic() < deadline:
             if process.poll() is not None:

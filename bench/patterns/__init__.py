@@ -10,6 +10,8 @@
     queue     jobs of a work queue, each acknowledged by itself, against NATS and Redis
     slow      100 subscribers beside one that is too slow, under each policy
     workers   messages through a group's `run`, one by one and in batches, and what a second process is worth
+    queue     jobs taken and acknowledged one by one, against Redis, NATS and RabbitMQ
+    tasks     `stentor work` on a queue, against Celery on Redis
 
 Each work is a module with a function ``measure(plan, say)`` that returns rows. See bench/README.md.
 """

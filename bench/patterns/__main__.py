@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from bench.patterns.rows import Row
 
-WORKS = ("clone", "get", "large", "updates", "faults", "clients", "requests", "workers", "queue", "slow")
+WORKS = ("clone", "get", "large", "updates", "faults", "clients", "requests", "workers", "queue", "tasks", "slow")
+SYSTEMS = ("stentor", "redis", "nats", "rabbitmq", "celery")
 
 
 def chosen_plan(arguments: argparse.Namespace) -> Plan:
@@ -44,7 +45,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, in a few minutes")
     parser.add_argument("--only", action="append", choices=WORKS, help="this work; may be given again")
-    parser.add_argument("--system", action="append", choices=("stentor", "redis", "nats"), help="the same for systems")
+    parser.add_argument("--system", action="append", choices=SYSTEMS, help="the same for systems")
     for each in fields(Plan):
         if each.name != "systems":
             kind = float if isinstance(each.default, float) else int

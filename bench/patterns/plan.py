@@ -33,6 +33,7 @@ class Plan:
     fast_subscribers: int = 100
     slow_rate: int = 100
     slow_s: float = 6.0
+    tasks: int = 20_000
     systems: tuple[str, ...] = ()
     """Only these, by their first word; empty: all."""
 
@@ -62,6 +63,7 @@ QUICK = Plan(
     work_computed=300,
     fast_subscribers=20,
     slow_s=2.0,
+    tasks=5_000,
 )
 
 

@@ -3,6 +3,7 @@
 stentor     `queue.get()`, `queue.ack(job, wait=False)`, prefetch 500
 redis       XREADGROUP COUNT 500, then one XACK for each entry, in a pipeline; appendfsync always
 nats        a work-queue stream: a pull consumer fetches 500, `ack()` for each; sync_interval always
+rabbitmq    a quorum queue of one node: prefetch 500, `basic_ack` for each; its log is synced before it confirms
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bench.model import Case, NotAvailableError
+from bench.patterns import queue_rabbitmq
 from bench.patterns.plan import told
 from bench.patterns.rows import Row, add
 from bench.programs import run
-from bench.systems import nats, redis, stentor
+from bench.systems import nats, rabbitmq, redis, stentor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +38,7 @@ DURABILITY = "fsync"
 def measure(plan: Plan, say: Callable[[str], None]) -> list[Row]:
     rows: list[Row] = []
     for turn in range(plan.repetitions):
-        for system in ("stentor", "redis", "nats"):
+        for system in ("stentor", "redis", "nats", "rabbitmq"):
             if not plan.wants(system):
                 continue
             with run() as (directory, processes):
@@ -59,8 +61,18 @@ def started(system: str, directory: Path, processes: Processes) -> Server:
     known: dict[str, Any] = {"redis": redis.SYSTEM, "nats": nats.SYSTEM}
     if system == "stentor":
         return stentor.start_broker(directory / "stentor", processes)
+    if system == "rabbitmq":
+        _need_pika()
+        return rabbitmq.start(directory, processes)
     server: Server = known[system].start(case, directory, processes)
     return server
+
+
+def _need_pika() -> None:
+    try:
+        import pika  # noqa: F401 - whether it is there
+    except ImportError:
+        raise NotAvailableError("the pika package is not installed") from None
 
 
 def fill(spec: Spec, harness: Harness) -> None:
@@ -77,6 +89,8 @@ def fill(spec: Spec, harness: Harness) -> None:
             for _ in range(min(1_000, jobs - start)):
                 pipeline.xadd("jobs", {"v": VALUE})
             pipeline.execute()
+    elif spec.system == "rabbitmq":
+        queue_rabbitmq.fill(spec.address, jobs, VALUE)
     else:
         asyncio.run(_fill_nats(spec, jobs))
     harness.say("filled")
@@ -89,6 +103,8 @@ def work(spec: Spec, harness: Harness) -> None:
         spent = _work_stentor(spec, jobs)
     elif spec.system == "redis":
         spent = _work_redis(spec, jobs)
+    elif spec.system == "rabbitmq":
+        spent = queue_rabbitmq.work(spec.address, jobs, len(VALUE), PREFETCH)
     else:
         spent = asyncio.run(_work_nats(spec, jobs))
     harness.say("worked", nanoseconds=spent / jobs)

@@ -104,6 +104,8 @@ TARGETS = (
     Target("slow", "p99 ratio of raise", most=1.2),
     Target("queue", "time of a job", times=2, system="redis"),
     Target("queue", "time of a job", times=2, system="nats"),
+    Target("queue", "time of a job", times=2, system="rabbitmq"),
+    Target("tasks", "time of a task", times=5, system="celery"),
 )
 
 

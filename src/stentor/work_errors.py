@@ -18,7 +18,7 @@ class HandlerTimeout(StentorError, TimeoutError):
     """A handler took longer with a message than `time_limit` allows. It is also a `TimeoutError`.
 
     Make the handler faster, or allow more time. In threads and loops it cannot be ended, and the member leaves its
-    group; a worker process is killed and replaced.
+    group; a worker process is killed and replaced. On a queue the attempt has failed, and the work goes on.
     """
 
     code = "handler_timeout"
@@ -28,7 +28,7 @@ class WorkerDied(StentorError):
     """A worker process died at the same message as often as `attempts` allows, or could not be started.
 
     Look at what it wrote, and at the kernel's log if it was killed. With `dead_letters=` such messages do not end the
-    work.
+    work. On a queue the first such death is a failed attempt.
     """
 
     code = "worker_died"

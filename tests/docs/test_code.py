@@ -215,6 +215,7 @@ EXAMPLES = {
     "suicidal_snail.py": ([], "", "alert: snail is too slow on examples.prices/0: 5000 messages behind, with"),
     "feature_flags.py": ([], "", "service: now a request gets the new page\n"),
     "names.py": ([], "", "crashed: shop/2 expired\nleft: {'shop/3': '10.0.0.3:80'}\ngone: shop/3\n"),
+    "job_pool.py": ([], "", "20 invoices are printed; the last one is invoice 7 at attempt 2\n"),
     "leader.py": ([], "", "9 pieces of work by 3 leaders, one after the other: True\n"),
     "arrow_analysis.py": ([], "", "3000 rows came back"),
     "async_chat.py": (["ada"], "hello\n", "ada: has joined\nada: hello\nada: has left\n"),

@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "offsets": "Print the offset of a position in each partition.",
     "queue": "Create, list, describe, redrive and purge work queues.",
     "group": "List, describe, reset and delete consumer groups.",
-    "work": "Call a Python function with every message, in several workers.",
+    "work": "Call a Python function with every message or job, in several workers.",
     "cursor": "List, move and delete the named cursors of a topic.",
     "describe": "Print an overview of a broker and its topics.",
     "broker": "List, drain and forget the brokers of a cluster.",

@@ -77,7 +77,7 @@ Prefetch = Annotated[
 
 _OF_GROUPS: Final = {  # options that a queue has no use for, and what says the same there
     "group": "Consumers of a queue share its jobs without a group.",
-    "order": "`stentor topic create --ordered-by key` gives a queue its order.",
+    "order": "A queue has its order from when it is made, by the setting ordered_by.",
     "start": "A queue hands out what is not done.",
     "on_error": "A job that fails is tried again.",
     "dead_letters": "Dead jobs go to the dead-letter topic of the queue.",
@@ -110,7 +110,7 @@ def work(
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
 ) -> None:
-    """Call a Python function with every message of topics, or every job of a queue, in several workers.
+    """Call a Python function with every message or job, in several workers.
 
     On topics the command is a member of a consumer group: start it on several machines, and they share the partitions.
     On a queue it is one of its consumers, and a job whose call fails is tried again. Modules are imported from the

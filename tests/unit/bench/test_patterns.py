@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
-from bench.model import BenchError
-from bench.patterns import data
+from bench.model import BenchError, NotAvailableError
+from bench.patterns import data, queue, tasks
 from bench.patterns.__main__ import chosen_plan, parsed
 from bench.patterns.clients import Crowd, Light
 from bench.patterns.faults import Account
 from bench.patterns.plan import QUICK, Plan
+from bench.patterns.queue_rabbitmq import IN_FLIGHT_MAX, _Filling
 from bench.patterns.rows import Row, Target, add, merged, rounded, write
+from bench.patterns.tasks import _watched
 from bench.patterns.updates import digest, latencies, shared
 
 from stentor.wire import frames, messages
@@ -232,3 +236,45 @@ def test_a_light_client_greets_opens_a_stream_and_answers_pings_however_bytes_co
             await crowd.until(10, 1, 5.0)
 
     asyncio.run(main())
+
+
+def test_confirmations_of_a_full_queue_come_one_by_one_or_together():
+    """What RabbitMQ confirms out of order is counted once, and the next jobs follow."""
+    filling = _Filling.__new__(_Filling)
+    published, ends = [], []
+    filling.library = SimpleNamespace(BasicProperties=dict)
+    filling._channel = SimpleNamespace(basic_publish=lambda *_: published.append(1))
+    filling._jobs, filling._value, filling._published, filling._waiting = 2_003, b"v", 0, set()
+    filling.end = lambda: ends.append(len(published))
+
+    def confirm(tag, *, multiple):
+        filling._confirmed(SimpleNamespace(method=SimpleNamespace(delivery_tag=tag, multiple=multiple)))
+
+    filling._go_on()
+    assert len(published) == IN_FLIGHT_MAX
+    confirm(2, multiple=False)
+    confirm(3, multiple=True)
+    assert (len(published), len(filling._waiting), ends) == (2_003, 2_000, [])
+    confirm(2_003, multiple=True)
+    assert ends == [2_003]
+
+
+def test_tasks_are_timed_from_the_first_to_the_last(tmp_path):
+    notes = tmp_path / "notes"
+    notes.write_bytes(b"...")
+    handled = SimpleNamespace(poll=lambda: notes.write_bytes(b"....") and None)
+    assert 0 < _watched(notes, 4, handled) < 30e9
+    with pytest.raises(BenchError, match="4 tasks are too few"):
+        _watched(notes, 4, handled)
+    with pytest.raises(BenchError, match="2 tasks were handled 4 times"):
+        _watched(notes, 2, SimpleNamespace(poll=lambda: None))
+    with pytest.raises(BenchError, match="ended with 1"):
+        _watched(notes, 5, SimpleNamespace(poll=lambda: 1, returncode=1))
+
+
+@pytest.mark.parametrize(("module", "said"), [("pika", "pika"), ("celery", "celery")])
+def test_peers_that_are_not_installed_are_left_out(monkeypatch, module, said):
+    monkeypatch.setitem(sys.modules, module, None)
+    needed = queue._need_pika if module == "pika" else tasks._need_celery
+    with pytest.raises(NotAvailableError, match=f"{said} package is not installed"):
+        needed()

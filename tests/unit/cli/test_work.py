@@ -101,7 +101,7 @@ def test_a_queue_needs_no_group(client, queue, shell, tmp_path, options):
     [
         (("work.jobs", "--group", "g"), "work.jobs is a queue, and --group is for topics"),
         (("work.jobs", "--dead-letters", "d"), "work.jobs is a queue, and --dead-letters is for topics"),
-        (("work.jobs", "--order", "key"), "ordered-by key"),
+        (("work.jobs", "--order", "key"), "by the setting ordered_by"),
         (("work.jobs,jobs", "--group", "g"), "work.jobs is a queue, and was named with others"),
         (("jobs",), "jobs is a topic, and no --group was given"),
         (("jobs,other*",), "These are topics, and no --group was given"),

@@ -270,6 +270,24 @@ def test_stopping_finishes_what_is_in_work_and_gives_back_the_rest_uncounted(cli
         assert queue.get(timeout=5).value == b"asked for again"
 
 
+def test_what_a_worker_had_and_did_not_come_to_does_not_count(client, name):
+    release, begun = threading.Event(), threading.Event()
+
+    def handle(job):
+        if job.value == b"block":
+            begun.set()
+            release.wait(30)
+
+    with make(client, name, max_attempts=1) as queue, client.queue(name) as other:
+        queue.put_many([*numbers(300), b"block", *numbers(50)])  # quick ones come to a worker by the hundred
+        with Working(queue, handle, workers=1, time_limit=60):
+            assert begun.wait(20)
+            queue.stop()
+            found = [other.get(timeout=5) for _ in range(50)]
+            release.set()
+        assert [job.attempt for job in found] == [1] * 50
+
+
 def test_what_does_not_finish_in_time_goes_back_as_an_attempt(client, name):
     release, begun = threading.Event(), threading.Event()
 
@@ -427,14 +445,14 @@ class Port:
 
 
 def test_jobs_travel_to_worker_processes_in_any_order():
-    blocks = [Block("jobs", 0, 0, 7, None), Block("jobs", 0, 5, [8, 9], [None, [("h", b"1")]])]
-    messages = [Message(b"k", b"5", 5, blocks[1]), Message(None, b"2", 2, blocks[0]), Message(b"k", None, 6, blocks[1])]
+    blocks = [Block("jobs", 0, 0, 7, None), Block("jobs", 0, 5, [8, 0, 9], [None, None, [("h", b"1")]])]
+    messages = [Message(b"k", b"5", 5, blocks[1]), Message(None, b"2", 2, blocks[0]), Message(b"k", None, 7, blocks[1])]
     jobs = [Job(message, 3 + index, Port()) for index, message in enumerate(messages)]
     found = unpack(pack(1, jobs))
     assert [(job.key, job.value, job.offset, job.attempt) for job in found] == [
         (b"k", b"5", 5, 3),
         (None, b"2", 2, 4),
-        (b"k", None, 6, 5),
+        (b"k", None, 7, 5),
     ]
     assert [(job.message.timestamp_us, job.headers) for job in found] == [(8, []), (7, []), (9, [("h", b"1")])]
     assert (found[0].queue, found[0].partition, found[0].is_held) == ("jobs", 0, True)
