@@ -401,7 +401,7 @@ def print_topics(topics: list[TopicInfo]) -> None:
             len(topic.partitions),
             f"{sum(partition.committed - partition.start for partition in topic.partitions):,}",
             show_bytes(sum(partition.bytes for partition in topic.partitions)),
-            topic.settings.flush,
+            topic.settings.flush if topic.settings.durability == "disk" else "never",
             _retention(topic),
             topic_health(topic),
         )
@@ -444,7 +444,7 @@ def print_topic(topic: TopicInfo, *, as_json: bool, readers: Sequence[str] = ())
             ("replicas", _replicas(settings)),
             *([("flush", flush)] if settings.durability == "disk" else []),
             ("retention", _retention(topic)),
-            ("segment size", show_bytes(settings.segment_bytes)),
+            *([("segment size", show_bytes(settings.segment_bytes))] if settings.durability == "disk" else []),
             *([("groups", ", ".join(readers))] if readers else []),
             *([("schema", f"version {len(topic.schemas)}: {in_words(topic.schemas[-1])}")] if topic.schemas else []),
         ]
