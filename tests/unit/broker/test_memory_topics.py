@@ -4,6 +4,7 @@ import pytest
 
 from stentor import Client
 from stentor.core.memory_limits import MEMORY_TOPIC_BYTES, MEMORY_TOPIC_BYTES_MAX, OFFSETS_RESERVED
+from stentor.core.replica_events import LinkAgain
 from stentor.errors import InvalidArgument, OffsetOutOfRange, PublishError, UnknownOutcome
 from stentor.limits import KIB, MIB
 from stentor.testing import broker
@@ -159,3 +160,13 @@ def test_a_batch_that_may_have_been_seen_before_the_loss_is_not_written_again(lo
     assert isinstance(error.value.failed[0].error, UnknownOutcome)
     client.publish("telemetry", b"next")
     assert [message.value for message in client.read("telemetry")] == [b"next"]
+
+
+def test_a_joiner_that_the_ring_overtakes_begins_where_the_log_begins_now(local, client):
+    client.create_topic("telemetry", durability="memory")
+    (partition,) = local.inner.partitions.values()
+    stepped = []
+    partition.step = stepped.append
+    partition.feed_failed(OffsetOutOfRange("Offset 5 is before the start.", start=9, end=12))
+    assert stepped == [LinkAgain()]
+    del partition.step

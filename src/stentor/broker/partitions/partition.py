@@ -28,7 +28,7 @@ from stentor.broker.partitions.tail_cache import TailCache
 from stentor.core import refusals
 from stentor.core import replica_events as r
 from stentor.core.reservation import runs_low
-from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, StentorError
+from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, OffsetOutOfRange, StentorError
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
 from stentor.wire.statistics import ChainStatistics, DedupeStatistics, PartitionStatistics
@@ -259,7 +259,12 @@ class Partition:
         self.step(r.LetLead())
 
     def feed_failed(self, error: StentorError) -> None:
-        """The successor needs what this disk cannot give."""
+        """The successor needs what this log cannot give. A joiner that retention has overtaken asks again, and begins
+        where this log begins now.
+        """
+        if isinstance(error, OffsetOutOfRange):
+            self.step(r.LinkAgain())
+            return
         logger.error("partition %s cannot feed its successor: %s", self.name, error)
         self.successor.stop()
         self.read_failed(error)
