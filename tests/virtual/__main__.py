@@ -5,6 +5,7 @@ python -m tests.virtual --seeds 1000 [--from S]     run a range, on all cores; -
 python -m tests.virtual --seeds 1000 --compaction   with the log of a table compacted all the time
 python -m tests.virtual --seeds 1000 --groups       with a consumer group that reads, too
 python -m tests.virtual --seeds 1000 --requests     with requests and their responders, too
+python -m tests.virtual --seeds 1000 --memory       with a topic that is kept in memory
 python -m tests.virtual --seeds 1000 --queues       with a work queue, too
 python -m tests.virtual --campaign --minutes 10     go on where the last campaign stopped
 """
@@ -137,6 +138,7 @@ def main() -> int:
     parser.add_argument("--cursors", action="store_true", help="let some clients move named cursors")
     parser.add_argument("--expiry", action="store_true", help="let keys of a table expire, and their owners die")
     parser.add_argument("--compaction", action="store_true", help="compact the log of a table all the time")
+    parser.add_argument("--memory", action="store_true", help="keep the topic in memory")
     parser.add_argument("--queues", action="store_true", help="let workers work on a queue, too")
     parser.add_argument("--groups", action="store_true", help="let a consumer group read, too")
     parser.add_argument("--requests", action="store_true", help="let clients ask and answer requests")
@@ -145,7 +147,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=0, help="how many at a time; 0 means one per core")
     wishes = parser.parse_args()
     prepare("tests.virtual", log=wishes.log)
-    layouts = ("cursors", "expiry", "compaction", "groups", "requests", "queues")
+    layouts = ("cursors", "expiry", "compaction", "groups", "requests", "queues", "memory")
     layout = {name: True for name in layouts if getattr(wishes, name)}
     if wishes.campaign:
         return bool(campaign(wishes.minutes, wishes.processes))

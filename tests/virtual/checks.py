@@ -38,6 +38,7 @@ from stentor.core.replica import Replica
 from stentor.errors import UnknownOutcome
 from stentor.storage.journal import ReplicaJournal
 from stentor.storage.log import PartitionLog
+from stentor.storage.memory_log import MemoryLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,6 +71,7 @@ class Checker:
         self.committed: dict[Key, int] = defaultdict(int)  # the highest commit point that anybody knew
         self.horizons: dict[Key, int] = {}  # the highest horizon that anybody knew to be committed
         self.archive: dict[Key, dict[tuple[int, int], tuple[Any, bytes]]] = defaultdict(dict)  # by epoch and offset
+        self.begins: dict[Key, list[int]] = defaultdict(list)  # where memory topics began anew, in order
         self._starts = Starts(self.require)
         self.acked: dict[Key, dict[int, int]] = defaultdict(dict)  # up to where at `all`, by the epoch it was said in
         self.acknowledgements = 0
@@ -136,9 +138,23 @@ class Checker:
                 *replaced,
                 (ReplicaJournal, "store", store),
                 (PartitionLog, "retain", retain),
+                (MemoryLog, "retain", self._watched_retain()),
             ]:
                 stack.enter_context(patch.object(where, what, instead))
             yield
+
+    def _watched_retain(self) -> Any:
+        """The same of a log in memory."""
+        retained = MemoryLog.retain
+
+        def retain(log: MemoryLog, now_us: int, *, committed: int) -> int:
+            before, start = log.start, retained(log, now_us, committed=committed)
+            if start != before:
+                (copy,) = (copy for copy in self.copies.values() if copy.partition.log is log)
+                self._starts.retained(copy, before, start)
+            return start
+
+        return retain
 
     def opened(self, partition: Partition) -> None:
         """C2: an epoch that was acted on is on disk, whatever happened since."""
@@ -148,7 +164,10 @@ class Checker:
         copy = self.copies[partition.replica] = Copy(partition, self.world.current, readable=readable)
         copy.horizons = self.horizons
         self._note_horizon(copy)
-        self._by_directory[str(partition.log.directory)] = copy
+        if copy.in_memory:
+            self._memory_opened(copy)
+        else:
+            self._by_directory[str(partition.log.directory)] = copy
         self.newest[key, me.broker, me.log_id] = copy
         log_id, epoch, floor = self._on_disk.get((me.broker, key), (0, 0, 0))
         if log_id == me.log_id:
@@ -158,6 +177,16 @@ class Checker:
                 self.require(now[1] >= floor or partition.log.end < floor, "a floor was forgotten", copy.place, floor)
         self._on_disk[me.broker, key] = me.log_id, partition.replica.epoch, partition.replica.committed
         self.world.touched[partition.replica] = None
+
+    def _memory_opened(self, copy: Copy) -> None:
+        """A copy in memory begins empty, under a name that no copy had before (C3), where its record says."""
+        place = copy.key, copy.me.broker, copy.me.log_id
+        before, start = self.newest.get(place), copy.partition.log.start
+        self.require(before is None, "a copy in memory passes for one that was lost", copy.place)
+        self.require(
+            not start or start in self.begins[copy.key], "a log begins where no record says", copy.place, start
+        )
+        self._starts.begun(copy, start)
 
     def file_synced(self, path: str) -> int | None:
         """A file of a log is safe: how many bytes of it are used, if the log is open."""
@@ -244,7 +273,7 @@ class Checker:
     def _started(self, replica: Replica, event: r.Started) -> None:
         """C23: retention stops at the commit point."""
         copy = self.copies[replica]
-        committed = self.committed[copy.key]
+        committed = max(self.committed[copy.key], replica.committed)
         self.require(event.start <= committed, "retention passed the commit point", copy.place, event.start, committed)
 
     def _received(self, replica: Replica, event: r.Received) -> None:
@@ -470,7 +499,9 @@ class Checker:
             place = key, member.broker, member.log_id
             copy = self.newest.get(place)
             if copy is None:
-                self.require(committed == 0 or place in self.excused, "a member without its log", key, member)
+                # A memory topic has begun anew a moment ago, and holds nothing yet.
+                new = committed in (0, *self.begins[key][-1:])
+                self.require(new or place in self.excused, "a member without its log", key, member)
                 continue
             if copy.safe < committed:
                 self.require(
@@ -484,6 +515,8 @@ class Checker:
     def is_whole(self, copy: Copy) -> bool:
         """Whether no fault took anything of it."""
         replica = copy.partition.replica
+        if copy.is_lost:
+            return False
         return copy.readable and not replica.failed and (copy.key, copy.me.broker, copy.me.log_id) not in self.excused
 
     # --- the store ------------------------------------------------------------------------------
@@ -529,11 +562,43 @@ class Checker:
             self._replaced[key] = after.epoch, self.world.now
         self.require(after.epoch == before.epoch + 1, "an epoch was left out", key, before, after)
         self.require(after.committed >= before.committed, "the recorded commit point went back", key, before, after)
+        if before.reserved is not None and self._check_reserved(key, before, after):
+            return
         was, logs = _logs(before.chain), _logs(after.chain)
         joined = [*was, *_logs((before.joining,) if before.joining is not None else ())]
         smaller = len(logs) == len(set(logs)) and set(logs) <= set(was)
         revived = len(logs) == 1 and logs[0] in _logs(before.eligible)
         self.require(smaller or logs == joined or revived, "a chain that may not follow", key, before, after)
+
+    def _check_reserved(self, key: Key, before: ChainRecord, after: ChainRecord) -> bool:
+        """A memory topic begins anew only when every copy is gone with its process, above all that was given out."""
+        was, now = before.reserved, after.reserved
+        assert was is not None
+        assert now is not None
+        self.require(now.end >= was.end, "a reservation went back", key, before, after)
+        if now.begins == was.begins:
+            return False
+        for member in (*before.chain, *before.eligible):
+            copy = self.newest.get((key, member.broker, member.log_id))
+            self.require(copy is None or copy.is_lost, "begun anew beside a copy that is left", key, before, member)
+        (leader,) = _logs(after.chain)
+        self.require(all(leader[1] != name[2] for name in self.newest), "a copy that was there before", key, after)
+        given_out = max(self.committed[key], self.acknowledged_end(key))
+        self.require(
+            now.begins >= max(was.end, given_out), "begun anew below what was given out", key, after, given_out
+        )
+        self.begins[key].append(now.begins)
+        self.committed[key] = now.begins
+        return True
+
+    def began(self, partition: int, topic: str) -> list[int]:
+        """Where a memory topic began anew."""
+        return [
+            at
+            for key, found in self.begins.items()
+            if (key[1], self.topics[key[0]]) == (partition, topic)
+            for at in found
+        ]
 
     def _check_recovery(self, key: Key, before: ChainRecord, after: ChainRecord, by: Process) -> None:
         """C13: by an operator's word a copy that may lead leads alone, in an epoch above all that were."""

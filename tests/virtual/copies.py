@@ -92,13 +92,30 @@ class Copy:
         self.key: Key = partition.key
         self.me: Member = partition.replica.me
         self.place = f"{self.me.broker}, life {self.me.incarnation}, partition {self.key[1]}"
-        self.safe = partition.log.synced_end  # what its disk was asked to sync; recovery has synced what it found (K3a)
+        self.in_memory = partition.log.in_memory
+        self._synced = (
+            partition.log.synced_end
+        )  # what its disk was asked to sync; recovery has synced what it found (K3a)
         self.epoch = partition.replica.epoch  # the highest that it adopted
         self.noted = 0  # up to here it is noted who has it on disk
         self.compared = 0  # up to here its committed batches were compared with what others have
         self.readable = readable  # else a fault took something of it, and what it holds is not known
         self.batches = read_log(partition.log) if readable else []
         self.horizons: dict[Key, int] = {}  # below these, logs are compacted, each by itself: nothing is compared there
+
+    @property
+    def safe(self) -> int:
+        """What its disk was asked to sync; of a copy in memory, all that it holds while its process lives."""
+        return self.partition.log.end if self.in_memory else self._synced
+
+    @safe.setter
+    def safe(self, end: int) -> None:
+        self._synced = end
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was in the memory of a process that has ended."""
+        return self.in_memory and self.process is not None and self.process.dead
 
     @property
     def horizon(self) -> int:

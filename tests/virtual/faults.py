@@ -358,6 +358,8 @@ class Faults:
             known = {} if content is None else {(topic, index): state for topic, index, state in content.replicas}
             for (key, broker, log_id), copy in self.cluster.checker.newest.items():
                 state = known.get(key)
+                if copy.in_memory:
+                    continue
                 if broker == name and state is not None and state.log_id == log_id and len(copy.batches) > 1:
                     segment = copy.partition.log._state.segments[-1]
                     held = copy.between(segment.base, segment.end)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
-from tests.virtual import mutated_expiry, mutated_queues
+from tests.virtual import mutated_expiry, mutated_memory, mutated_queues
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, chain_key, encode
@@ -26,13 +26,14 @@ from stentor.broker.partitions.expiring import Expiring
 from stentor.broker.partitions.letting_go import LettingGo
 from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.partition import Partition
+from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.partitions.resends import Resends
 from stentor.broker.sessions.reader_stream import ReaderStream
 from stentor.client.asking import Asking
 from stentor.client.group_work import GroupSource
 from stentor.client.job import Job
 from stentor.core import cluster_events as e
-from stentor.core import controller, cursors, decisions, refusals, revival
+from stentor.core import controller, cursors, decisions, refusals, reservation, revival
 from stentor.core import replica_events as r
 from stentor.core.chain_messages import Linked
 from stentor.core.chain_position import ChainPosition
@@ -591,6 +592,21 @@ mutation("member-leases", "a member's lease ends by its own clock", (GroupMember
 mutation("work-position", "positions move past finished work only", (GroupSource, "position", _position_of_taken))
 mutation("group-leases", "a member keeps its whole lease", (GroupCoordinator, "ends_at", _ends_early))
 mutation("ask-again", "what a handler may have seen is not asked again", (Asking, "_judge", _ask_again))
+mutation(
+    "memory-silence",
+    "a memory topic waits for a broker that is not heard (C12, C15)",
+    (reservation, "_is_lost", mutated_memory.silent_is_lost),
+)
+mutation(
+    "memory-offsets",
+    "a memory topic begins anew above all that was given out",
+    (controller, "begun_anew", mutated_memory.begun_where_it_ended),
+)
+mutation(
+    "memory-copy",
+    "C3: a restarted member never passes for the copy in memory that it was",
+    (Replicas, "open_all", mutated_memory.open_empty),
+)
 mutation("queue-renewal", "a lease that is renewed is not over", (QueueHead, "_hear", mutated_queues.hear_once))
 mutation("queue-attempts", "an attempt that began counts", (QueueState, "_back", mutated_queues.back_uncounted))
 mutation(

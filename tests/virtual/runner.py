@@ -86,6 +86,7 @@ class Layout(NamedTuple):
     compaction: bool = False  # logs of tables are compacted as soon as they can be, a few rows at a time
     groups: bool = False  # a consumer group reads it, too; never by chance
     requests: bool = False  # clients ask and answer requests, too; never by chance
+    memory: bool = False  # the topic is kept in memory; never by chance
     queues: bool = False  # there is a work queue, too; never by chance
     cursors: bool = False  # some move named cursors: never by chance, so that other runs stay as they are
     expiry: bool = False  # there is a table whose keys expire: never by chance either
@@ -194,7 +195,7 @@ class Run:
             "min_replicas": layout.factor if layout.minimum else 0,
             "placement": layout.placement,
         }
-        retention = {"retention_bytes": 2 * limits.SEGMENT_BYTES_MIN} if layout.retains else {}
+        retention = self._retention()
 
         async def create() -> None:
             while True:
@@ -219,6 +220,11 @@ class Run:
         self.require(made and making.exception() is None, f"the topic is not made: {made and making.exception()}")
         self._employ()
         cluster.go(0.5)
+
+    def _retention(self) -> dict[str, Any]:
+        """How much the topic keeps, and where."""
+        kept: dict[str, Any] = {"retention_bytes": 2 * limits.SEGMENT_BYTES_MIN} if self.layout.retains else {}
+        return kept | {"durability": "memory"} if self.layout.memory else kept
 
     def _employ(self) -> None:
         cluster, layout = self.cluster, self.layout
@@ -320,7 +326,11 @@ class Run:
             return False
         ends = self._ends(TOPIC)
         return all(
-            len(found) == 1 and all(read.get(partition, 0) == max(found) for read in self.load.positions.values())
+            len(found) == 1
+            and (
+                all(read.get(partition, 0) == max(found) for read in self.load.positions.values())
+                or max(found) in self.cluster.checker.began(partition, TOPIC)  # nothing was published since
+            )
             for partition, found in ends.items()
         )
 
@@ -382,7 +392,9 @@ class Run:
             return False
         for name in self.cluster.disks:
             for key, partition in self.cluster.partitions(name).items():
-                before, segments = partition.replica.position.predecessor, partition.log._state.segments
+                log = partition.log
+                segments = log._segments if log.in_memory else log._state.segments
+                before = partition.replica.position.predecessor
                 if partition.replica.position.index is None or before is None or len(segments) == 1:
                     continue
                 above = self.cluster.partitions(before.broker).get(key)
@@ -427,8 +439,9 @@ class Run:
             places[value] = place
         starts = self._starts()
         for value, place in history.at.items():
-            if self.layout.retains and place[1] < starts[place[0]] and value not in places:
-                continue  # let go before a reader came by
+            may_go = self.layout.retains or self.layout.memory
+            if may_go and place[1] < starts[place[0]] and value not in places:
+                continue  # let go before a reader came by, or lost with every broker that held it
             history.require(
                 places.get(value) == place, "an acknowledged message is lost", value, place, places.get(value)
             )

@@ -35,6 +35,11 @@ class Starts:
         self._chosen[copy.key] = max(self._chosen[copy.key], start)
         self._hear(copy, start)
 
+    def begun(self, copy: Copy, start: int) -> None:
+        """A memory topic begins anew, where its record says."""
+        self._chosen[copy.key] = max(self._chosen[copy.key], start)
+        self._hear(copy, start)
+
     def received(self, copy: Copy, event: r.Received) -> None:
         """A member hears of the head's start from the one before it."""
         if type(event.message) is Down and _is_predecessor(copy.partition.replica, event.sender, event.message.epoch):

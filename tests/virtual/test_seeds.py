@@ -14,6 +14,7 @@ FEW = 3
 GROUPS = 2
 REQUESTS = 2
 QUEUES = 2
+MEMORY = 2
 
 
 def virtual(*arguments):
@@ -59,6 +60,14 @@ def test_some_seeds_with_a_queue_find_nothing():
     done = virtual("--queues", "--from", 1, "--seeds", QUEUES, "--processes", 1)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"{QUEUES} seeds, 0 failed", done.stdout), done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_some_seeds_with_a_memory_topic_find_nothing():
+    done = virtual("--memory", "--from", 3, "--seeds", MEMORY, "--processes", 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"{MEMORY} seeds, 0 failed", done.stdout), done.stdout + done.stderr
 
 
 def test_a_seed_is_the_same_run_every_time():

@@ -80,6 +80,8 @@ class Books:
         """What moved since the last time goes into the journal."""
         for key, partition in self._partitions.items():
             log, replica = partition.log, partition.replica
+            if log.in_memory:
+                continue  # a start finds nothing of it
             synced_end = log.synced_end
             floors = (log, synced_end, replica.committed, replica.damaged)
             cutting = partition.sync.is_cutting

@@ -56,7 +56,14 @@ class HeldTopic(msgspec.Struct):
     @property
     def plan(self) -> TopicPlan:
         settings = self.record.settings
-        return TopicPlan(settings.replicas_wanted, settings.replicas_needed, settings.placement)
+        return TopicPlan(
+            settings.replicas_wanted, settings.replicas_needed, settings.placement, settings.durability == "memory"
+        )
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether its logs are never written to disk."""
+        return self.record.settings.durability == "memory"
 
 
 def topic_key(name: str) -> str:

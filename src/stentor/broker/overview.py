@@ -117,4 +117,5 @@ class Overview:
             partitions=len(self._partitions),
             bytes_in=sum(session.connection.bytes_in for session in sessions),
             bytes_out=sum(session.connection.bytes_out for session in sessions),
+            memory_log_bytes=sum(each.log.bytes for each in self._partitions.values() if each.log.in_memory),
         )

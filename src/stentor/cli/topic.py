@@ -68,6 +68,13 @@ RetentionBytes = Annotated[
         help="Delete the oldest messages of a partition beyond this size, such as 10GB; none keeps them.",
     ),
 ]
+Durability = Annotated[
+    str | None,
+    typer.Option(
+        metavar="disk|memory",
+        help="Keep messages on disk, or only in memory: nothing is written, and a restart loses them.",
+    ),
+]
 Replicas = Annotated[
     int | None,
     typer.Option(
@@ -126,6 +133,7 @@ def create(
     kind: Kind = None,
     cleanup: Cleanup = None,
     deletions_kept: DeletionsKept = None,
+    durability: Durability = None,
     replicas: Replicas = None,
     min_replicas: MinReplicas = None,
     placement: Placement = None,
@@ -152,11 +160,12 @@ def create(
       stentor topic create orders.eu
       stentor topic create orders.eu --partitions 8 --retention-age 7d --retention-bytes 10GB
       stentor topic create payments --replicas 5 --min-replicas 3
+      stentor topic create telemetry --durability memory --retention-bytes 64MiB
     """
     settings = _settings(flush, flush_interval_ms, retention_age, retention_bytes, segment_bytes, keep_unrecorded)
     settings |= _waiting(wait_for_cursor, wait_bytes)
     settings |= given(partitions=partitions, replicas=replicas, min_replicas=min_replicas, placement=placement)
-    settings |= given(kind=kind, cleanup=cleanup) | _kept(deletions_kept)
+    settings |= given(kind=kind, cleanup=cleanup, durability=durability) | _kept(deletions_kept)
     check_topic_name(name)
     check_replicas(replicas, min_replicas)
     with options.connect(url, timeout, "topic create") as client:
@@ -185,7 +194,8 @@ def tell_differences(topic: TopicInfo, settings: dict[str, Any]) -> None:
     if differing:
         complain(
             f"Topic {topic.name} already exists and was not changed: {', '.join(differing)}."
-            " `stentor topic alter` changes settings, except the number of partitions, the kind and the cleanup."
+            " `stentor topic alter` changes settings, except the number of partitions, the kind, the cleanup and the"
+            " durability."
         )
 
 
@@ -391,7 +401,7 @@ def print_topics(topics: list[TopicInfo]) -> None:
             len(topic.partitions),
             f"{sum(partition.committed - partition.start for partition in topic.partitions):,}",
             show_bytes(sum(partition.bytes for partition in topic.partitions)),
-            topic.settings.flush,
+            topic.settings.flush if topic.settings.durability == "disk" else "never",
             _retention(topic),
             topic_health(topic),
         )
@@ -401,7 +411,7 @@ def print_topics(topics: list[TopicInfo]) -> None:
 
 
 def _retention(topic: TopicInfo) -> str:
-    limits = []
+    limits = ["in memory"] if topic.settings.durability == "memory" else []
     if topic.settings.retention_age_s is not None:
         limits.append(show_seconds(topic.settings.retention_age_s))
     if topic.settings.retention_bytes is not None:
@@ -430,10 +440,11 @@ def print_topic(topic: TopicInfo, *, as_json: bool, readers: Sequence[str] = ())
             ("id", f"{topic.id:016x}"),
             ("kind", settings.kind),
             *([("cleanup", settings.cleanup)] if settings.cleanup != "delete" else []),
+            *([("durability", settings.durability)] if settings.durability != "disk" else []),
             ("replicas", _replicas(settings)),
-            ("flush", flush),
+            *([("flush", flush)] if settings.durability == "disk" else []),
             ("retention", _retention(topic)),
-            ("segment size", show_bytes(settings.segment_bytes)),
+            *([("segment size", show_bytes(settings.segment_bytes))] if settings.durability == "disk" else []),
             *([("groups", ", ".join(readers))] if readers else []),
             *([("schema", f"version {len(topic.schemas)}: {in_words(topic.schemas[-1])}")] if topic.schemas else []),
         ]

@@ -81,6 +81,8 @@ MEANINGS: Final = {
         all partitions.""",
     "cleanup": """What becomes of old messages: "delete", retention deletes them; "compact", the latest message of each
         key stays; "compact,delete", both. A table is compacted in any case. It cannot be changed later.""",
+    "durability": """"disk", or "memory": messages are never written, only the newest are kept, and all are lost when
+        every broker that holds them was restarted. It cannot be changed later.""",
     "deletions_kept_s": "How long a compacted topic keeps messages that delete a key, in seconds.",
     "kind": """"stream", every message counts; "queue", each message is a job for one consumer; or "table", the latest
         value of each key counts, and retention deletes nothing. It cannot be changed later.""",
@@ -291,7 +293,7 @@ OWN_MEANINGS: Final = {
 """The meaning of an argument where it is another one."""
 
 _SETTINGS: Final = (
-    "partitions", "kind", "cleanup", "deletions_kept_s", "flush", "flush_interval_ms",
+    "partitions", "kind", "cleanup", "deletions_kept_s", "durability", "flush", "flush_interval_ms",
     "replicas", "min_replicas", "placement", "retention_age_s",
     "retention_bytes", "keep_unrecorded", "retention_waits_for", "retention_wait_bytes", "segment_bytes",
     "ordered_by", "max_attempts", "lease_s", "retry_delay_ms", "dead_letter_topic",

@@ -47,6 +47,7 @@ from stentor.errors import (
 )
 from stentor.wire import batch
 from stentor.wire.frames import Ack
+from stentor.wire.header import in_epoch
 
 _OVERTAKEN = ("gap", "unknown_producer")
 """Refusals of a batch that came before an earlier one, which was not taken a moment ago; be it the very first."""
@@ -256,10 +257,19 @@ class Lane:
             return
         sent.doubtful = sent.may_be_in_log
         sent.refused = False
+        header = self._header_of(sent) if self.producer.in_memory else sent.header
         sent.attempts += 1
-        link.publish(sent.header, sent.encoded.body, self.producer.ack, sent)
+        link.publish(header, sent.encoded.body, self.producer.ack, sent)
         if not self.producer.ack:
             self.producer.after_write(link, sent)
+
+    def _header_of(self, sent: Sent) -> bytearray:
+        """Of a batch for a memory topic. One that may have been taken says since when: its log may be gone, and another
+        in its place would take it once more.
+        """
+        if not sent.attempts:
+            sent.sent_in = self.producer.epoch_of(self.partition)
+        return in_epoch(sent.header, sent.sent_in) if sent.doubtful else sent.header
 
     def resend(self) -> None:
         """A new link, or the end of a pause: everything unanswered again, in order."""
@@ -309,8 +319,8 @@ class Lane:
             self.give_up(sent, _not_looked_for(error))
             return
         gap = reason in _OVERTAKEN
-        if gap and self._lost_provisional(sent, reason):
-            self.producer.note_provisional_loss(self)
+        if gap and self._is_lost(sent, reason):
+            self.producer.note_loss(self)
             self.renumber()
             self.dispatch()
             return
@@ -328,14 +338,17 @@ class Lane:
             return
         self.give_up(sent, self.producer.gone(error) if isinstance(error, PartitionNotFound) else error)
 
-    def _lost_provisional(self, sent: Sent, reason: str | None) -> bool:
-        """Whether a batch that was acknowledged below `all` went down with the head that had acknowledged it (C7).
+    def _is_lost(self, sent: Sent, reason: str | None) -> bool:
+        """Whether a batch that was acknowledged below `all` went down with the head that had acknowledged it (C7), or
+        all that was acknowledged went down with the memory that held it.
 
         The oldest unanswered batch then comes behind a gap. Neither it nor a later one is in the log: a head that
         misses the one before has taken none of them. A head that does not know the producer has no such memory.
         """
         producer = self.producer
-        if producer.ack == Ack.ALL or producer.sender.lasting or not self.pending or self.pending[0] is not sent:
+        if producer.sender.lasting or not self.pending or self.pending[0] is not sent:
+            return False
+        if producer.ack == Ack.ALL and not producer.in_memory:
             return False
         return reason == "gap" or not any(waiting.doubtful for waiting in self.pending)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stentor.client.starts import Start
     from stentor.client.table_backlog import OnSlowWatch
     from stentor.client.table_copy import TableSequence
-    from stentor.wire.topic_settings import Cleanup, Flush, OrderedBy, Placement, TopicKind
+    from stentor.wire.topic_settings import Cleanup, Durability, Flush, OrderedBy, Placement, TopicKind
 
 AckLevel = Literal["none", "head", "quorum", "all"]
 """When a message counts as published: handed to the socket, taken by the head, by a majority, by the whole chain."""
@@ -130,6 +130,7 @@ class TopicOptions(TypedDict, total=False):
     kind: TopicKind
     cleanup: Cleanup
     deletions_kept_s: int
+    durability: Durability
     flush: Flush
     flush_interval_ms: int
     replicas: int

@@ -221,7 +221,25 @@ class ProducerCore:
                 error.hint = f"Topic {self.topic} was deleted and made anew; make a new producer for it."
         return error
 
-    def note_provisional_loss(self, lane: Lane) -> None:
+    @property
+    def in_memory(self) -> bool:
+        """Whether the topic is lost with the brokers that hold it."""
+        route = self.core.routes.get(self.topic)
+        return route is not None and route.settings.durability == "memory"
+
+    def epoch_of(self, partition: int) -> int:
+        """Of a partition's chain, as far as this client knows."""
+        route = self.core.routes.get(self.topic)
+        return 0 if route is None else route.partitions[partition].epoch
+
+    def note_loss(self, lane: Lane) -> None:
+        if self.in_memory:
+            logger.warning(
+                "%s/%d was lost with the brokers that held it in memory; what follows is not affected.",
+                self.topic,
+                lane.partition,
+            )
+            return
         logger.warning(
             "%s/%d lost messages that a head had acknowledged before it failed; those that follow are not affected."
             " Only ack='all' outlives a head.",

@@ -46,6 +46,7 @@ class Reader:
         self.received = 0  # the offset after the last one received
         self.taken = 0  # the offset after the last one the application took
         self.committed = 0  # the partition's commit point, as last heard
+        self.begins = 0  # where a log began that was lost with its brokers: what is before it is nobody's to take
         self.link: BrokerLink | None = None  # where the stream comes from
         self.stream_id: int | None = None
         self.finished = False
@@ -105,4 +106,4 @@ class Reader:
     @property
     def lag(self) -> int:
         """Committed messages that the application has not taken."""
-        return max(0, self.committed - self.taken)
+        return max(0, self.committed - max(self.taken, self.begins))

@@ -28,6 +28,7 @@ class Sent:
         "header",
         "lane",
         "refused",
+        "sent_in",
     )
 
     def __init__(self, lane: Lane, encoded: Encoded, header: bytearray, callbacks: list[Any], deadline: float) -> None:
@@ -40,6 +41,7 @@ class Sent:
         self.attempts = 0
         self.refused = False  # the last attempt was answered: not taken
         self.doubtful = False  # an earlier attempt never was
+        self.sent_in = 0  # of a memory topic: the epoch that its chain was known to have at the first attempt
         self.answer: int | None = None  # where it is in the log, once a broker has said so
         self.answered_refused = False  # there it has no effect: its conditions did not hold
         self.done = False  # and its callbacks know

@@ -25,7 +25,7 @@ from stentor.client.position import Position
 from stentor.client.reader import Event, Reader
 from stentor.client.streams import Streams
 from stentor.core.names import check_pattern, is_pattern, matches
-from stentor.errors import CorruptData, InvalidArgument, PartitionNotFound, StentorError
+from stentor.errors import CorruptData, InvalidArgument, OffsetOutOfRange, PartitionNotFound, StentorError
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -211,6 +211,12 @@ class SubscriptionCore:
             self.note(Event("topic_gone", reader.topic, reader.partition))
             self.reader_finished()
             return
+        if isinstance(error, OffsetOutOfRange) and error.detail.get("begun_anew") and reader.end is None:
+            now = error.start or 0
+            self.note(Event("skipped", reader.topic, reader.partition, reader.received, now))
+            reader.received = reader.begins = now
+            self.streams.open(reader)
+            return
         reader.finished = True
         self.put(error)
 
@@ -229,7 +235,8 @@ class SubscriptionCore:
         """Whether an application is too far behind that comes to this offset, and a batch that was appended then."""
         messages_max, seconds_max = _limits(self.max_lag)
         if messages_max is not None:
-            behind = reader.lag if next_offset is None else reader.committed - max(next_offset, reader.taken)
+            at = reader.begins if next_offset is None else max(next_offset, reader.begins)
+            behind = reader.committed - max(at, reader.taken)
             if behind > messages_max:
                 return True
         if seconds_max is None or appended_at_us is None:

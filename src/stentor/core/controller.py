@@ -8,6 +8,7 @@ should be:
     a member that was restarted      is named anew in its place, if its log is whole (C3, C13)
     a member that is reported leaves (C14, C15), if enough stay (C8) whose disks take writes (C31)
     a member whose disk takes no writes leaves, under the same conditions
+    all copies lost with their processes, of a memory topic: one of the brokers begins anew (`core.reservation`)
     too few members                  a joiner is named (C11), and becomes the tail when it is ready
     too many, or on a draining broker    leave, once their replacement is in
     heads piled up on one broker     a member that is better placed becomes the head
@@ -31,6 +32,7 @@ from stentor.core.held_off import HeldOff
 from stentor.core.placement import Candidate, Load, Mode, Tally, better_head, next_member
 from stentor.core.records import ChainRecord, HeldRecord, Key, Member
 from stentor.core.reports import ReportBook
+from stentor.core.reservation import all_lost, begun_anew, extended
 from stentor.core.revival import renewed, revived
 from stentor.core.statistics import ControllerStatistics
 from stentor.core.witnesses import Witnesses
@@ -63,6 +65,7 @@ class TopicPlan(msgspec.Struct, frozen=True):
     factor: int
     min_replicas: int
     mode: Mode = "spread"
+    memory: bool = False  # its copies end with the processes of their brokers
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -291,9 +294,7 @@ class Controller:
     def next_record(self, key: Key, record: ChainRecord, load: Load) -> ChainRecord | None:
         """The next step of one partition; None when there is nothing to do."""
         plan = self.topics.get(key[0])
-        if plan is None:
-            return None
-        if self._is_behind(key, record):
+        if plan is None or self._is_behind(key, record):
             return None
         record = _replace(record, committed=max(record.committed, self._known_committed(key, record)))
         if self._is_halted(key, record):
@@ -301,7 +302,7 @@ class Controller:
         staying = [self._staying(key, record, member) for member in record.chain]
         survivors = tuple(member for member in staying if member is not None)
         if not survivors:
-            return revived(key, record, self._reports, self.alive)
+            return revived(key, record, self._reports, self.alive) or self._begun_anew(key, record, plan)
         if not self._answers(survivors):
             return None
         survivors = self._without_reported(key, record, self._without_unable(record, survivors))
@@ -312,6 +313,7 @@ class Controller:
             or self._without_surplus(record, plan, load)
             or self._rebalanced(key, record, plan, load)
             or self._resettled(record, plan)
+            or extended(key, record, self._reports)
             or self._moved(key, record, plan, load)
         )
 
@@ -362,6 +364,13 @@ class Controller:
         if self._reports.lives.get(member.broker) != incarnation:
             return member  # it has not said yet what it holds; it cannot act before it is named (C3)
         return None if report is None else renewed(record, member, report)
+
+    def _begun_anew(self, key: Key, record: ChainRecord, plan: TopicPlan) -> ChainRecord | None:
+        """A memory topic of which nobody can have a copy any more: a broker that had one begins another."""
+        if not plan.memory or not all_lost(key, record, self._reports, self.alive, self.brokers):
+            return None
+        free = [member.broker for member in record.chain if member.broker in self.alive] or sorted(self._others(()))
+        return begun_anew(record, Member(free[0], self._new_id(), self.alive[free[0]])) if free else None
 
     def _answers(self, survivors: tuple[Member, ...]) -> bool:
         """C8: nobody leaves unless one who stays has said what it holds, and is surely there. With a restart a disk may

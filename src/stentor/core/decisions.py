@@ -14,6 +14,7 @@ import msgspec
 from stentor.core import refusals
 from stentor.core.acks import QUORUM
 from stentor.core.records import HeldRecord
+from stentor.core.reservation import may_assign
 from stentor.errors import NotHead, NotReady, OffsetOutOfRange
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def may_publish(replica: Replica, ack: int) -> StentorError | None:
         return refusals.not_active()
     if standing.unheard and not position.is_tail and record.chain[1].broker in standing.unheard:
         return refusals.unconfirmed(record.chain[1].broker)
-    if record.is_short:
-        return refusals.too_short(record)
+    if record.is_short or not may_assign(record, replica.end):
+        return refusals.too_short(record) if record.is_short else refusals.offsets_used_up()
     if ack == QUORUM and len(record.chain) < record.quorum:
         return refusals.no_quorum(record)
     return None
@@ -97,6 +98,8 @@ def check_stream(replica: Replica, name: str, log_start: int, *, start: int, end
             object=name,
         )
     if not log_start <= start <= max(committed, seen):
+        if replica.begins > start:
+            raise refusals.begun_anew(name, start=start, begins=replica.begins, log_start=log_start, end=committed)
         raise OffsetOutOfRange(
             f"{name} holds offsets {log_start} to {committed}; {start} was asked for.",
             hint="Start at 'earliest' or 'latest', or at an offset in that range.",

@@ -30,6 +30,17 @@ class Member(msgspec.Struct, frozen=True):
         return self.broker == other.broker and self.log_id == other.log_id
 
 
+class Reservation(msgspec.Struct, frozen=True):
+    """Offsets of a memory topic: which may have been given out, as far as anybody knows (`core.reservation`)."""
+
+    end: int
+    """No head gives out this offset, or one behind it, under this record."""
+    begins: int = 0
+    """Where the log began when all of its copies were lost last."""
+    epoch: int = 0
+    """In which epoch that was; 0: never."""
+
+
 class ChainRecord(msgspec.Struct, frozen=True):
     """The authority on a partition (C1)."""
 
@@ -45,6 +56,8 @@ class ChainRecord(msgspec.Struct, frozen=True):
     """Tells one's own swap from another's after an unknown outcome (C17)."""
     factor: int = 1
     min_replicas: int = 1
+    reserved: Reservation | None = None
+    """Of a memory topic."""
 
     @property
     def quorum(self) -> int:

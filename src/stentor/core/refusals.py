@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stentor.errors import NotHead, NotReady, TopicNotFound, UnknownOutcome
+from stentor.errors import NotHead, NotReady, OffsetOutOfRange, TopicNotFound, UnknownOutcome
 
 if TYPE_CHECKING:
     from stentor.core.records import ChainRecord
@@ -35,6 +35,34 @@ def not_head(head: str, epoch: int, revision: int) -> StentorError:
         head=head,
         epoch=epoch,
         revision=revision,
+    )
+
+
+def offsets_used_up() -> StentorError:
+    """The controller has not set more offsets aside in time."""
+    return NotReady(
+        "The offsets that were set aside for this partition are used up.",
+        hint="More are set aside as soon as the coordination store answers; clients try again by themselves.",
+    )
+
+
+def begun_anew(name: str, *, start: int, begins: int, log_start: int, end: int) -> OffsetOutOfRange:
+    """What a reader of a memory topic is told whose messages were lost with the processes that held them."""
+    return OffsetOutOfRange(
+        f"{name} is kept in memory and was lost with its brokers. It began anew at {begins}; {start} was asked for.",
+        hint="Start at 'earliest' or 'latest'. What was before is gone.",
+        object=name,
+        start=log_start,
+        end=end,
+        begun_anew=True,
+    )
+
+
+def lost_with_memory() -> StentorError:
+    """C18: a batch that was sent before a memory topic was lost; readers may have seen it then."""
+    return UnknownOutcome(
+        "This batch was sent before its topic was lost with the brokers that held it in memory.",
+        hint="Readers may have seen it. Publish it again only if they may see it twice.",
     )
 
 

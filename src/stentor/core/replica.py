@@ -109,6 +109,16 @@ class Replica:
         return self.linked and self.record is not None and (self.position.is_tail or bool(self.downstream.durable))
 
     @property
+    def begins(self) -> int:
+        """Where the log of a memory topic began when it was lost last: what was before is gone for good."""
+        return 0 if self.record is None or self.record.reserved is None else self.record.reserved.begins
+
+    @property
+    def begun_in(self) -> int:
+        """In which epoch that was; 0: never."""
+        return 0 if self.record is None or self.record.reserved is None else self.record.reserved.epoch
+
+    @property
     def serves(self) -> bool:
         """Whether the commit point was renewed in this epoch: what was acknowledged before is below it (C24)."""
         heard = (self.position.is_head or self._above >= 0) and (self.position.is_tail or bool(self.downstream.durable))
@@ -188,6 +198,8 @@ class Replica:
             return r.find_or_refuse(event, error)
         if resend is not None:
             return self._answer_resend(event, resend)
+        if not event.sequence and 0 < event.sent_in < self.begun_in:
+            return r.Refuse(event.ticket, refusals.lost_with_memory())
         refused = event.conditional is not None and not self.states.allows(event.conditional, event.body)
         return r.Append(self.end, self.epoch, event.stamp_us, refused)
 

@@ -36,6 +36,7 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
     conditional: Batch | None = None  # its header, if it comes with conditions
     body: bytes | memoryview = b""  # and then its rows
     stamp_us: int = 0  # when it arrived, by the wall clock: what its messages are stamped with
+    sent_in: int = 0  # it may be in the log since this epoch, its producer says; 0: it cannot be
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):

@@ -30,6 +30,7 @@ _BROKER_GAUGES: Final[dict[str, Callable[[BrokerCounts], float]]] = {
     "streams": lambda broker: broker.streams,
     "topics": lambda broker: broker.topics,
     "partitions": lambda broker: broker.partitions,
+    "memory_log_bytes": lambda broker: broker.memory_log_bytes,
 }
 _SERVICES: Final[dict[str, tuple[str, str, Callable[[ServiceStatistics], float]]]] = {
     "responders": ("Responders of all topics that are served here", "gauge", lambda found: found.responders),

@@ -6,6 +6,7 @@ from stentor.storage.directory import DataDirectory, PartitionDirectory
 from stentor.storage.files import atomic_write
 from stentor.storage.journal import ReplicaJournal, ReplicaState
 from stentor.storage.log import PartitionLog
+from stentor.storage.memory_log import AnyLog, MemoryLog
 from stentor.storage.model import (
     DamagedRange,
     Finding,
@@ -18,6 +19,7 @@ from stentor.storage.model import (
 )
 
 __all__ = [
+    "AnyLog",
     "DamagedRange",
     "DataDirectory",
     "Finding",
@@ -25,6 +27,7 @@ __all__ = [
     "LogFloor",
     "LogSettings",
     "LogSlice",
+    "MemoryLog",
     "PartitionDirectory",
     "PartitionLog",
     "RecoveryReport",

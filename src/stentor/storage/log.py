@@ -135,6 +135,16 @@ class PartitionLog:
         self._writer.snapshot = snapshot
 
     @property
+    def in_memory(self) -> bool:
+        """Whether a restart takes it: no."""
+        return False
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether something should go at once: never, a disk has room until the next look at its retention."""
+        return False
+
+    @property
     def start(self) -> int:
         """The first offset that the log holds."""
         return self._state.segments[0].base

@@ -58,7 +58,7 @@ class LogWriter:
         if state.failed is not None or state.closed:
             state.check_writable("append")
         size = len(chunk)
-        end = _checked_end(headers, state.end, size)
+        end = checked_end(headers, state.end, size)
         if size > self._room_bytes or time.monotonic() >= self._room_until:
             self._check_room(size)
         active = state.segments[-1]
@@ -152,7 +152,7 @@ class LogWriter:
         raise state.fail(f"A write failed: {error}.", "append") from error
 
 
-def _checked_end(headers: Sequence[BatchHeader], end: int, size: int) -> int:
+def checked_end(headers: Sequence[BatchHeader], end: int, size: int) -> int:
     """The end of the log after these batches. Numbered wrongly, they are refused, and the log stays as it is."""
     for header in headers:
         if header.base_offset != end:

@@ -218,6 +218,15 @@ def stamp(buffer: memoryview, position: int, *, base_offset: int, epoch: int, ap
     seal(buffer, position)
 
 
+def in_epoch(header: bytearray, epoch: int) -> bytearray:
+    """A producer's header with the epoch since which the batch may be in the log."""
+    said = bytearray(header)
+    (base_offset, _) = _STAMP_OFFSET_EPOCH.unpack_from(said, _STAMP_OFFSET_AT)
+    _STAMP_OFFSET_EPOCH.pack_into(said, _STAMP_OFFSET_AT, base_offset, epoch)
+    seal(memoryview(said), 0)
+    return said
+
+
 def mark_refused(buffer: memoryview, position: int) -> None:
     """Say, in place, that a batch has no effect; `stamp` seals."""
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, position + _ATTRIBUTES_AT)

@@ -62,6 +62,7 @@ class BrokerCounts(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 0  # copies that this broker holds
     bytes_in: int = 0  # of the connections that are open now
     bytes_out: int = 0
+    memory_log_bytes: int = 0  # held for memory topics
 
 
 class ClusterStatistics(MembershipStatistics, frozen=True, kw_only=True):
@@ -115,6 +116,7 @@ class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     sync_us_max: int = 0
     failed: bool = False
     damaged: tuple[tuple[int, int], ...] = ()
+    in_memory: bool = False
 
 
 class CompactionStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
 Partitions = Annotated[int, msgspec.Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX)]
 
 
+Durability = Literal["disk", "memory"]
 Flush = Literal["always", "interval"]
 FlushInterval = Annotated[int, msgspec.Meta(ge=1, le=3_600_000)]
 Replicas = Annotated[int, msgspec.Meta(ge=0, le=limits.REPLICAS_MAX)]
@@ -39,12 +40,15 @@ SegmentBytes = Annotated[int, msgspec.Meta(ge=limits.SEGMENT_BYTES_MIN, le=limit
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a topic was made with; all but its kind, cleanup, order and number of partitions may be changed later."""
+    """What a topic was made with; all but its kind, cleanup, durability, order and number of partitions may be changed
+    later.
+    """
 
     partitions: Partitions = 1
     kind: TopicKind = "stream"
     cleanup: Cleanup = "delete"  # what becomes of old messages; a table is compacted in any case
     deletions_kept_s: DeletionsKept = DELETIONS_KEPT_S  # how long a compacted log keeps deletions
+    durability: Durability = "disk"  # memory: never written, and lost with the brokers that hold it
     flush: Flush = "always"
     flush_interval_ms: FlushInterval = limits.FLUSH_INTERVAL_MS
     replicas: Replicas = 0  # 0: three, or as many as there are brokers
@@ -93,6 +97,7 @@ class TopicChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     kind: TopicKind | UnsetType = UNSET
     cleanup: Cleanup | UnsetType = UNSET
     deletions_kept_s: DeletionsKept | UnsetType = UNSET
+    durability: Durability | UnsetType = UNSET
     flush: Flush | UnsetType = UNSET
     flush_interval_ms: FlushInterval | UnsetType = UNSET
     replicas: Replicas | UnsetType = UNSET

@@ -147,3 +147,14 @@ def test_describe_lists_the_groups_of_a_topic_with_their_lags(cli, client):
     assert "groups" not in cli("topic", "describe", "grouped").out
     client.move_cursor("grouped", "billing", {0: 1})
     assert "groups        billing (2 behind)" in cli("topic", "describe", "grouped").out
+
+
+def test_a_memory_topic_is_made_and_shown_as_one(cli, client):
+    made = cli("topic", "create", "telemetry", "--durability", "memory", "--retention-bytes", "1MiB")
+    assert made.code == 0, made.err
+    assert client.describe_topic("telemetry").settings.durability == "memory"
+    assert "durability  memory" in cli("topic", "describe", "telemetry").out
+    assert "in memory, 1.0 MiB" in cli("topic", "list").out
+    refused = cli("topic", "create", "wrong", "--durability", "memory", "--kind", "table")
+    assert refused.code == 2
+    assert "kept in memory" in refused.err

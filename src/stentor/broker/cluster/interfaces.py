@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from stentor.core.records import Key
     from stentor.core.replica import Replica
     from stentor.core.replica_events import ReplicaEvent
-    from stentor.storage.log import PartitionLog
+    from stentor.storage.memory_log import AnyLog
 
 
 class LocalCopy(Protocol):
@@ -19,6 +19,6 @@ class LocalCopy(Protocol):
     @property
     def replica(self) -> Replica: ...
     @property
-    def log(self) -> PartitionLog: ...
+    def log(self) -> AnyLog: ...
 
     def step(self, event: ReplicaEvent) -> None: ...

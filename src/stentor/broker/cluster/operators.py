@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stentor.broker.environment import BrokerIdentity
     from stentor.core.records import Key
     from stentor.core.replica import Replica
-    from stentor.storage.log import PartitionLog
+    from stentor.storage.memory_log import AnyLog
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class RecoverableCopy(Protocol):
     """A copy that an operator may let lead."""
 
-    log: PartitionLog
+    log: AnyLog
 
     @property
     def replica(self) -> Replica: ...
@@ -102,7 +102,12 @@ class Operators:
             raise self._unknown(name)
         if self._control.view(name) == "heard":
             raise InvalidArgument(f"Broker {name} is running.", hint="Drain it and stop it first.", object=name)
-        holds = [key for key, held in self._catalogue.chains.items() if name in {m.broker for m in held.record.chain}]
+        holds = [
+            key
+            for key, held in self._catalogue.chains.items()
+            # What it held in memory is given up by this very word: the topic begins anew elsewhere.
+            if name in {m.broker for m in held.record.chain} and held.record.reserved is None
+        ]
         if holds and not self._rollback.accepted:  # after a restore nothing is replaced before this
             raise InvalidArgument(
                 f"Broker {name} is still a member of {len(holds)} chains.",

@@ -25,10 +25,12 @@ from stentor.broker.catalogue import (
     topic_key,
 )
 from stentor.broker.cluster import schemas
+from stentor.broker.cluster.memory_topics import check_memory
 from stentor.core import refusals
 from stentor.core.names import check_topic_name
 from stentor.core.placement import Candidate, Load, place
 from stentor.core.records import ChainRecord, HeldRecord, Key, Member
+from stentor.core.reservation import first_reservation
 from stentor.errors import (
     InvalidArgument,
     LimitExceeded,
@@ -131,7 +133,8 @@ class TopicAdmin:
                 hint="Delete topics, or use keys inside one topic.",
             )
         brokers = len(catalogue.brokers)
-        replicas = settings.replicas or min(limits.REPLICAS, brokers)
+        wanted = 1 if settings.durability == "memory" else limits.REPLICAS
+        replicas = settings.replicas or min(wanted, brokers)
         if replicas > brokers:
             raise InvalidArgument(
                 f"Topic {name} wants {replicas} replicas; the cluster has {brokers} brokers.",
@@ -140,6 +143,7 @@ class TopicAdmin:
             )
         settings = msgspec.structs.replace(settings, replicas=replicas)
         _check_minimum(name, settings)
+        check_memory(name, settings)
         _check_table(name, settings)
         _check_cleanup(name, settings)
         check_queue(name, settings)
@@ -158,6 +162,12 @@ class TopicAdmin:
         if settings.cleanup != "delete" and not self._trust.compaction:
             raise NotReady(
                 "The cluster is being upgraded; compacted topics cannot be made until every broker knows them.",
+                hint="Upgrade all brokers, then try again.",
+                object=name,
+            )
+        if settings.durability == "memory" and not self._trust.memory:
+            raise NotReady(
+                "The cluster is being upgraded; memory topics cannot be made until every broker knows them.",
                 hint="Upgrade all brokers, then try again.",
                 object=name,
             )
@@ -185,7 +195,12 @@ class TopicAdmin:
             load.add(names)
             members = tuple(Member(name, secrets.randbits(62) + 1, alive[name]) for name in names)
             chains[key] = ChainRecord(
-                1, members, proposal=secrets.randbits(62), factor=plan.factor, min_replicas=plan.min_replicas
+                1,
+                members,
+                proposal=secrets.randbits(62),
+                factor=plan.factor,
+                min_replicas=plan.min_replicas,
+                reserved=first_reservation() if plan.memory else None,
             )
         _check_brokers(topic.record.name, load)
         return chains
@@ -278,6 +293,12 @@ class TopicAdmin:
                 hint="Make a new topic instead.",
                 object=name,
             )
+        if merged.durability != settings.durability:
+            raise InvalidArgument(
+                f"Topic {name} has the durability {settings.durability}, and that cannot be changed.",
+                hint="Make a new topic instead.",
+                object=name,
+            )
         if merged.ordered_by != settings.ordered_by:
             raise InvalidArgument(
                 f"Whether jobs of queue {name} are ordered by their keys cannot be changed.",
@@ -290,6 +311,7 @@ class TopicAdmin:
                 object=name,
             )
         _check_minimum(name, merged)
+        check_memory(name, merged)
         _check_table(name, merged)
         _check_cleanup(name, merged)
         check_queue(name, merged)

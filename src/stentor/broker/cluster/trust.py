@@ -64,7 +64,10 @@ REQUESTS: Final = 4
 QUEUES: Final = 4
 """The feature level from which on a topic may be a queue."""
 
-LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS, REQUESTS, QUEUES)
+MEMORY: Final = 4
+"""The feature level from which on a topic may be kept in memory: brokers know that a copy ends with its process."""
+
+LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS, REQUESTS, QUEUES, MEMORY)
 """The highest feature level that this version knows."""
 
 
@@ -122,6 +125,11 @@ class Trust:
     def queues(self) -> bool:
         """Whether every broker knows what a queue is (C27)."""
         return self._identity.alone or self.level >= QUEUES
+
+    @property
+    def memory(self) -> bool:
+        """Whether every broker knows what a memory topic is (C27)."""
+        return self._identity.alone or self.level >= MEMORY
 
     def must_prove(self, name: str) -> bool:
         """Whether this one must: it says in the store that it can, or all must."""

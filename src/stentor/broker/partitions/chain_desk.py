@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stentor.core.standing import Standing
     from stentor.errors import StentorError
     from stentor.storage.journal import ReplicaJournal
-    from stentor.storage.log import PartitionLog
+    from stentor.storage.memory_log import AnyLog
 
 
 class ClusterPort(Protocol):
@@ -77,7 +77,7 @@ class ChainDesk:
     def disk_is_full(self) -> None:
         self._port.disk_is_full()
 
-    def copy_failed(self) -> None:
+    def copy_changed(self) -> None:
         """The controller should know soon."""
         self._port.report_soon()
 
@@ -93,7 +93,7 @@ class ChainDesk:
     def store_epoch(self, partition: ChainMember, epoch: int) -> None:
         self._epochs.store(partition, epoch)
 
-    def cut_log(self, partition: ChainMember, effect: Truncate) -> PartitionLog:
+    def cut_log(self, partition: ChainMember, effect: Truncate) -> AnyLog:
         """In a thread."""
         return self._copies.cut(partition, effect)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stentor.core.replica import Replica
     from stentor.core.replica_events import StartFeed
     from stentor.errors import StentorError
-    from stentor.storage.log import PartitionLog
+    from stentor.storage.memory_log import AnyLog
 
 _PUSHES_PER_TURN = 8  # then the loop looks at others
 
@@ -38,7 +38,7 @@ class Holding(Protocol):
 class Fed(Protocol):
     """The partition whose batches are sent."""
 
-    log: PartitionLog
+    log: AnyLog
     tail: TailCache
     reads: DiskThreads
     key: Key

@@ -11,6 +11,7 @@ from stentor.core.table import TableState
 from stentor.errors import Compacted, NotReady, StentorError
 from stentor.limits import KIB, MIB
 from stentor.storage.compaction import CompactionReport
+from stentor.storage.memory_log import on_disk
 from stentor.wire.statistics import CompactionStatistics
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from stentor.core.replica import Replica
     from stentor.core.replica_events import ReplicaEvent
     from stentor.storage.compaction import Compaction
-    from stentor.storage.log import PartitionLog
+    from stentor.storage.memory_log import AnyLog
     from stentor.wire.messages import TopicSettings
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ it waits for the next horizon."""
 class Shrinking(Protocol):
     """The partition whose log is compacted."""
 
-    log: PartitionLog
+    log: AnyLog
     replica: Replica
     sync: LogSync
     tail: TailCache
@@ -118,7 +119,7 @@ class PartitionCompaction:
             return
         self._rolled = state.committed
         try:
-            if partition.log.roll_behind(state.committed.offset + 1):
+            if on_disk(partition.log).roll_behind(state.committed.offset + 1):
                 partition.sync.start_if_idle()
         except StentorError as error:
             logger.warning("partition %s: %s", partition.name, error)
@@ -133,7 +134,7 @@ class PartitionCompaction:
         self._holds_back = bool(held) and not self._holds_back
         if self._holds_back or partition.successor.is_below(horizon.deletions_until):
             horizon = Horizon(horizon.offset, self._removed_until)
-        job = partition.log.compaction(horizon, committed=partition.replica.committed, kept_us=kept_us)
+        job = on_disk(partition.log).compaction(horizon, committed=partition.replica.committed, kept_us=kept_us)
         self._waited += 1
         if not job.possible or not (job.whole or self._waited > LOOKS_MAX):
             if self._waited > LOOKS_MAX:  # not with this horizon: a crash took the snapshot behind it, for example
@@ -212,7 +213,7 @@ class PartitionCompaction:
         horizon = self.horizon
         if not self._replaces_enough():
             return False
-        below, since = self._partition.log.bytes_since(0 if horizon == NOWHERE else horizon.offset + 1)
+        below, since = on_disk(self._partition.log).bytes_since(0 if horizon == NOWHERE else horizon.offset + 1)
         if since >= COMPACTION_BYTES_MIN and since >= below * COMPACTION_SHARE:
             return True
         if self.proposed_at_s is None:

@@ -16,6 +16,7 @@ from stentor.broker.partitions.interfaces import Request
 from stentor.core.acks import ALL
 from stentor.core.horizon import HORIZON
 from stentor.limits import MIB
+from stentor.storage.memory_log import on_disk
 from stentor.wire import sparse
 from stentor.wire.header import unpack
 
@@ -78,7 +79,7 @@ class Compactions:
         compaction.proposed(now_s)
         self._proposing.add(partition.key)
         until_us = self._environment.clock.now_us() - int(partition.settings.deletions_kept_s * 1_000_000)
-        find = partial(partition.log.end_of_older, until_us)
+        find = partial(on_disk(partition.log).end_of_older, until_us)
         self._environment.reads.submit(find, partial(self._propose, partition))
 
     def _propose(self, partition: Partition, older_end: int | None, error: StentorError | None) -> None:

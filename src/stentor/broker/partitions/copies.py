@@ -12,7 +12,8 @@ from stentor.core.records import Key, Member
 from stentor.core.replica import Replica
 from stentor.errors import CorruptData
 from stentor.storage.log import PartitionLog
-from stentor.storage.model import LogSettings
+from stentor.storage.memory_log import AnyLog, MemoryLog
+from stentor.storage.model import Identity, LogSettings
 from stentor.storage.recovery import ForeignSegment
 
 if TYPE_CHECKING:
@@ -58,15 +59,15 @@ class Copies:
             logger.error("%s/%d cannot be opened and was set aside (%s): %s", topic.record.name, key[1], aside, error)  # noqa: TRY400
             return None
 
-    def begin(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork) -> Partition:
-        """A new log; what was in its place is put aside."""
+    def begin(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork, start: int = 0) -> Partition:
+        """A new log; what was in its place is put aside. One in memory begins at `start`: it may have been lost."""
         known = self._journal.get(*key)
-        if known is not None and known.log_id != log_id:
+        if known is not None and known.log_id != log_id and not topic.in_memory:
             aside = self._directory.put_aside(*key)
             logger.warning("%s/%d: the old copy of the log was set aside: %s", topic.record.name, key[1], aside)
         if known is None or known.log_id != log_id:
             self.note({key: log_id})
-        return self._open(topic, key, log_id, chain)
+        return self._open(topic, key, log_id, chain, start)
 
     def note(self, log_ids: dict[Key, int]) -> None:
         """The journal knows of copies before they exist: a crash in between finds an empty one, not a stranger's."""
@@ -74,22 +75,27 @@ class Copies:
             self._journal.update(*key, log_id=log_id)
         self._journal.store()
 
-    def _open(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork) -> Partition:
+    def _open(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork, start: int = 0) -> Partition:
         record, environment = topic.record, self._environment
         known = self._journal.get(*key)
         current = known if known is not None and known.log_id == log_id else None
         states = states_of(topic)
         states.begin(0 if current is None else current.committed)
-        log = PartitionLog.open(
-            self._directory.partition_directory(*key),
-            topic_id=key[0],
-            partition=key[1],
-            log_id=log_id,
-            settings=self.log_settings(record),
-            floor=None if current is None else current.floor,
-            derived=states,
-            unclean=environment.config.unclean,
-        )
+        log: AnyLog
+        if topic.in_memory:
+            log = MemoryLog(Identity(*key, log_id), self.log_settings(record), start=start)
+            log.derive(states)
+        else:
+            log = PartitionLog.open(
+                self._directory.partition_directory(*key),
+                topic_id=key[0],
+                partition=key[1],
+                log_id=log_id,
+                settings=self.log_settings(record),
+                floor=None if current is None else current.floor,
+                derived=states,
+                unclean=environment.config.unclean,
+            )
         _report_recovery(record.name, key[1], log)
         replicated = topic.plan.factor > 1
         damaged = replicated and bool(
@@ -138,12 +144,12 @@ class Copies:
 
     # --- cutting --------------------------------------------------------------------------------
 
-    def cut(self, partition: ChainMember, effect: Truncate) -> PartitionLog:
+    def cut(self, partition: ChainMember, effect: Truncate) -> AnyLog:
         """The log ends here, or begins anew here; the state derived from it follows (C9, C19)."""
         partition.noted = None  # what the journal says changes here too
         return self._begin_anew(partition, effect) if effect.reset else self._cut_back(partition, effect.end)
 
-    def _cut_back(self, partition: ChainMember, end: int) -> PartitionLog:
+    def _cut_back(self, partition: ChainMember, end: int) -> AnyLog:
         log, states = partition.log, partition.replica.states
         floor = self._journal.get(*partition.key)
         if floor is not None and floor.synced_end > end:
@@ -155,20 +161,24 @@ class Copies:
             states.commit(partition.committed)
         return log
 
-    def _begin_anew(self, partition: ChainMember, effect: Truncate) -> PartitionLog:
+    def _begin_anew(self, partition: ChainMember, effect: Truncate) -> AnyLog:
         log, identity = partition.log, partition.log.identity
         log.delete()
         # The epoch that the machine asked for last may be in the journal already, before the machine hears of it.
         self._journal.begin_anew(*partition.key, log_id=identity.log_id, epoch=partition.replica.epoch)
         self._journal.store()
-        fresh = PartitionLog.open(
-            log.directory,
-            topic_id=identity.topic_id,
-            partition=identity.partition,
-            log_id=identity.log_id,
-            settings=log.settings,
-            start=effect.end,
-        )
+        fresh: AnyLog
+        if isinstance(log, MemoryLog):
+            fresh = MemoryLog(identity, log.settings, start=effect.end)
+        else:
+            fresh = PartitionLog.open(
+                log.directory,
+                topic_id=identity.topic_id,
+                partition=identity.partition,
+                log_id=identity.log_id,
+                settings=log.settings,
+                start=effect.end,
+            )
         if effect.snapshot is not None:
             fresh.keep_start_snapshot(effect.snapshot)
         states = partition.replica.states
@@ -202,7 +212,7 @@ class Copies:
             self._journal.remove(*key)
 
 
-def _unusable(log: PartitionLog, *, replicated: bool) -> str:
+def _unusable(log: AnyLog, *, replicated: bool) -> str:
     """Why this copy may not take part; a single broker serves what is left of a damaged one (K2)."""
     if log.failed:
         return log.failed
@@ -211,7 +221,7 @@ def _unusable(log: PartitionLog, *, replicated: bool) -> str:
     return ""
 
 
-def _report_recovery(topic: str, index: int, log: PartitionLog) -> None:
+def _report_recovery(topic: str, index: int, log: AnyLog) -> None:
     report = log.recovery
     for truncation in report.truncated:
         logger.warning("%s/%d: a torn write at the end was cut off: %s", topic, index, truncation)

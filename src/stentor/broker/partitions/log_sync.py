@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stentor.core.replica import Replica
     from stentor.core.replica_events import ReplicaEvent
     from stentor.ports import Clock
-    from stentor.storage.log import PartitionLog
+    from stentor.storage.memory_log import AnyLog
     from stentor.wire.messages import TopicSettings
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 class Synced(Protocol):
     """The partition whose log it is."""
 
-    log: PartitionLog
+    log: AnyLog
     settings: TopicSettings
 
     @property
@@ -44,7 +44,7 @@ class Synced(Protocol):
     def step(self, event: ReplicaEvent) -> None: ...
     def flush_later(self) -> None: ...
     def before_cut(self, end: int) -> None: ...
-    def log_replaced(self, log: PartitionLog) -> None: ...
+    def log_replaced(self, log: AnyLog) -> None: ...
 
 
 class LogSync:
@@ -57,7 +57,7 @@ class LogSync:
         self.under_way = False
         self.began_us: int | None = None  # when a disk thread took it up
         self.dirty = False  # flush=interval: written since the last sync
-        self._cut: tuple[r.Truncate, Callable[[], PartitionLog]] | None = None  # waits for the sync, or is under way
+        self._cut: tuple[r.Truncate, Callable[[], AnyLog]] | None = None  # waits for the sync, or is under way
         self._unsynced_bytes = 0
         self._held: set[Sender] = set()  # those who were told to wait for the disk
         self._stopped: list[Callable[[], None]] = []  # who waits for the end
@@ -77,7 +77,9 @@ class LogSync:
     def request(self, sender: Sender | None) -> None:
         """The machine wants the log on disk. `sender`: whose batch was just taken, if one was."""
         partition = self._partition
-        if partition.settings.flush == "interval":
+        if partition.log.in_memory:
+            partition.step(r.Durable(partition.log.end))
+        elif partition.settings.flush == "interval":
             if not self.dirty:
                 self.dirty = True
                 partition.flush_later()
@@ -146,6 +148,8 @@ class LogSync:
 
     def wait_if_far_ahead(self, sender: Sender, size: int) -> None:
         """Back-pressure: memory and the unsynced part of the log stay bounded."""
+        if self._partition.log.in_memory:
+            return  # the log itself refuses what it has no room for
         self._unsynced_bytes += size
         if self._unsynced_bytes > limits.UNSYNCED_BYTES_MAX and sender not in self._held:
             self._held.add(sender)
@@ -190,7 +194,7 @@ class LogSync:
 
     # --- cutting --------------------------------------------------------------------------------
 
-    def cut(self, effect: r.Truncate, work: Callable[[], PartitionLog]) -> None:
+    def cut(self, effect: r.Truncate, work: Callable[[], AnyLog]) -> None:
         """Once no sync runs: cut the log and derive everything again, in a disk thread."""
         self._cut = effect, work
         if not self.under_way:
@@ -208,7 +212,7 @@ class LogSync:
         self._partition.before_cut(effect.end)
         self._threads.submit(work, self._log_cut)
 
-    def _log_cut(self, log: PartitionLog | None, error: StentorError | None) -> None:
+    def _log_cut(self, log: AnyLog | None, error: StentorError | None) -> None:
         cut, self._cut = self._cut, None
         self.under_way = False
         partition = self._partition

@@ -27,7 +27,8 @@ from stentor.broker.partitions.successor import Successor
 from stentor.broker.partitions.tail_cache import TailCache
 from stentor.core import refusals
 from stentor.core import replica_events as r
-from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, StentorError
+from stentor.core.reservation import runs_low
+from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, OffsetOutOfRange, StentorError
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
 from stentor.wire.statistics import ChainStatistics, DedupeStatistics, PartitionStatistics
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from stentor.core.replica import Replica
     from stentor.core.replica_events import ReplicaEffect, ReplicaEvent
     from stentor.ports import Clock
-    from stentor.storage.log import PartitionLog
+    from stentor.storage.memory_log import AnyLog
     from stentor.wire.header import BatchHeader
     from stentor.wire.messages import TopicSettings
 
@@ -97,7 +98,7 @@ class Partition:
         index: int,
         settings: TopicSettings,
         schemas: int = 0,
-        log: PartitionLog,
+        log: AnyLog,
         replica: Replica,
         clock: Clock,
         syncs: DiskThreads,
@@ -160,6 +161,7 @@ class Partition:
             stamp_us=self.sync.clock.now_us(),
             conditional=self._conditional(header),
             body=view[batch_header.HEADER_BYTES :] if header.conditional else b"",
+            sent_in=header.epoch,
         )
         now_us = int(self.sync.clock.monotonic() * 1_000_000)
         (effect,) = self.replica.step(event, now_us)
@@ -257,7 +259,12 @@ class Partition:
         self.step(r.LetLead())
 
     def feed_failed(self, error: StentorError) -> None:
-        """The successor needs what this disk cannot give."""
+        """The successor needs what this log cannot give. A joiner that retention has overtaken asks again, and begins
+        where this log begins now.
+        """
+        if isinstance(error, OffsetOutOfRange):
+            self.step(r.LinkAgain())
+            return
         logger.error("partition %s cannot feed its successor: %s", self.name, error)
         self.successor.stop()
         self.read_failed(error)
@@ -271,7 +278,7 @@ class Partition:
             logger.error("partition %s: this copy is damaged and leaves the chain: %s", self.name, error)
             self.step(r.Fail(error.message))
             self.followers.fail_all(refusals.damaged())
-            chain.copy_failed()
+            chain.copy_changed()
         return refusals.damaged()
 
     def _truncate(self, effect: r.Truncate) -> None:
@@ -285,7 +292,7 @@ class Partition:
         self.tail.clear()
         self.followers.fail_beyond(end, NotReady("The partition's log was cut back.", hint="Subscribe again."))
 
-    def log_replaced(self, log: PartitionLog) -> None:
+    def log_replaced(self, log: AnyLog) -> None:
         """The log was cut back, or begun anew."""
         self.log = log
         log.snapshot = self.replica.states.snapshot
@@ -305,8 +312,7 @@ class Partition:
                 case r.Sync():
                     self.sync.request(self._requests.sender)
                 case r.Committed():
-                    self.followers.wake()
-                    self.compaction.committed()
+                    self._committed()
                 case r.Refuse():
                     request = self._requests.take(effect.ticket)
                     request.publisher.fail(request.correlation, effect.error, "publish", self.name)
@@ -318,6 +324,15 @@ class Partition:
                     self._perform_chain(effect)
         for publisher in answered:
             publisher.flush()
+
+    def _committed(self) -> None:
+        """Readers get more. A log in memory does not wait for the timer of retention; members follow their head."""
+        self.followers.wake()
+        self.compaction.committed()
+        if self.log.is_over_limit and self.replica.position.is_head:
+            start = self.log.retain(self.sync.clock.now_us(), committed=self.committed)
+            if start > self.replica.start:
+                self.step(r.Started(start))
 
     def perform_one(self, effect: ReplicaEffect) -> None:
         """Do what was decided beside the machine."""
@@ -354,6 +369,8 @@ class Partition:
         if self.sync.under_way and self.sync.began_us is not None:
             tick = msgspec.structs.replace(tick, sync_began_us=self.sync.began_us)
         self.step(tick)
+        if self._chain is not None and runs_low(self.replica.record, self.replica.end):
+            self._chain.copy_changed()
 
     def flush_later(self) -> None:
         """Have what only memory holds brought to disk an interval from now."""

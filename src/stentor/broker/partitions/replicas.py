@@ -74,10 +74,13 @@ class Replicas:
     async def open_all(self, topics: Iterable[HeldTopic], named: dict[Key, Member]) -> None:
         """Recover every log on this disk, several at a time: what a restart waits for.
 
-        Those that the journal does not know are opened only if they are `named`.
+        Those that the journal does not know are opened only if they are `named`. Those in memory are gone: what begins
+        in their place is another copy (C3), once the controller has named it.
         """
         wanted = []
         for topic in topics:
+            if topic.in_memory:
+                continue
             for key in topic.keys:
                 known = self._journal.get(*key)
                 log_id = known.log_id if known is not None else None
@@ -94,9 +97,9 @@ class Replicas:
 
     async def _create(self, topic: HeldTopic, key: Key, log_id: int) -> None:
         """Begin a new log; what was in its place is put aside."""
-        self._add(
-            await self._environment.loop.run_in_executor(None, self._copies.begin, topic, key, log_id, self._desk)
-        )
+        reserved = self._creating[key].record.reserved
+        begin = (topic, key, log_id, self._desk, 0 if reserved is None else reserved.begins)
+        self._add(await self._environment.loop.run_in_executor(None, self._copies.begin, *begin))
 
     async def create_many(self, topic: HeldTopic, log_ids: dict[Key, int]) -> None:
         """Begin the logs of a new topic, a few at a time."""
@@ -237,8 +240,15 @@ class Replicas:
         await self._until(active)
 
     async def wait_until_at_work(self) -> None:
-        """All of them, or they have failed."""
-        await self._until(lambda: all(p.replica.active or p.replica.failed for p in self.partitions.values()))
+        """All of them, or they have failed; also those in memory, which begin anew."""
+        topics = self._catalogue.topics.values()
+        in_memory = [key for topic in topics if topic.in_memory for key in topic.keys]
+        await self._until(
+            lambda: (
+                all(p.replica.active or p.replica.failed for p in self.partitions.values())
+                and all(key in self.partitions for key in in_memory)
+            )
+        )
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         loop = self._environment.loop

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from stentor.core.replica_events import ReplicaEffect, ReplicaEvent
     from stentor.errors import StentorError
     from stentor.storage.earlier import Earlier
-    from stentor.storage.log import PartitionLog
+    from stentor.storage.memory_log import AnyLog
 
 
 class _Result(msgspec.Struct):
     """What a search found, and for which question."""
 
-    log: PartitionLog
+    log: AnyLog
     epoch: int  # a later one may have cut the log
     producer_id: int
     generation: int
@@ -44,7 +44,7 @@ class _Result(msgspec.Struct):
 class Searched(Protocol):
     """The partition whose log is searched."""
 
-    log: PartitionLog
+    log: AnyLog
     loop: AbstractEventLoop
     reads: DiskThreads
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from stentor.broker.disk_threads import DiskThreads
     from stentor.core.replica_events import GiveState
     from stentor.errors import StentorError
-    from stentor.storage.log import PartitionLog
+    from stentor.storage.memory_log import AnyLog
 
 
 class Described(Protocol):
     """The partition whose state is given away."""
 
-    log: PartitionLog
+    log: AnyLog
     reads: DiskThreads
 
     def read_failed(self, error: StentorError) -> StentorError: ...
@@ -31,7 +31,7 @@ class StatePieces:
 
     def __init__(self, partition: Described) -> None:
         self._partition = partition
-        self._log: PartitionLog | None = None
+        self._log: AnyLog | None = None
         self._start = 0
         self._state: bytes | None = None
 
@@ -55,7 +55,7 @@ class StatePieces:
 
     def _loaded(
         self,
-        log: PartitionLog,
+        log: AnyLog,
         effect: GiveState,
         tell: Callable[[str, StatePiece], None],
         found: tuple[int, bytes, int],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 import msgspec
 
 from stentor import limits
+from stentor.broker.cluster.memory_topics import memory_defaults
 from stentor.core import decisions, queue_limits, refusals
 from stentor.core.cursors import RECORDER
 from stentor.core.names import check_cursor_name, check_pattern, matches, printable
@@ -154,6 +155,8 @@ class Requests:
         does a topic that is only compacted.
         """
         settings = self._config.topic_settings()
+        if wanted.durability == "memory":
+            return memory_defaults(settings)
         if wanted.kind == "table" or wanted.cleanup == "compact":
             return msgspec.structs.replace(settings, retention_age_s=None, retention_bytes=None)
         if wanted.kind == "queue" and settings.retention_age_s is None and settings.retention_bytes is None:
