@@ -7,7 +7,6 @@
     faults    2,000 updates/s on three brokers while the head is killed and the tail is cut off
     requests  a request and its answer, against NATS core and Redis lists
     clients   10,000 clients that hold a copy each: memory, and the time until an update has reached all
-    queue     jobs of a work queue, each acknowledged by itself, against NATS and Redis
     slow      100 subscribers beside one that is too slow, under each policy
     workers   messages through a group's `run`, one by one and in batches, and what a second process is worth
     queue     jobs taken and acknowledged one by one, against Redis, NATS and RabbitMQ

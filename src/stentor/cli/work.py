@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stentor import Client, Group, Queue
     from stentor.client.group_run import GroupStatistics
-    from stentor.client.queue_run import QueueStatistics
+    from stentor.client.queue_run import ConsumerStatistics
 
 app = options.make_app()
 
@@ -203,7 +203,7 @@ def _not_a_queue(names: list[str], group: str | None) -> InvalidArgument:
     return InvalidArgument(f"{what}, and --prefetch is for queues.", hint="Leave it out.", object=",".join(names))
 
 
-def _conclude(what: str, counted: GroupStatistics | QueueStatistics, left: int, stopped: list[int]) -> None:
+def _conclude(what: str, counted: GroupStatistics | ConsumerStatistics, left: int, stopped: list[int]) -> None:
     complain(f"{plural(counted['done'], what)} done, {counted['failed']:,} failed, {left:,} left.")
     if stopped and stopped[0] == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)

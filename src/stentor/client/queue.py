@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stentor.client.async_client import AsyncClient
     from stentor.client.options import HeadersLike
     from stentor.client.queue_consumer import QueueConsumer
-    from stentor.client.queue_run import QueueRunOptions, QueueStatistics
+    from stentor.client.queue_run import QueueRunOptions, ConsumerStatistics
     from stentor.client.sync_client import Client
     from stentor.client.workers_terms import WorkMode
 
@@ -59,7 +59,7 @@ class _QueueFace:
         """The topic that dead jobs go to."""
         return self._core.dead_letters
 
-    def statistics(self) -> QueueStatistics:
+    def statistics(self) -> ConsumerStatistics:
         """How many jobs this consumer holds, has begun, and has lost; and what `run` has done and is doing."""
         consumer = self._core.consumer
         held = {"held": 0, "begun": 0, "lost": 0} if consumer is None else consumer.statistics()

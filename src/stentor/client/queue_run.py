@@ -32,7 +32,7 @@ class QueueRunOptions(TypedDict):
     finish_within: float
 
 
-class QueueStatistics(TypedDict):
+class ConsumerStatistics(TypedDict):
     """What a consumer of a queue counts."""
 
     held: int  # jobs that it has

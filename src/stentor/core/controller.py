@@ -312,7 +312,7 @@ class Controller:
             self._with_joiner(key, record, plan, load)
             or self._without_surplus(record, plan, load)
             or self._rebalanced(key, record, plan, load)
-            or self._resettled(record, plan)
+            or record.resettled(plan.factor, plan.min_replicas)
             or extended(key, record, self._reports)
             or self._moved(key, record, plan, load)
         )
@@ -573,20 +573,6 @@ class Controller:
         load.replicas[to] += 1
         self._moves += 1
         return _replace(record, joining=Member(to, self._usable_log(key, to) or self._new_id(), self.alive[to]))
-
-    def _resettled(self, record: ChainRecord, plan: TopicPlan) -> ChainRecord | None:
-        """The topic's factor or minimum was changed."""
-        if (record.factor, record.min_replicas) == (plan.factor, plan.min_replicas):
-            return None
-        # A chain that is long enough from now on commits without those who may still lead (C8).
-        eligible = record.eligible if len(record.chain) < plan.min_replicas else ()
-        return _replace(
-            record,
-            epoch=record.epoch + 1,
-            factor=plan.factor,
-            min_replicas=plan.min_replicas,
-            eligible=eligible,
-        )
 
     def statistics(self) -> ControllerStatistics:
         lengths = Counter(len(held.record.chain) for held in self.records.values())

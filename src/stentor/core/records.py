@@ -81,6 +81,16 @@ class ChainRecord(msgspec.Struct, frozen=True):
         """Whether too few members are left for anything to be committed (C8)."""
         return len(self.chain) < self.min_replicas
 
+    def resettled(self, factor: int, min_replicas: int) -> ChainRecord | None:
+        """With the topic's factor and minimum as they are now; None if they have not changed."""
+        if (self.factor, self.min_replicas) == (factor, min_replicas):
+            return None
+        # A chain that is long enough from now on commits without those who may still lead (C8).
+        eligible = self.eligible if len(self.chain) < min_replicas else ()
+        return msgspec.structs.replace(
+            self, epoch=self.epoch + 1, factor=factor, min_replicas=min_replicas, eligible=eligible
+        )
+
 
 class Batch(Protocol):
     """What the core needs to know of a batch: a part of its header."""
