@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stentor.client.async_client import AsyncClient
     from stentor.client.options import HeadersLike
     from stentor.client.queue_consumer import QueueConsumer
-    from stentor.client.queue_run import QueueRunOptions, ConsumerStatistics
+    from stentor.client.queue_run import ConsumerStatistics, QueueRunOptions
     from stentor.client.sync_client import Client
     from stentor.client.workers_terms import WorkMode
 
