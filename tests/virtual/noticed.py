@@ -86,7 +86,7 @@ SEEDS: dict[str, list[int]] = {
     "let-go": [26],
     "group-leases": [51],
     "ask-again": [1, 2],
-    "stale-commit": [2],
+    "stale-commit": [16],
     "member-leases": [2],
     "work-position": [1],
     "memory-silence": [2, 4],
