@@ -27,7 +27,7 @@ class Journal:
 
 
 def test_a_round_that_failed_is_followed_by_the_next_one():
-    log = SimpleNamespace(synced_end=1, identity=SimpleNamespace(log_id=7))
+    log = SimpleNamespace(in_memory=False, synced_end=1, identity=SimpleNamespace(log_id=7))
     replica = SimpleNamespace(committed=1, damaged=False, failed="")
     partition = SimpleNamespace(
         key=(1, 0), log=log, replica=replica, sync=SimpleNamespace(is_cutting=False), noted=None

@@ -9,9 +9,10 @@ from stentor.client.identity import ProducerIdentity
 from stentor.client.lane import Lane
 from stentor.client.outcomes import Outcomes
 from stentor.client.producer_core import _Flush
-from stentor.errors import NotReady, PublishError, SequenceError
+from stentor.errors import NotReady, PublishError, SequenceError, UnknownOutcome
 from stentor.wire import batch
 from stentor.wire.frames import Ack
+from stentor.wire.header import unpack
 
 
 class Wire:
@@ -19,9 +20,11 @@ class Wire:
 
     def __init__(self):
         self.sent = []
+        self.headers = []
 
     def publish(self, header, body, ack, sink):
         self.sent.append(sink)
+        self.headers.append(unpack(header))
 
 
 class Producer(SimpleNamespace):
@@ -34,6 +37,7 @@ class Producer(SimpleNamespace):
             topic_id=1,
             sender=ProducerIdentity(9, generation=0),
             ack=int(Ack.ALL),
+            in_memory=False,
             timeout=10.0,
             batch_messages=100,
             batch_bytes=1_000_000,
@@ -43,10 +47,13 @@ class Producer(SimpleNamespace):
             wire=wire,
             core=SimpleNamespace(
                 routing=SimpleNamespace(head_link=lambda *_: wire),
+                links=SimpleNamespace(disown=lambda _: None),
                 loop=SimpleNamespace(call_soon_threadsafe=lambda work, *given: work(*given)),
             ),
             heard=[],
             resends=[],
+            losses=[],
+            epoch=5,
         )
 
     def call_back(self, callback, receipt, error):
@@ -57,6 +64,12 @@ class Producer(SimpleNamespace):
 
     def introduce(self, link):
         pass
+
+    def epoch_of(self, partition):
+        return self.epoch
+
+    def note_loss(self, lane):
+        self.losses.append(lane)
 
     def resend_later(self, lane):
         self.resends.append(lane)
@@ -127,6 +140,38 @@ def test_a_producer_that_the_broker_does_not_remember_is_told(producer, lane):
     assert told(producer)[0] == ("a", SequenceError)
     assert [name for name, *_ in producer.heard] == ["a", "b", "c", "d"]
     assert lane.generation == 1
+
+
+def test_behind_a_memory_topic_that_was_lost_it_goes_on_under_the_next_generation(producer, lane):
+    """Every batch was sent once, and the first was refused: none of them can be in a log."""
+    producer.in_memory = True
+    first, *_ = lane.pending
+    first.failed(SequenceError("This partition does not know it.", reason="unknown_producer"))
+    assert (producer.heard, producer.losses, lane.generation) == ([], [lane], 1)
+    assert [(header.generation, header.sequence) for header in producer.wire.headers[-4:]] == [
+        (1, number) for number in range(4)
+    ]
+
+
+def test_a_batch_that_a_lost_memory_topic_may_have_had_is_not_known_to_be_written(producer, lane):
+    producer.in_memory = True
+    lane.resend()
+    first, *_ = lane.pending
+    first.failed(SequenceError("This partition does not know it.", reason="unknown_producer"))
+    assert told(producer)[0] == ("a", UnknownOutcome)
+    assert not producer.losses
+
+
+def test_a_batch_for_a_memory_topic_says_since_when_it_may_be_there(producer):
+    producer.in_memory = True
+    lane = Lane(producer, 0)
+    lane.add_encoded(batch.encode([0], [None], [b"a"], None))
+    lane.dispatch()
+    producer.epoch = 8
+    lane.resend()
+    assert [header.epoch for header in producer.wire.headers] == [0, 5]
+    first, second = producer.wire.headers
+    assert (first.body_checksum, first.sequence) == (second.body_checksum, second.sequence)
 
 
 def test_what_is_in_the_log_is_not_said_to_have_failed_with_what_was_before_it(producer, lane):

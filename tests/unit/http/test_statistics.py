@@ -11,7 +11,7 @@ from stentor.testing import broker
 
 NAMES = {
     "broker": "id version uptime_s connections refusals receiving syncs_in_loop streams topics partitions bytes_in"
-    " bytes_out",
+    " bytes_out memory_log_bytes",
     "broker.receiving": "bytes bytes_max loans waiting closed_frames",
     "health": "disk_writable store_reachable log_failed chain_short chain_refusing retention_overrun unready problems",
     "cluster": "controller peers lags reaches_store writes takeovers resignations store_restored chains confirmed"
@@ -25,7 +25,8 @@ NAMES = {
     "partitions.chain": "replicas replicas_wanted",
     "partitions.replica": "position epoch linked active end durable committed failed joint waiting",
     "partitions.dedupe": "producers searches",
-    "partitions.log": "start end synced_end bytes segments appends syncs sync_us_total sync_us_max failed damaged",
+    "partitions.log": "start end synced_end bytes segments appends syncs sync_us_total sync_us_max failed damaged"
+    " in_memory",
     "partitions.compaction": "horizon compacted_to deletions_until runs running bytes_before bytes_after"
     " messages_removed last_at_us",
 }
