@@ -44,6 +44,7 @@ from stentor.core.queue_records import (
     Took,
 )
 from stentor.errors import InternalError
+from stentor.limits import MIB
 
 if TYPE_CHECKING:
     from stentor.core.queue import QueueState
@@ -59,10 +60,17 @@ HOLDERS_MAX: Final = 10_000
 BURIED_AT_ONCE_MAX: Final = 100
 """Dead jobs that go into the dead-letter topic as one batch."""
 
+STEPS_BYTES: Final = 4 * MIB
+"""About what a turn writes down at most, far below what a batch may have; the rest waits for the next turn."""
+
+LOST_AT_ONCE: Final = 20_000
+"""About how many attempts are ended at once because of time: each says why."""
+
 RETRY_S_MAX: Final = 600.0
 """The longest pause before a job is tried again, unless somebody asks for a longer one."""
 
 _STOOD_STILL_US: Final = 500_000  # whoever looks so late did not run in between; it counts as one tick
+_CLAIM_BYTES: Final = 12  # an offset and a number, in a list
 _TICK_US: Final = 100_000  # brokers beat ten times a second
 _LOST: Final = "the consumer that had this job was not heard of for as long as its lease"
 _TOO_LONG: Final = "the attempt took longer than its consumer allows"
@@ -168,7 +176,7 @@ class QueueHead:
     # --- a turn ---------------------------------------------------------------------------------
 
     def _turn(self, turn: q.QueueTurn, now_us: int) -> list[QueueEffect]:
-        """Decide all that waits. Nothing is decided while steps are on their way into the log."""
+        """Decide what waits, as much as there is room for. Nothing, while steps are on their way into the log."""
         if self._appending is not None:
             return []
         self._ready.refresh(turn.committed, turn.wall_us, now_us)
@@ -178,22 +186,8 @@ class QueueHead:
         telling: list[QueueAnswer] = []
         ending: list[int] = []
         at_once: list[QueueEffect] = []
-        for settling in self._settling.values():
-            step, answer = self._settle(settling, ending)
-            steps += () if step is None else (step,)
-            telling.append(answer)
-        for leaving in self._leaving.values():
-            if leaving.holder in self._settling:
-                at_once.append(q.RefuseAsker(leaving.ticket, "overtaken"))
-                continue
-            steps += self._left(leaving.holder, counted=False)
-            telling.append(q.AnswerDone(leaving.ticket))
-        for buried in self._buried:
-            if self._state.burial is not None and self._state.burial.number == buried.number:
-                steps.append(Buried(buried.number))  # else they are there since an earlier request
-            telling.append(q.AnswerDone(buried.ticket))
-        self._settling, self._leaving, self._buried = {}, {}, []
-        self._hand_out(turn, steps, telling)
+        room = self._settle_all(steps, telling, ending, at_once)
+        self._hand_out(turn, steps, telling, room // _CLAIM_BYTES)
         if self._ready.expired:
             dead = [JobBack(offset, counted=False, dead=True, why=_EXPIRED) for offset in self._ready.expired]
             steps.append(Returned(dead))
@@ -203,6 +197,34 @@ class QueueHead:
             return at_once + self._committed(turn.committed)
         self._appending, self._ending = telling, ending
         return [*at_once, q.AppendSteps(steps)]
+
+    def _settle_all(
+        self, steps: list[QueueStep], telling: list[QueueAnswer], ending: list[int], at_once: list[QueueEffect]
+    ) -> int:
+        """Decide who is done with jobs, or leaves; how many bytes of steps there is still room for."""
+        room = STEPS_BYTES
+        for name in list(self._settling):
+            if room <= 0:
+                break
+            if (leaving := self._leaving.pop(name, None)) is not None:
+                at_once.append(q.RefuseAsker(leaving.ticket, "overtaken"))
+            settling = self._settling.pop(name)
+            room -= _size(settling)
+            step, answer = self._settle(settling, ending)
+            steps += () if step is None else (step,)
+            telling.append(answer)
+        for name in list(self._leaving):
+            if room <= 0:
+                break
+            room -= self._held(name) * _CLAIM_BYTES
+            steps += self._left(name, counted=False)
+            telling.append(q.AnswerDone(self._leaving.pop(name).ticket))
+        for buried in self._buried:
+            if self._state.burial is not None and self._state.burial.number == buried.number:
+                steps.append(Buried(buried.number))  # else they are there since an earlier request
+            telling.append(q.AnswerDone(buried.ticket))
+        self._buried = []
+        return room
 
     def _purge(self) -> list[QueueEffect]:
         """A purge has a turn of its own: other steps beside it would speak of jobs that it ends."""
@@ -303,11 +325,16 @@ class QueueHead:
 
     # --- handing out ----------------------------------------------------------------------------
 
-    def _hand_out(self, turn: q.QueueTurn, steps: list[QueueStep], telling: list[QueueAnswer]) -> None:
+    def _held(self, name: bytes) -> int:
+        """How many jobs somebody holds."""
+        holder = self._state.holders.get(name)
+        return 0 if holder is None else holder.held
+
+    def _hand_out(self, turn: q.QueueTurn, steps: list[QueueStep], telling: list[QueueAnswer], room: int) -> None:
         state, waiting = self._state, self._wanted
         if not waiting:
             return
-        held = {name: state.holders[name].held if name in state.holders else 0 for name in waiting}
+        held = {name: self._held(name) for name in waiting}
         share = max(1, IN_FLIGHT_MAX // max(1, len(self._heard)))
         left = len(waiting)
         for name in sorted(waiting, key=held.__getitem__):
@@ -318,9 +345,10 @@ class QueueHead:
             given = self._given_before(asked)
             if given is None:
                 available = self._ready.available(turn.committed)
-                most = min(asked.jobs_max, share - held[name], -(-available // (left + 1)))
+                most = min(asked.jobs_max, share - held[name], -(-available // (left + 1)), room)
                 fresh, noted = self._ready.take(most, turn.committed, turn.wall_us) if most > 0 else ([], [])
                 if fresh or noted:
+                    room -= sum(fresh[1::2]) + len(noted)
                     steps.append(Took(name, asked.number, fresh, noted))
                     attempts = [state.attempts(offset) + 1 for offset in noted]
                     given = q.GiveJobs(asked.ticket, fresh, noted, attempts)
@@ -394,7 +422,7 @@ class QueueHead:
             return []
         self._count(now_us)
         steps: list[QueueStep] = []
-        over = [name for name, heard in self._heard.items() if self._counted_us - heard > self.policy.lease_us]
+        over = self._over()
         asking = [asked.ticket for name in over if (asked := self._wanted.get(name)) is not None]
         for name in over:
             steps += self._left(name, counted=True, why=_LOST)
@@ -405,6 +433,18 @@ class QueueHead:
             return effects
         self._appending = []
         return [*effects, q.AppendSteps(steps)]
+
+    def _over(self) -> list[bytes]:
+        """Holders whose leases are over; those that hold too much to end at once wait for the next tick."""
+        over: list[bytes] = []
+        jobs = 0
+        for name, heard in self._heard.items():
+            if self._counted_us - heard > self.policy.lease_us:
+                over.append(name)
+                jobs += self._held(name)
+                if jobs >= LOST_AT_ONCE:
+                    break
+        return over
 
     def _overtime(self) -> list[QueueStep]:
         """Attempts that took longer than their holders allow."""
@@ -419,6 +459,8 @@ class QueueHead:
                 dead = attempt >= self.policy.attempts_max
                 pause_us = 0 if dead else self.policy.pause_us(attempt)
                 back.append(JobBack(offset, pause_us, dead=dead, why=_TOO_LONG))
+                if len(back) == LOST_AT_ONCE:
+                    break
         return [Returned(back)] if back else []
 
     def _holder_of(self, offset: int, attempt: int) -> bytes | None:
@@ -431,3 +473,9 @@ class QueueHead:
         ends = [end for end, _ in self._told]
         assert ends == sorted(ends)
         self._ready.check_invariants()
+
+
+def _size(asked: q.JobsSettled) -> int:
+    """About what a settlement takes in the log, if it is refused."""
+    claims = sum(asked.first[1::2]) + len(asked.later)
+    return claims * _CLAIM_BYTES + sum(64 + 4 * (len(back.why) + len(back.trace)) for back in asked.back)

@@ -27,6 +27,10 @@ KEYS_WAITING_MAX: Final = 100_000
 """Jobs that wait for their keys; with more, a partition hands out nothing new until some of these keys are free."""
 
 
+EXPIRED_AT_ONCE: Final = 10_000
+"""Jobs that are found too late in one turn; with more, nothing is handed out before these are written down."""
+
+
 class KeyOrder:
     """Which keys are in work, and who waits for them."""
 
@@ -147,6 +151,8 @@ class QueueReady:
         state = self._state
         while wanted > 0:
             urgent = self._next_noted(committed, wall_us)
+            if len(self.expired) >= EXPIRED_AT_ONCE:
+                break
             first = self._next_fresh(committed)
             if urgent is not None and (urgent[0] < 0 or first < 0 or urgent[1] < first):
                 heappop(self._ready)
@@ -194,7 +200,7 @@ class QueueReady:
     def _next_noted(self, committed: int, wall_us: int) -> tuple[int, int] | None:
         """The first of the ready ones that still is."""
         ready = self._ready
-        while ready:
+        while ready and len(self.expired) < EXPIRED_AT_ONCE:
             offset = ready[0][1]
             job = self._state.jobs.get(offset)
             if job is None or not self._is_ready(offset, job, wall_us):

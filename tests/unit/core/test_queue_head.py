@@ -3,6 +3,7 @@
 import pytest
 from tests.queue_log import WALL, QueueLog, S
 
+from stentor import limits
 from stentor.core import queue_events as q
 from stentor.core.queue_head import QueuePolicy
 from stentor.wire import queue_rows
@@ -375,3 +376,52 @@ def test_a_purge_and_a_burial_in_one_turn_touch_different_jobs(log):
     assert waiting not in log.answers
     assert log.state.first_open() == log.end
     assert log.state.burial is None
+
+
+def steps_bytes(log, since):
+    return max(len(data) for data in log.batches[since:])
+
+
+def test_many_jobs_that_are_too_late_are_written_down_in_batches_that_fit(log):
+    log.checks = False
+    log.put(*[b"mortal"] * 60_000, ttl_us=S)
+    log.commit()
+    log.now += 2 * S
+    log.hear(A)
+    since = len(log.batches)
+    for _ in range(4):
+        log.ask(q.JobsWanted, A, 1, 10_000)
+    assert log.state.statistics()["dead"] == 60_000
+    assert steps_bytes(log, since) < limits.MIB
+
+
+def test_consumers_that_are_lost_at_once_are_written_down_in_batches_that_fit(log):
+    log.checks = False
+    names = [bytes([number]) * 16 for number in range(1, 9)]
+    log.put(*[b"job"] * 100_000)
+    log.commit()
+    for name in names:
+        log.hear(name)
+        log.take(name, 1, 10_000)
+    since = len(log.batches)
+    log.passes(POLICY.lease_us / S + 4)
+    assert not log.state.holders
+    assert steps_bytes(log, since) < limits.BATCH_BYTES_MAX // 4
+
+
+def test_many_failures_at_once_are_written_down_in_batches_that_fit(log):
+    names = [number.to_bytes(16) for number in range(1, 300)]
+    log.put(*[b"job"] * len(names) * 3)
+    log.commit()
+    for name in names:
+        log.hear(name)
+    asked = [(name, log.take(name, 1, 3)) for name in names]
+    since = len(log.batches)
+    tickets = [
+        log.ask(q.JobsSettled, name, 1, back=[failed(*job, dead=True, trace="é" * 8_000) for job in jobs], turn=False)
+        for name, jobs in asked
+    ]
+    for _ in range(20):
+        log.turn()
+    assert all(log.answers[ticket].refused == [] for ticket in tickets)
+    assert steps_bytes(log, since) < limits.BATCH_BYTES_MAX // 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from stentor import limits
 from stentor.broker.partitions.interfaces import Request
 from stentor.broker.queues.bodies import read_bodies
 from stentor.core import decisions, refusals
@@ -18,7 +19,7 @@ from stentor.core import queue_events as q
 from stentor.core.acks import ALL
 from stentor.core.queue import QueueState
 from stentor.core.queue_head import HOLDERS_MAX, QueueHead, QueuePolicy
-from stentor.errors import InvalidArgument, LeaseLost, LimitExceeded, NotReady, StentorError
+from stentor.errors import InternalError, InvalidArgument, LeaseLost, LimitExceeded, NotReady, StentorError
 from stentor.wire import queue_rows, sparse
 from stentor.wire.header import HEADER_BYTES, extents, unpack
 
@@ -133,7 +134,10 @@ class QueueLead:
         topic_id, index = self.partition.key
         batch = queue_rows.encode_steps(effect.steps, topic_id=topic_id, partition=index)
         publisher = _StepsPublisher()
-        self.partition.publish(memoryview(batch), unpack(batch), Request(publisher, 0), ALL)
+        if len(batch) > limits.BATCH_BYTES_MAX:  # readers of the log would take it for damage
+            publisher.error = InternalError(f"Steps of {self.partition.name} have {len(batch)} bytes.")
+        else:
+            self.partition.publish(memoryview(batch), unpack(batch), Request(publisher, 0), ALL)
         if publisher.error is not None:
             logger.info("steps of %s were not taken: %s", self.partition.name, publisher.error)
             self._step(q.StepsRefused())
