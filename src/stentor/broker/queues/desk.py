@@ -199,8 +199,8 @@ def _check_claims(request: m.SettleJobs) -> None:
     for (first, count), (following, _) in pairwise([*runs, (2**63, 0)]):
         if not count or first + count > following:
             raise InvalidArgument("Ranges of finished jobs overlap, are empty or do not rise.")
-    if sum(count for _, count in runs) > limits.BATCH_MESSAGES_MAX:
-        raise InvalidArgument(f"More than {limits.BATCH_MESSAGES_MAX} jobs are settled at once.")
+    if sum(count for _, count in runs) > 2 * m.JOBS_SETTLED_MAX:
+        raise InvalidArgument(f"More than {2 * m.JOBS_SETTLED_MAX} jobs are settled at once.")
     singles = [offset for offset, _ in _pairs(request.later)] + [each.offset for each in request.back]
     named = sorted([*runs, *((offset, 1) for offset in singles)])
     if any(first + count > following for (first, count), (following, _) in pairwise(named)):
