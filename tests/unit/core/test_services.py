@@ -200,6 +200,24 @@ def test_the_queue_of_a_broker_is_bounded(monkeypatch):
     assert [type(outcome) for outcome in outcomes[4:]] == [RefuseAsk, RefuseAsk]
 
 
+def test_what_was_given_up_and_who_has_left_are_not_kept():
+    services = serving(FIRST)
+    ask(services, 1)
+    for number in range(2, 1_000):
+        services.serve(SECOND, TOPIC, 1, 0.0)
+        services.stop(SECOND, TOPIC)
+        ask(services, number)
+        services.cancel(CALLER, number)
+    for number in range(2, 1_000):
+        ask(services, number)
+        services.cancel(CALLER, number)
+    services.expire(0.0)
+    services.check()
+    (service,) = services._services.values()
+    assert not service.queue
+    assert not service.ready
+
+
 def test_an_unknown_request_cannot_be_asked_twice_and_topics_are_served_once():
     services = serving(FIRST)
     ask(services, 1)
