@@ -122,7 +122,7 @@ class WorkerChild:
                 rest = len(list(parcel.left))  # in one step: whoever works on it finds it used up
                 parcel.given_back += rest
                 rests[parcel.number] = rest
-            self._connection.sendall(frame(ParcelsRecalled(rests)))
+            self._connection.sendall(frame(ParcelsRecalled(rests, self._finished[0])))
 
     # --- the thread that works ------------------------------------------------------------------
 

@@ -79,8 +79,7 @@ class _ChildWorker(PoolWorker, asyncio.Protocol):
 
     def progress(self) -> tuple[int, int]:
         """Which parcel it is at, and how many messages of it are finished."""
-        value = 0 if self.page is None else int.from_bytes(self.page[:8], sys.byteorder)
-        return value >> FINISHED_BITS, value & ((1 << FINISHED_BITS) - 1)
+        return _split(0 if self.page is None else int.from_bytes(self.page[:8], sys.byteorder))
 
 
 class ProcessPool:
@@ -187,7 +186,7 @@ class ProcessPool:
             self._early_deaths = 0
             self._reports.finished(worker, said.seconds, said.rest)
         elif isinstance(said, ParcelsRecalled):
-            self._reports.recalled(worker, said.rests)
+            self._reports.recalled(worker, said.rests, _split(said.position))
         elif isinstance(said, HandlerRaised):
             self._raised(worker.parcels, said)
         elif isinstance(said, HandlerReady) and not worker.ready.done():
@@ -255,6 +254,11 @@ class ProcessPool:
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
         return True
+
+
+def _split(position: int) -> tuple[int, int]:
+    """A parcel, and how many of its messages are finished."""
+    return position >> FINISHED_BITS, position & ((1 << FINISHED_BITS) - 1)
 
 
 def _environment() -> dict[str, str]:
