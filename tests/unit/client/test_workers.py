@@ -4,6 +4,8 @@ import asyncio
 import mmap
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -22,6 +24,7 @@ from stentor.client.workers_wire import (
     HandlerRaised,
     ParcelFinished,
     ParcelsRecalled,
+    frame,
     pack,
     unpack,
 )
@@ -386,6 +389,9 @@ class HandMadeProcesses(ProcessPool):
         self.child.page = mmap.mmap(-1, PAGE_BYTES)
         self.workers.append(self.child)
 
+    def _replace(self):
+        return True
+
     async def close(self):
         self.child.page.close()
 
@@ -397,7 +403,7 @@ def test_what_is_raised_after_a_recall_is_not_taken_for_done():
 
     async def told():
         running = asyncio.create_task(Workers(source, pool, WorkTerms(workers=1, mode="process", fatal=False)).run())
-        while not source.begun:
+        for _ in range(10):  # turns of the loop
             await asyncio.sleep(0)
         child = pool.child
         number = child.parcels[0].number
@@ -409,6 +415,30 @@ def test_what_is_raised_after_a_recall_is_not_taken_for_done():
 
     asyncio.run(told())
     assert [offset for offset, _ in source.failures] == [0]
+    assert not source.finished
+
+
+def test_what_a_process_said_before_it_died_is_heard_even_if_writing_to_it_failed():
+    source = Source(["bad"], fatal=False)
+    pool = HandMadeProcesses(name_handler(f"{HANDLERS}:note"), 1, batch=False, fatal=False)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0)
+
+    async def told():
+        running = asyncio.create_task(Workers(source, pool, WorkTerms(workers=1, mode="process", fatal=False)).run())
+        for _ in range(10):  # turns of the loop
+            await asyncio.sleep(0)
+        child = pool.child
+        child.process, child.socket = subprocess.Popen(["true"]), ours  # noqa: ASYNC220 - it ends at once
+        number = child.parcels[0].number
+        theirs.send(frame(HandlerRaised(number, 0, "ValueError", "bad", "")))
+        child.page[:8] = ((number << FINISHED_BITS) + 1).to_bytes(8, sys.byteorder)
+        child.connection_lost(BrokenPipeError())
+        await asyncio.wait_for(running, 5)
+
+    with ours, theirs:
+        asyncio.run(told())
+    assert [type(error) for _, error in source.failures] == [HandlerError]
     assert not source.finished
 
 
