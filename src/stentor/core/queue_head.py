@@ -25,12 +25,14 @@ Invariants: no holder is both alive and gone; what waits for a commit is in the 
 from __future__ import annotations
 
 from collections import deque
+from heapq import nsmallest
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from stentor.core import queue_events as q
-from stentor.core.queue_jobs import pairs, ranges
+from stentor.core.queue_jobs import Burial, pairs, ranges
 from stentor.core.queue_ready import QueueReady
 from stentor.core.queue_records import (
     Buried,
@@ -70,6 +72,7 @@ RETRY_S_MAX: Final = 600.0
 """The longest pause before a job is tried again, unless somebody asks for a longer one."""
 
 _STOOD_STILL_US: Final = 500_000  # whoever looks so late did not run in between; it counts as one tick
+_TELL_AGAIN_US: Final = 5_000_000  # a burial whose holder asks for more and does not confirm: the answer may be lost
 _CLAIM_BYTES: Final = 12  # an offset and a number, in a list
 _TICK_US: Final = 100_000  # brokers beat ten times a second
 _LOST: Final = "the consumer that had this job was not heard of for as long as its lease"
@@ -97,6 +100,7 @@ class QueueHead:
         self.policy = policy
         self._ready = QueueReady(state)
         self._wanted: dict[bytes, q.JobsWanted] = {}  # by holder: each has one such request
+        self._again: set[bytes] = set()  # of these: who asks for what it got before
         self._settling: dict[bytes, q.JobsSettled] = {}
         self._leaving: dict[bytes, q.HolderLeaving] = {}
         self._buried: list[q.JobsBuried] = []
@@ -109,7 +113,7 @@ class QueueHead:
         self._heard: dict[bytes, int] = dict.fromkeys(state.holders, 0)
         self._limits: dict[int, tuple[int, int]] = {}  # job: attempt, and when it has taken too long
         self._overdue: dict[bytes, list[int]] = {}  # by holder: jobs and attempts that were taken from it
-        self._burying: tuple[int, bytes] | None = None  # which burial was told to whom
+        self._burying = (0, b"", 0)  # which burial was told to whom, and when
 
     @property
     def waits(self) -> bool:
@@ -123,7 +127,7 @@ class QueueHead:
 
     # --- events ---------------------------------------------------------------------------------
 
-    def step(self, event: QueueEvent, now_us: int) -> list[QueueEffect]:  # noqa: C901, PLR0911 - one line per event
+    def step(self, event: QueueEvent, now_us: int) -> list[QueueEffect]:  # noqa: C901, PLR0911, PLR0912 - one case per event
         """Take an event, return what must be done. `now_us` is of a clock that never jumps."""
         match event:
             case q.QueueTurn():
@@ -148,8 +152,9 @@ class QueueHead:
             case q.PurgeJobs():
                 self._purging.append(event)
                 return []
-            case q.AskerGone(ticket):
-                self._wanted = {name: asked for name, asked in self._wanted.items() if asked.ticket != ticket}
+            case q.AskerGone(ticket, holder):
+                if holder in self._wanted and self._wanted[holder].ticket == ticket:
+                    del self._wanted[holder]
                 return []
             case q.QueueTick():
                 return self._tick(event, now_us)
@@ -163,6 +168,8 @@ class QueueHead:
         holder = self._state.holders.get(event.holder)
         if holder is not None and event.number < holder.taken:
             return [q.RefuseAsker(event.ticket, "overtaken")]
+        if holder is not None and event.number == holder.taken:
+            self._again.add(event.holder)
         before = self._wanted.pop(event.holder, None)
         self._wanted[event.holder] = event
         return [] if before is None else [q.RefuseAsker(before.ticket, "overtaken")]
@@ -193,7 +200,8 @@ class QueueHead:
             steps.append(Returned(dead))
             self._ready.expired = []
         if not steps:
-            self._told.append((self._state.end, telling))
+            if telling:
+                self._told.append((self._state.end, telling))
             return at_once + self._committed(turn.committed)
         self._appending, self._ending = telling, ending
         return [*at_once, q.AppendSteps(steps)]
@@ -247,7 +255,7 @@ class QueueHead:
         """Nothing happened; whoever asked asks again. What was taken out of the index is found anew."""
         telling, self._appending, self._ending = self._appending or [], None, []
         self._ready = QueueReady(self._state)
-        self._burying = None
+        self._burying = (0, b"", 0)
         for name in self._state.holders:  # one that was about to end is there still, and ends later
             self._heard.setdefault(name, self._counted_us)
         return [q.RefuseAsker(effect.ticket, "not_now") for effect in telling]
@@ -332,35 +340,36 @@ class QueueHead:
 
     def _hand_out(self, turn: q.QueueTurn, steps: list[QueueStep], telling: list[QueueAnswer], room: int) -> None:
         state, waiting = self._state, self._wanted
-        if not waiting:
-            return
-        held = {name: self._held(name) for name in waiting}
         share = max(1, IN_FLIGHT_MAX // max(1, len(self._heard)))
         left = len(waiting)
-        for name in sorted(waiting, key=held.__getitem__):
+        buries = (not state.dead and state.burial is None) or any(isinstance(step, Buried) for step in steps)
+        for name in self._served_first(turn, all_of_them=not buries):
             asked = waiting[name]
             left -= 1
-            if asked.holder in state.gone or self._is_leaving(steps, name):
-                continue
             given = self._given_before(asked)
             if given is None:
                 available = self._ready.available(turn.committed)
-                most = min(asked.jobs_max, share - held[name], -(-available // (left + 1)), room)
+                most = min(asked.jobs_max, share - self._held(name), -(-available // (left + 1)), room)
                 fresh, noted = self._ready.take(most, turn.committed, turn.wall_us) if most > 0 else ([], [])
                 if fresh or noted:
                     room -= sum(fresh[1::2]) + len(noted)
                     steps.append(Took(name, asked.number, fresh, noted))
                     attempts = [state.attempts(offset) + 1 for offset in noted]
                     given = q.GiveJobs(asked.ticket, fresh, noted, attempts)
-            burial = self._burial(name, steps)
+            burial = None if buries else self._burial(name, steps)
+            buries = buries or burial is not None
             if given is not None or burial is not None:
                 del waiting[name]
                 given = given or q.GiveJobs(asked.ticket, [], [], [], used=False)
                 telling.append(msgspec.structs.replace(given, burial=burial))
 
-    @staticmethod
-    def _is_leaving(steps: list[QueueStep], name: bytes) -> bool:
-        return any(isinstance(step, HolderLeft) and step.holder == name for step in steps)
+    def _served_first(self, turn: q.QueueTurn, *, all_of_them: bool) -> list[bytes]:
+        """Those who wait and may get something: whoever asks again, then those who hold least."""
+        waiting = self._wanted
+        again = [name for name in self._again if name in waiting]
+        self._again.clear()
+        most = len(waiting) if all_of_them else min(len(waiting), self._ready.available(turn.committed))
+        return list(dict.fromkeys((*again, *nsmallest(most, waiting, key=self._held))))
 
     def _given_before(self, asked: q.JobsWanted) -> q.GiveJobs | None:
         """The answer to a request that was decided before, perhaps by an earlier head: the jobs that are still so."""
@@ -376,21 +385,19 @@ class QueueHead:
     def _burial(self, name: bytes, steps: list[QueueStep]) -> q.GiveBurial | None:
         """Dead jobs that this holder shall put into the dead-letter topic, if there are some; one burial at a time."""
         state, burial = self._state, self._state.burial
-        if any(isinstance(step, Bury | Buried) for step in steps):
-            return None
         if burial is not None and burial.holder == name:
-            if self._burying == (burial.number, name):
+            number, told, at_us = self._burying
+            if (number, told) == (burial.number, name) and self._counted_us - at_us < _TELL_AGAIN_US:
                 return None  # it was told
         elif burial is not None and not burial.holder:
             steps.append(Bury(name, burial.number, burial.offsets))
         elif burial is None and state.dead:
-            offsets = list(state.dead)[:BURIED_AT_ONCE_MAX]
-            steps.append(Bury(name, state.burials + 1, offsets))
+            burial = Burial(state.burials + 1, list(islice(state.dead, BURIED_AT_ONCE_MAX)), name)
+            steps.append(Bury(name, burial.number, burial.offsets))
         else:
             return None
-        number = state.burials + 1 if burial is None else burial.number
-        self._burying = number, name
-        return q.GiveBurial(number, list(state.dead)[:BURIED_AT_ONCE_MAX] if burial is None else burial.offsets)
+        self._burying = burial.number, name, self._counted_us
+        return q.GiveBurial(burial.number, burial.offsets)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -449,12 +456,15 @@ class QueueHead:
     def _overtime(self) -> list[QueueStep]:
         """Attempts that took longer than their holders allow."""
         back = []
-        for offset, (attempt, until_us) in list(self._limits.items()):
-            name = self._holder_of(offset, attempt)
-            if name is None:
-                del self._limits[offset]
-            elif until_us <= self._counted_us:
-                del self._limits[offset]
+        state, limits = self._state, self._limits
+        if len(limits) > 2 * sum(holder.held for holder in state.holders.values()) + LOST_AT_ONCE:
+            self._limits = limits = {job: each for job, each in limits.items() if state.holder_at(job, each[0])}
+        names: dict[int, bytes] = {}
+        for offset, (attempt, _) in [each for each in limits.items() if each[1][1] <= self._counted_us]:
+            del limits[offset]
+            names = names or {holder.number: name for name, holder in state.holders.items()}
+            name = names.get(state.holder_at(offset, attempt))
+            if name is not None:
                 self._overdue.setdefault(name, []).extend((offset, attempt))
                 dead = attempt >= self.policy.attempts_max
                 pause_us = 0 if dead else self.policy.pause_us(attempt)
@@ -462,10 +472,6 @@ class QueueHead:
                 if len(back) == LOST_AT_ONCE:
                     break
         return [Returned(back)] if back else []
-
-    def _holder_of(self, offset: int, attempt: int) -> bytes | None:
-        found = (name for name, holder in self._state.holders.items() if self._state.holds(holder, offset, attempt))
-        return next(found, None)
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""

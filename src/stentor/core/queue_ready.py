@@ -41,11 +41,10 @@ class KeyOrder:
         self._waiting: dict[int, deque[int]] = {}
         self.waiting = 0
         self.free: deque[int] = deque()  # fresh jobs that waited, and whose turn it is
-        for holder in state.holders.values():
-            for offset in state.held_by(holder):
-                self._busy[state.key_hash(offset)] = offset
+        for offset in state.held():
+            self._busy[state.key_hash(offset)] = offset
         for offset, job in sorted(state.jobs.items()):
-            if job.attempts and not job.dead:  # it failed, and parks its key
+            if job.holder or (job.attempts and not job.dead):  # it is in work; or it failed, and parks its key
                 self._busy[state.key_hash(offset)] = offset
         self._busy.pop(0, None)
         self._keys = {offset: key for key, offset in self._busy.items()}

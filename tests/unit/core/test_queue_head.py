@@ -1,5 +1,7 @@
 """The head of a queue: who gets which job, when it is handed out again, and what a new head knows."""
 
+import time
+
 import pytest
 from tests.queue_log import WALL, QueueLog, S
 
@@ -425,3 +427,42 @@ def test_many_failures_at_once_are_written_down_in_batches_that_fit(log):
         log.turn()
     assert all(log.answers[ticket].refused == [] for ticket in tickets)
     assert steps_bytes(log, since) < limits.BATCH_BYTES_MAX // 2
+
+
+def test_a_burial_whose_answer_was_lost_is_told_again(log):
+    log.put(b"bad")
+    log.commit()
+    log.take(A, 1)
+    log.settle(A, 1, back=[failed(0, 1, dead=True)])
+    assert log.answers[log.ask(q.JobsWanted, A, 2, 10)].burial == q.GiveBurial(1, [0])
+    waiting = log.ask(q.JobsWanted, A, 2, 10)
+    assert waiting not in log.answers  # it may be at work on it
+    for _ in range(6):
+        log.hear(A)
+        log.passes(1)
+    assert log.answers[waiting].burial == q.GiveBurial(1, [0])
+
+
+def test_a_crowd_of_consumers_costs_no_more_than_their_number():
+    """Seconds if something is quadratic; else a moment."""
+    log = QueueLog()
+    log.checks = False
+    log.lead()
+    names = [number.to_bytes(16) for number in range(1, 5_001)]
+    for name in names:
+        log.ask(q.HolderHeard, name, [], turn=False)
+    log.put(*[b"job"] * 10_000)
+    log.commit()
+    began = time.process_time()
+    tickets = [log.ask(q.JobsWanted, name, 1, 1, turn=False) for name in names]
+    log.turn()
+    given = [log.given(ticket) for ticket in tickets]
+    assert all(len(jobs) == 1 for jobs in given)
+    for name, ((offset, attempt),) in zip(names, given, strict=True):
+        log.ask(q.HolderHeard, name, [(offset, attempt, 3_600 * S)], turn=False)
+    log.passes(1)
+    for number, name in enumerate(names):
+        log.ask(q.JobsWanted, name, 2, 1, turn=False)
+        log._do(q.AskerGone(log.tickets, name))
+        assert not log.head.waits, number
+    assert time.process_time() - began < 5

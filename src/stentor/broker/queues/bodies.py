@@ -66,7 +66,8 @@ class WantedJobs:
 
 async def read_bodies(partition: Partition, ranges: list[tuple[int, int]]) -> bytes:
     """The batches that hold these jobs, in order, up to a limit."""
-    wanted, found, size = WantedJobs(ranges), [], 0
+    wanted, size = WantedJobs(ranges), 0
+    found: list[bytes] = []
     offset = wanted.next(0)
     while offset is not None and size < BODIES_BYTES_MAX:
         taken = partition.tail.take(offset, partition.committed, limits.DELIVERY_BYTES)

@@ -84,7 +84,7 @@ class QueueDesk:
                 async with asyncio.timeout(request.wait_ms / 1_000):
                     given = await answer
         finally:
-            lead.forget(ticket)
+            lead.forget(ticket, request.holder)
         return m.JobsTaken() if given is None else await self._given(lead, given)
 
     async def _given(self, lead: QueueLead, given: q.GiveJobs) -> m.JobsTaken:
@@ -183,7 +183,7 @@ class QueueDesk:
                 found.append(
                     m.JobState(offset=offset, state="held" if mark == HELD else "waiting", attempts=int(mark == HELD))
                 )
-            offset += 1
+            offset = state.next_open(offset + 1)
         return found
 
 
