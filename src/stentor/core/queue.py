@@ -385,7 +385,7 @@ class QueueState:
         if back.why:
             job.history = [*job.history[1 - queue_jobs.HISTORY_MAX :], (now_us, back.why)]
         if back.dead:
-            job.dead, job.trace = True, back.trace
+            job.dead, job.trace = True, back.trace if len(self.dead) < queue_jobs.TRACES_MAX else ""
             self.dead[back.offset] = None
         self._put(back.offset, job)
 
