@@ -325,8 +325,7 @@ class Services:
                 service.queue = deque(ask for ask in service.queue if ask.caller is not None)
         for ask in self._handed.values():
             if ask.caller is not None and ask.deadline + bounds.ASK_OVERDUE_S <= now:
-                self._forget(ask)
-                ask.caller = None
+                effects += self._give_up(ask)  # a handler may wait for credit that nobody gives
         return effects
 
     # --- the end of a request -------------------------------------------------------------------

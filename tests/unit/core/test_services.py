@@ -142,7 +142,7 @@ def test_a_request_that_is_given_up_is_cancelled_where_it_is():
     services.check()
 
 
-def test_the_deadline_ends_what_waits_and_forgets_what_is_in_work():
+def test_the_deadline_ends_what_waits_and_gives_up_what_is_in_work():
     services = serving(FIRST)
     first = ask(services, 1, deadline=1.0)
     ask(services, 2, deadline=1.0)
@@ -150,7 +150,7 @@ def test_the_deadline_ends_what_waits_and_forgets_what_is_in_work():
     (late,) = services.expire(1.0)
     assert (late.correlation, type(late.error)) == (2, NotHandled)
     assert services.queued == 1
-    assert services.expire(1.0 + bounds.ASK_OVERDUE_S) == []
+    assert services.expire(1.0 + bounds.ASK_OVERDUE_S) == [CancelAsk(FIRST, first.number)]
     services.check()
     replied = services.replied(FIRST, first.number, 2.0, last=True)
     assert replied.caller is None
