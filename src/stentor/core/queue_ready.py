@@ -13,7 +13,7 @@ now is looked up when its turn comes. What was taken and is not in the log yet i
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from stentor.core.queue import FRESH, QueueState
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 KEYS_WAITING_MAX: Final = 100_000
 """Jobs that wait for their keys; with more, a partition hands out nothing new until some of these keys are free."""
 
+
+_GONE_MIN: Final = 1_000  # entries of jobs that are gone, before they are looked for
 
 EXPIRED_AT_ONCE: Final = 10_000
 """Jobs that are found too late in one turn; with more, nothing is handed out before these are written down."""
@@ -106,6 +108,9 @@ class QueueReady:
         news, state.news = state.news or (), []
         for offset in news:
             self._classify(offset, wall_us)
+        if len(due) > 2 * len(self._rests) + _GONE_MIN:  # most of them are gone, or have moved
+            due[:] = [(until_us, offset) for offset, until_us in self._rests.items() if until_us > now_us]
+            heapify(due)
         while due and due[0][0] <= now_us:
             self._push(heappop(due)[1])
         while self._uncommitted and self._uncommitted[0] < committed:

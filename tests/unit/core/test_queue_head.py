@@ -466,3 +466,18 @@ def test_a_crowd_of_consumers_costs_no_more_than_their_number():
         log._do(q.AskerGone(log.tickets, name))
         assert not log.head.waits, number
     assert time.process_time() - began < 5
+
+
+def test_jobs_that_move_again_and_again_leave_nothing_behind(log):
+    offset = log.put(b"late", delay_us=3_600 * S)
+    log.commit()
+    log.checks = False
+    for _ in range(2_000):
+        moved = queue_rows.moved(offset, WALL, None, b"late", [])
+        offset = log.append(queue_rows.whole(moved, topic_id=1, partition=0))
+        log._do(q.QueueTurn(log.committed, WALL + log.now))
+    log.commit()
+    assert len(log.head._ready._due) <= 1_100
+    log.now += 3_601 * S
+    log.hear(A)
+    assert log.take(A, 1) == [(offset, 1)]
