@@ -22,8 +22,8 @@ from stentor.client.reply import Reply, shown
 from stentor.client.responders import ResponderPlaces
 from stentor.core import service_limits
 from stentor.core.names import check_topic_name
-from stentor.errors import ConnectionFailed, InvalidArgument, StentorError
-from stentor.request_errors import NoResponders, NotHandled, RequestError, ResponderLost
+from stentor.errors import ConnectionFailed, InvalidArgument, ProtocolError, StentorError
+from stentor.request_errors import HandlerFailed, NoResponders, NotHandled, RequestError, ResponderLost
 from stentor.transport.dial import jittered_s
 from stentor.wire import asks, messages
 
@@ -70,6 +70,12 @@ class _Attempt:
     def replied(self, flags: int, body: memoryview) -> None:
         if self.done.done():
             return
+        try:
+            self._take(flags, body)
+        except ProtocolError as error:  # no broker looked into it: the responder's fault, not the link's
+            self.done.set_exception(HandlerFailed(f"The answer cannot be understood: {error.message}"))
+
+    def _take(self, flags: int, body: memoryview) -> None:
         if flags & asks.FAILED:
             self.done.set_exception(messages.raised(messages.decode(body, messages.Failure)))
         elif self._put is None:

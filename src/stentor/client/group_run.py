@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from stentor import limits
 from stentor.client.group_work import GroupRun, dead_letter, raise_it, skip_it
 from stentor.client.workers_pool import Interrupted
 from stentor.client.workers_run import check_handler, make_pool, mode_for
@@ -82,7 +83,7 @@ def _on_failed(core: GroupCore, on_error: OnFailure, dead_letters: str | None) -
     async def bury(message: Message, error: Exception) -> None:
         if isinstance(error, Interrupted):
             raise error
-        headers = [*message.headers, *dead_letter(message, error).items()]
+        headers = [*message.headers, *dead_letter(message, error).items()][: limits.MESSAGE_HEADERS_MAX]
         assert core.core.client is not None
         await core.core.client.publish(dead_letters, message.value, key=message.key, headers=headers)
 

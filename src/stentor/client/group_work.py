@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stentor.client.decode import decode_messages, position_of
 from stentor.client.group_unfinished import Unfinished
+from stentor.client.job import sendable, text_of
 from stentor.client.workers import Workers
 from stentor.client.workers_pool import Interrupted
 from stentor.errors import CorruptData, StentorError
@@ -314,6 +315,6 @@ def dead_letter(message: Message, error: Exception) -> dict[str, str]:
         "stentor-failed-partition": str(message.partition),
         "stentor-failed-offset": str(message.offset),
         "stentor-failed-error": kind,
-        "stentor-failed-reason": (error.message if isinstance(error, StentorError) else str(error))[:1000],
-        "stentor-failed-traceback": trace[-_TRACEBACK_CHARACTERS_MAX:],
+        "stentor-failed-reason": (error.message if isinstance(error, StentorError) else text_of(error))[:1000],
+        "stentor-failed-traceback": sendable(trace)[-_TRACEBACK_CHARACTERS_MAX:],
     }

@@ -168,14 +168,28 @@ def as_delay_ms(delay: object, what: str = "delay") -> int | None:
     return round(delay * 1_000)
 
 
+def text_of(error: object) -> str:
+    """What an error says, whatever that is: it may be no Unicode, as names of files are, or raise an error itself."""
+    try:
+        text = str(error)
+    except Exception as broken:  # noqa: BLE001 - it is the handler's own class
+        text = f"<{type(broken).__name__} while it was asked what it says>"
+    return sendable(text)
+
+
+def sendable(text: str) -> str:
+    """A text that can be sent."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def reason_of(error: Any) -> tuple[str, str]:
     """Why an attempt failed, and its traceback: as long as a job may say it."""
     if error is None:
         return "", ""
     if not isinstance(error, BaseException):
-        return str(error)[:WHY_CHARACTERS_MAX], ""
+        return text_of(error)[:WHY_CHARACTERS_MAX], ""
     if isinstance(error, HandlerError):  # what was raised in a worker process, as it was there
         kind, text, trace = (str(error.detail.get(each, "")) for each in ("kind", "text", "traceback"))
         return f"{kind}: {text}"[:WHY_CHARACTERS_MAX], trace[-TRACE_CHARACTERS_MAX:]
-    why = f"{type(error).__name__}: {error}"[:WHY_CHARACTERS_MAX]
-    return why, "".join(traceback.format_exception(error))[-TRACE_CHARACTERS_MAX:]
+    why = f"{type(error).__name__}: {text_of(error)}"[:WHY_CHARACTERS_MAX]
+    return why, sendable("".join(traceback.format_exception(error)))[-TRACE_CHARACTERS_MAX:]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
-from stentor.errors import StentorError
-from stentor.wire import asks, frames
+from stentor.errors import ProtocolError, StentorError
+from stentor.request_errors import HandlerFailed, NotHandled
+from stentor.wire import asks, frames, messages
 from stentor.wire.frames import Kind
 
 if TYPE_CHECKING:
@@ -91,10 +92,7 @@ class LinkAsks:
             if sink is not None:
                 sink.replied(flags, body)
         elif kind == _ASK:
-            ask = asks.decode_ask(body, flags)
-            service = self._services.get(ask.topic)
-            if service is not None:
-                service.asked(self, number, ask)
+            self._asked(number, flags, body)
         elif kind == Kind.ASK_CANCEL:
             for service in list(self._services.values()):
                 service.cancelled(self, number)
@@ -102,6 +100,22 @@ class LinkAsks:
             (size,) = asks.ASK_CREDIT.unpack(body)
             for service in list(self._services.values()):
                 service.credited(self, number, size)
+
+    def _asked(self, number: int, flags: int, body: memoryview) -> None:
+        """What a caller sent, which no broker looked into; it must not cost this link, nor its place in the window."""
+        try:
+            ask = asks.decode_ask(body, flags)
+        except ProtocolError as error:
+            self._refuse(number, HandlerFailed(f"The request cannot be understood: {error.message}"))
+            return
+        service = self._services.get(ask.topic)
+        if service is None:
+            self._refuse(number, NotHandled("The responder has stopped."))
+        else:
+            service.asked(self, number, ask)
+
+    def _refuse(self, number: int, error: StentorError) -> None:
+        self.reply(number, asks.FAILED, messages.encode(messages.failure(error, "request")))
 
     def lose(self, error: StentorError) -> None:
         """The link is lost: whoever waits is told at once."""

@@ -25,7 +25,7 @@ from stentor.wire import batch, messages, queue_rows
 from stentor.wire.batch import check_message
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.core import ClientCore
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from stentor.wire.batch import Encoded
     from stentor.wire.rows import Headers
 
-_CHUNK: Final = 1_000  # jobs with terms that go into one batch
+_CHUNK: Final = 1_000  # jobs that go into one batch,
+_CHUNK_BYTES: Final = 4 * limits.MIB  # unless these are more; terms and keys come on top
 
 
 class JobReceipt(msgspec.Struct, frozen=True, gc=False):
@@ -122,6 +123,20 @@ async def queue_route(core: ClientCore, name: str, deadline: Deadline) -> messag
                 return route
             await core.refresh_routes(deadline)
         await asyncio.sleep(limits.PRODUCER_RESEND_S)
+
+
+def _chunks(indexes: list[int], data: list[bytes | None]) -> Iterator[list[int]]:
+    """What goes into one batch each."""
+    part: list[int] = []
+    size = 0
+    for index in indexes:
+        value_bytes = len(data[index] or b"")
+        if part and (len(part) == _CHUNK or size + value_bytes > _CHUNK_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(index)
+        size += value_bytes
+    yield part
 
 
 class QueueCore:
@@ -266,9 +281,8 @@ class QueueCore:
             by_lane.setdefault(turn if name is None else await self._lane(name, deadline), []).append(index)
         sending = []
         for lane, indexes in by_lane.items():
-            for start in range(0, len(indexes), _CHUNK):
-                part = indexes[start : start + _CHUNK]
-                sending.append(self._send(lane, self._batch(data, names, part, options, headers), deadline))
+            for part in _chunks(indexes, data):
+                sending.append(self._send(lane, self._batch(data, names, part, options, headers), deadline))  # noqa: PERF401
         await asyncio.gather(*sending)
         return len(data)
 

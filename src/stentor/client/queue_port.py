@@ -44,6 +44,7 @@ _AGAIN: Final = (ConnectionFailed, CoordinationUnavailable, NotReady)
 _RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
 _OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
 _LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for
+_BESIDE_FAILED_MAX: Final = 1_000  # jobs that are settled beside some with tracebacks, for the same reason
 _WAIT_MS: Final = 20_000  # a request for jobs that finds none is asked again after this
 
 
@@ -406,7 +407,8 @@ class QueuePort:
                 await self._settle()
 
     async def _settle(self) -> None:
-        finished = [self._out.finished.popleft() for _ in range(min(len(self._out.finished), m.JOBS_SETTLED_MAX))]
+        most = _BESIDE_FAILED_MAX if self._out.failed else m.JOBS_SETTLED_MAX
+        finished = [self._out.finished.popleft() for _ in range(min(len(self._out.finished), most))]
         failed = self._some_failed()
         holder = self.holder
         own = [job for job in finished if job.holder == holder]

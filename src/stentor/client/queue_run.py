@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
@@ -83,7 +84,8 @@ class PlainRun:
         self.counted.failed += 1
         note_failure(job, error)
         if job.is_held and self._core.consumer is not None:
-            self._core.consumer.give_back(job, error=error)
+            with suppress(LeaseLost):  # it is over since a moment ago
+                self._core.consumer.give_back(job, error=error)
 
     def stop(self) -> None:
         """End when the handler returns. In the client's loop."""

@@ -100,7 +100,8 @@ class QueueSource:
         """Tried again, or dead; whatever it is, others go on."""
         note_failure(job, error)
         if job.is_held:
-            self.consumer.give_back(job, error=error)
+            with suppress(LeaseLost):
+                self.consumer.give_back(job, error=error)
         if isinstance(error, Interrupted):
             raise error
 
@@ -111,7 +112,8 @@ class QueueSource:
             if job.is_held:
                 begun = consumer.has_begun(job)
                 why = "its consumer stopped before the handler had finished" if begun else None
-                consumer.give_back(job, delay_ms=0, counted=begun, error=why)
+                with suppress(LeaseLost):
+                    consumer.give_back(job, delay_ms=0, counted=begun, error=why)
 
 
 class QueueRun:

@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor.client.asking import asking_of
+from stentor.client.job import text_of
 from stentor.client.reply import ServiceRequest, answer_of, shown
 from stentor.core import service_limits
 from stentor.core.names import check_topic_name, printable
@@ -93,7 +94,7 @@ class Work:
         elif isinstance(error, InvalidArgument) and error.operation == "serve":
             told = error
         else:
-            kind, text = type(error).__name__, printable(str(error))[:_MESSAGE_CHARACTERS_MAX]
+            kind, text = type(error).__name__, printable(text_of(error))[:_MESSAGE_CHARACTERS_MAX]
             message = f"The handler of {self.request.topic} failed: {kind}: {text}".rstrip(": ")
             told = HandlerFailed(message, operation="request", object=self.request.topic, error=kind)
             self._service.failed += 1

@@ -237,18 +237,17 @@ class Workers:
         self._dispatch()
         self._look_whether_idle()
 
-    def recalled(self, worker: PoolWorker, rests: dict[int, int]) -> None:
+    def recalled(self, worker: PoolWorker, rests: dict[int, int], position: tuple[int, int]) -> None:
         """Messages at the ends of parcels were taken back: the others get them. The latest first, so order stays."""
         for parcel in reversed(worker.parcels):
             rest = rests.get(parcel.number, 0)
             if rest:
                 self._return(parcel, rest)
-        self._settle_finished(worker)
+        self._settle_finished(worker, *position)
         self._dispatch()
 
-    def _settle_finished(self, worker: PoolWorker) -> None:
+    def _settle_finished(self, worker: PoolWorker, number: int, finished: int) -> None:
         """What is finished of a parcel counts, however long the next message takes."""
-        number, finished = self._pool.position(worker)
         parcel = worker.parcels[0] if worker.parcels else None
         if self._terms.batch or parcel is None or parcel.number != number or finished <= parcel.settled:
             return

@@ -19,6 +19,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from stentor.client.job import sendable, text_of
 from stentor.client.workers_handler import load_handler
 from stentor.client.workers_wire import (
     FINISHED_BITS,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from stentor.client.job import Job
     from stentor.client.message import Message
 
+_TEXT_MAX = 65_536  # characters of what an error says
 _READ_BYTES = 1 << 20  # at once: a parcel of small messages is less
 
 
@@ -127,7 +129,7 @@ class WorkerChild:
                 rest = len(list(parcel.left))  # in one step: whoever works on it finds it used up
                 parcel.given_back += rest
                 rests[parcel.number] = rest
-            self._connection.sendall(frame(ParcelsRecalled(rests)))
+            self._connection.sendall(frame(ParcelsRecalled(rests, self._finished[0])))
 
     # --- the thread that works ------------------------------------------------------------------
 
@@ -168,8 +170,8 @@ class WorkerChild:
             finished[0] = number + index
 
     def _raised(self, parcel: _ChildParcel, index: int, error: Exception) -> None:
-        text = "".join(traceback.format_exception(error))
-        self._say(HandlerRaised(parcel.number, index, type(error).__name__, str(error), text))
+        trace = sendable("".join(traceback.format_exception(error)))[-_TEXT_MAX:]
+        self._say(HandlerRaised(parcel.number, index, type(error).__name__, text_of(error)[:_TEXT_MAX], trace))
 
 
 def main(connection: str, page: str) -> None:

@@ -47,8 +47,10 @@ class WorkReports(Protocol):
     def finished(self, worker: PoolWorker, seconds: float, rest: int) -> None:
         """A worker is done with its first parcel, but for so many messages at the end that it did not come to."""
 
-    def recalled(self, worker: PoolWorker, rests: dict[int, int]) -> None:
-        """By number of the parcel: how many messages at its end were taken back."""
+    def recalled(self, worker: PoolWorker, rests: dict[int, int], position: tuple[int, int]) -> None:
+        """By number of the parcel: how many messages at its end were taken back. How far the worker was then: what its
+        handler raised up to there is known.
+        """
 
     def died(self, worker: PoolWorker, done: int, error: Exception, *, again: bool) -> None:
         """A worker is gone: so many of its first parcel were done. It died of the next; whether to try that again."""
@@ -100,7 +102,7 @@ class _SharedMemoryPool:
         """What was not begun is taken at once: whoever works on a parcel finds it used up."""
         assert self._reports is not None
         rests = {parcel.number: parcel.take_rest() for parcel in worker.parcels}
-        self._reports.recalled(worker, rests)
+        self._reports.recalled(worker, rests, self.position(worker))
 
     @staticmethod
     def position(worker: PoolWorker) -> tuple[int, int]:

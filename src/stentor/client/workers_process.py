@@ -15,8 +15,11 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from stentor.client.workers_pool import PoolWorker
 from stentor.client.workers_wire import (
@@ -51,6 +54,7 @@ EARLY_DEATHS_MAX: Final = 5
 """Children in a row that died before they finished anything or died of a message: then the handler is not to blame."""
 
 _DEAD_S: Final = 0.2  # the kernel closes the socket a moment before the process is gone
+_READ_BYTES: Final = 65_536
 _END_S: Final = 2.0  # children end when their socket is closed; those that do not by then are killed
 
 
@@ -63,6 +67,7 @@ class _ChildWorker(PoolWorker, asyncio.Protocol):
         self.process: subprocess.Popen[bytes] | None = None
         self.page: mmap.mmap | None = None
         self.transport: asyncio.Transport | None = None
+        self.socket: socket.socket | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.why: Exception | None = None  # it was given up, because of this
         self._frames = Frames(at_child=False)
@@ -74,13 +79,16 @@ class _ChildWorker(PoolWorker, asyncio.Protocol):
         for said in self._frames.feed(data):
             self._pool.said(self, said)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the kernel's word is enough
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and self.socket is not None:  # writing failed: what it said before was not read yet
+            with suppress(OSError, msgspec.MsgspecError):
+                while data := self.socket.recv(_READ_BYTES):
+                    self.data_received(data)
         self._pool.lost(self)
 
     def progress(self) -> tuple[int, int]:
         """Which parcel it is at, and how many messages of it are finished."""
-        value = 0 if self.page is None else int.from_bytes(self.page[:8], sys.byteorder)
-        return value >> FINISHED_BITS, value & ((1 << FINISHED_BITS) - 1)
+        return _split(0 if self.page is None else int.from_bytes(self.page[:8], sys.byteorder))
 
 
 class ProcessPool:
@@ -127,6 +135,7 @@ class ProcessPool:
             os.close(page)
         self._children.add(worker)
         ours.setblocking(False)  # noqa: FBT003 - the shape is the library's
+        worker.socket = ours
         await loop.create_unix_connection(lambda: worker, sock=ours)
         assert worker.transport is not None
         worker.transport.write(frame(self._load))
@@ -189,7 +198,7 @@ class ProcessPool:
             self._early_deaths = 0
             self._reports.finished(worker, said.seconds, said.rest)
         elif isinstance(said, ParcelsRecalled):
-            self._reports.recalled(worker, said.rests)
+            self._reports.recalled(worker, said.rests, _split(said.position))
         elif isinstance(said, HandlerRaised):
             self._raised(worker.parcels, said)
         elif isinstance(said, HandlerReady) and not worker.ready.done():
@@ -257,6 +266,11 @@ class ProcessPool:
         self._replacing.add(task)
         task.add_done_callback(self._replacing.discard)
         return True
+
+
+def _split(position: int) -> tuple[int, int]:
+    """A parcel, and how many of its messages are finished."""
+    return position >> FINISHED_BITS, position & ((1 << FINISHED_BITS) - 1)
 
 
 def _environment() -> dict[str, str]:

@@ -98,6 +98,7 @@ class ParcelsRecalled(_Frame, frozen=True):
     """How many messages at the end of each parcel are given back."""
 
     rests: dict[int, int]
+    position: int  # what the page said then: of all that was finished by then, what was raised has been said before
 
 
 ToChild = LoadHandler | HandleParcel | RecallParcels

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from stentor.core import queue_jobs
 from stentor.core import queue_records as r
 from stentor.core.queue_jobs import Burial, Holder, NotedJob, QueueSnapshot, UniqueNames, decode_snapshot, pairs
 from stentor.errors import CorruptData
@@ -46,12 +47,6 @@ FRESH: Final = 0
 ENDED: Final = 1
 HELD: Final = 2
 NOTED: Final = 3
-
-HISTORY_MAX: Final = 5
-"""Failures of a job that are remembered, the last ones."""
-
-GONE_MAX: Final = 1_000
-"""Holders that left and are remembered: one that comes back late is told what became of its last request."""
 
 _TRIM_MIN: Final = 65_536  # ended jobs at the front, before they are forgotten: seldom, since others move then
 _BLOCKS: Final = tuple(bytes([ENDED]) * size for size in (65_536, 1_024))
@@ -120,9 +115,13 @@ class QueueState:
             size = len(block)
             while marks.startswith(block, place):
                 place += size
-        found = _OPEN.search(marks, place)
-        self._first = self._base + (len(marks) if found is None else found.start())
+        self._first = self.next_open(self._base + place)
         return self._first
+
+    def next_open(self, offset: int) -> int:
+        """The first job from an offset on that has not ended; the log's end if there is none."""
+        found = _OPEN.search(self._marks, max(0, offset - self._base))
+        return self.end if found is None else self._base + found.start()
 
     def next_fresh(self, offset: int, end: int) -> int:
         """The first job from an offset on, below an end, that was never tried; -1: there is none."""
@@ -150,11 +149,14 @@ class QueueState:
 
     def holds(self, holder: Holder, offset: int, attempt: int) -> bool:
         """Whether this very attempt is the one that counts, and the holder's own."""
-        place, job = offset - self._base, self.jobs.get(offset)
+        return self.holder_at(offset, attempt) == holder.number
+
+    def holder_at(self, offset: int, attempt: int) -> int:
+        """The number of who has this attempt; 0: it is not one that counts."""
+        job = self.jobs.get(offset)
         if job is not None:
-            return job.holder == holder.number and job.attempts == attempt and not job.dead
-        is_held = 0 <= place < len(self._numbers) and self._marks[place] == HELD
-        return is_held and attempt == 1 and self._numbers[place] == holder.number
+            return job.holder if job.attempts == attempt else 0
+        return self._numbers[offset - self._base] if attempt == 1 and self.mark(offset) == HELD else 0
 
     def holds_run(self, holder: Holder, first: int, count: int) -> bool:
         """The same for first attempts of jobs next to each other."""
@@ -163,21 +165,22 @@ class QueueState:
             return False
         return self._numbers[place : place + count] == array("I", [holder.number]) * count
 
+    def held(self) -> Iterator[int]:
+        """The jobs that are held by their first attempts."""
+        place = self._marks.find(HELD)
+        while place >= 0:
+            yield self._base + place
+            place = self._marks.find(HELD, place + 1)
+
     def held_by(self, holder: Holder) -> Iterator[int]:
         """The jobs that somebody holds."""
-        marks, numbers, number = self._marks, self._numbers, holder.number
-        place, left = 0, holder.held
-        while left:
-            try:
-                place = numbers.index(number, place)
-            except ValueError:
-                return
-            offset = self._base + place
-            job = self.jobs.get(offset)
-            if marks[place] == HELD or (job is not None and job.holder == number):
+        left = holder.held
+        for offset in self.held() if left else ():
+            if self._numbers[offset - self._base] == holder.number:
                 yield offset
                 left -= 1
-            place += 1
+        if left:
+            yield from [offset for offset, job in self.jobs.items() if job.holder == holder.number]
 
     def uses(self, name: bytes, now_us: int) -> bool:
         """Whether the name of a unique job is in use."""
@@ -185,12 +188,10 @@ class QueueState:
 
     def statistics(self) -> dict[str, int]:
         """How many jobs there are, of every kind."""
-        held = sum(holder.held for holder in self.holders.values())
-        waiting = self._marks.count(FRESH)
         noted = sum(1 for job in self.jobs.values() if not job.holder and not job.dead)
         return {
-            "waiting": waiting + noted,
-            "held": held,
+            "waiting": self._marks.count(FRESH) + noted,
+            "held": sum(holder.held for holder in self.holders.values()),
             "tried": sum(1 for job in self.jobs.values() if job.attempts and not job.dead and not job.holder),
             "dead": len(self.dead) + (0 if self.burial is None else len(self.burial.offsets)),
             "holders": len(self.holders),
@@ -382,9 +383,9 @@ class QueueState:
         job.pause_us = back.pause_us
         job.due_us = now_us + back.pause_us if back.pause_us else 0
         if back.why:
-            job.history = [*job.history[1 - HISTORY_MAX :], (now_us, back.why)]
+            job.history = [*job.history[1 - queue_jobs.HISTORY_MAX :], (now_us, back.why)]
         if back.dead:
-            job.dead, job.trace = True, back.trace
+            job.dead, job.trace = True, back.trace if len(self.dead) < queue_jobs.TRACES_MAX else ""
             self.dead[back.offset] = None
         self._put(back.offset, job)
 
@@ -396,7 +397,7 @@ class QueueState:
             return
         del self._by_number[holder.number]
         self.gone[step.holder] = holder
-        if len(self.gone) > GONE_MAX:
+        if len(self.gone) > queue_jobs.GONE_MAX:
             del self.gone[next(iter(self.gone))]
         if self.burial is not None and self.burial.holder == step.holder:
             self.burial = Burial(self.burial.number, self.burial.offsets, b"")

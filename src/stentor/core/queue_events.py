@@ -87,6 +87,7 @@ class AskerGone(msgspec.Struct, frozen=True):
     """Whoever waited for jobs does not any more."""
 
     ticket: int
+    holder: bytes
 
 
 class QueueTurn(msgspec.Struct, frozen=True):

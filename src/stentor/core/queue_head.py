@@ -25,12 +25,14 @@ Invariants: no holder is both alive and gone; what waits for a commit is in the 
 from __future__ import annotations
 
 from collections import deque
+from heapq import nsmallest
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from stentor.core import queue_events as q
-from stentor.core.queue_jobs import pairs, ranges
+from stentor.core.queue_jobs import Burial, pairs, ranges
 from stentor.core.queue_ready import QueueReady
 from stentor.core.queue_records import (
     Buried,
@@ -44,6 +46,7 @@ from stentor.core.queue_records import (
     Took,
 )
 from stentor.errors import InternalError
+from stentor.limits import MIB
 
 if TYPE_CHECKING:
     from stentor.core.queue import QueueState
@@ -59,10 +62,18 @@ HOLDERS_MAX: Final = 10_000
 BURIED_AT_ONCE_MAX: Final = 100
 """Dead jobs that go into the dead-letter topic as one batch."""
 
+STEPS_BYTES: Final = 4 * MIB
+"""About what a turn writes down at most, far below what a batch may have; the rest waits for the next turn."""
+
+LOST_AT_ONCE: Final = 20_000
+"""About how many attempts are ended at once because of time: each says why."""
+
 RETRY_S_MAX: Final = 600.0
 """The longest pause before a job is tried again, unless somebody asks for a longer one."""
 
 _STOOD_STILL_US: Final = 500_000  # whoever looks so late did not run in between; it counts as one tick
+_TELL_AGAIN_US: Final = 5_000_000  # a burial whose holder asks for more and does not confirm: the answer may be lost
+_CLAIM_BYTES: Final = 12  # an offset and a number, in a list
 _TICK_US: Final = 100_000  # brokers beat ten times a second
 _LOST: Final = "the consumer that had this job was not heard of for as long as its lease"
 _TOO_LONG: Final = "the attempt took longer than its consumer allows"
@@ -89,6 +100,7 @@ class QueueHead:
         self.policy = policy
         self._ready = QueueReady(state)
         self._wanted: dict[bytes, q.JobsWanted] = {}  # by holder: each has one such request
+        self._again: set[bytes] = set()  # of these: who asks for what it got before
         self._settling: dict[bytes, q.JobsSettled] = {}
         self._leaving: dict[bytes, q.HolderLeaving] = {}
         self._buried: list[q.JobsBuried] = []
@@ -101,7 +113,7 @@ class QueueHead:
         self._heard: dict[bytes, int] = dict.fromkeys(state.holders, 0)
         self._limits: dict[int, tuple[int, int]] = {}  # job: attempt, and when it has taken too long
         self._overdue: dict[bytes, list[int]] = {}  # by holder: jobs and attempts that were taken from it
-        self._burying: tuple[int, bytes] | None = None  # which burial was told to whom
+        self._burying = (0, b"", 0)  # which burial was told to whom, and when
 
     @property
     def waits(self) -> bool:
@@ -115,7 +127,7 @@ class QueueHead:
 
     # --- events ---------------------------------------------------------------------------------
 
-    def step(self, event: QueueEvent, now_us: int) -> list[QueueEffect]:  # noqa: C901, PLR0911 - one line per event
+    def step(self, event: QueueEvent, now_us: int) -> list[QueueEffect]:  # noqa: C901, PLR0911, PLR0912 - one case per event
         """Take an event, return what must be done. `now_us` is of a clock that never jumps."""
         match event:
             case q.QueueTurn():
@@ -140,8 +152,9 @@ class QueueHead:
             case q.PurgeJobs():
                 self._purging.append(event)
                 return []
-            case q.AskerGone(ticket):
-                self._wanted = {name: asked for name, asked in self._wanted.items() if asked.ticket != ticket}
+            case q.AskerGone(ticket, holder):
+                if holder in self._wanted and self._wanted[holder].ticket == ticket:
+                    del self._wanted[holder]
                 return []
             case q.QueueTick():
                 return self._tick(event, now_us)
@@ -155,6 +168,8 @@ class QueueHead:
         holder = self._state.holders.get(event.holder)
         if holder is not None and event.number < holder.taken:
             return [q.RefuseAsker(event.ticket, "overtaken")]
+        if holder is not None and event.number == holder.taken:
+            self._again.add(event.holder)
         before = self._wanted.pop(event.holder, None)
         self._wanted[event.holder] = event
         return [] if before is None else [q.RefuseAsker(before.ticket, "overtaken")]
@@ -168,7 +183,7 @@ class QueueHead:
     # --- a turn ---------------------------------------------------------------------------------
 
     def _turn(self, turn: q.QueueTurn, now_us: int) -> list[QueueEffect]:
-        """Decide all that waits. Nothing is decided while steps are on their way into the log."""
+        """Decide what waits, as much as there is room for. Nothing, while steps are on their way into the log."""
         if self._appending is not None:
             return []
         self._ready.refresh(turn.committed, turn.wall_us, now_us)
@@ -178,31 +193,46 @@ class QueueHead:
         telling: list[QueueAnswer] = []
         ending: list[int] = []
         at_once: list[QueueEffect] = []
-        for settling in self._settling.values():
-            step, answer = self._settle(settling, ending)
-            steps += () if step is None else (step,)
-            telling.append(answer)
-        for leaving in self._leaving.values():
-            if leaving.holder in self._settling:
-                at_once.append(q.RefuseAsker(leaving.ticket, "overtaken"))
-                continue
-            steps += self._left(leaving.holder, counted=False)
-            telling.append(q.AnswerDone(leaving.ticket))
-        for buried in self._buried:
-            if self._state.burial is not None and self._state.burial.number == buried.number:
-                steps.append(Buried(buried.number))  # else they are there since an earlier request
-            telling.append(q.AnswerDone(buried.ticket))
-        self._settling, self._leaving, self._buried = {}, {}, []
-        self._hand_out(turn, steps, telling)
+        room = self._settle_all(steps, telling, ending, at_once)
+        self._hand_out(turn, steps, telling, room // _CLAIM_BYTES)
         if self._ready.expired:
             dead = [JobBack(offset, counted=False, dead=True, why=_EXPIRED) for offset in self._ready.expired]
             steps.append(Returned(dead))
             self._ready.expired = []
         if not steps:
-            self._told.append((self._state.end, telling))
+            if telling:
+                self._told.append((self._state.end, telling))
             return at_once + self._committed(turn.committed)
         self._appending, self._ending = telling, ending
         return [*at_once, q.AppendSteps(steps)]
+
+    def _settle_all(
+        self, steps: list[QueueStep], telling: list[QueueAnswer], ending: list[int], at_once: list[QueueEffect]
+    ) -> int:
+        """Decide who is done with jobs, or leaves; how many bytes of steps there is still room for."""
+        room = STEPS_BYTES
+        for name in list(self._settling):
+            if room <= 0:
+                break
+            if (leaving := self._leaving.pop(name, None)) is not None:
+                at_once.append(q.RefuseAsker(leaving.ticket, "overtaken"))
+            settling = self._settling.pop(name)
+            room -= _size(settling)
+            step, answer = self._settle(settling, ending)
+            steps += () if step is None else (step,)
+            telling.append(answer)
+        for name in list(self._leaving):
+            if room <= 0:
+                break
+            room -= self._held(name) * _CLAIM_BYTES
+            steps += self._left(name, counted=False)
+            telling.append(q.AnswerDone(self._leaving.pop(name).ticket))
+        for buried in self._buried:
+            if self._state.burial is not None and self._state.burial.number == buried.number:
+                steps.append(Buried(buried.number))  # else they are there since an earlier request
+            telling.append(q.AnswerDone(buried.ticket))
+        self._buried = []
+        return room
 
     def _purge(self) -> list[QueueEffect]:
         """A purge has a turn of its own: other steps beside it would speak of jobs that it ends."""
@@ -225,7 +255,7 @@ class QueueHead:
         """Nothing happened; whoever asked asks again. What was taken out of the index is found anew."""
         telling, self._appending, self._ending = self._appending or [], None, []
         self._ready = QueueReady(self._state)
-        self._burying = None
+        self._burying = (0, b"", 0)
         for name in self._state.holders:  # one that was about to end is there still, and ends later
             self._heard.setdefault(name, self._counted_us)
         return [q.RefuseAsker(effect.ticket, "not_now") for effect in telling]
@@ -303,36 +333,43 @@ class QueueHead:
 
     # --- handing out ----------------------------------------------------------------------------
 
-    def _hand_out(self, turn: q.QueueTurn, steps: list[QueueStep], telling: list[QueueAnswer]) -> None:
+    def _held(self, name: bytes) -> int:
+        """How many jobs somebody holds."""
+        holder = self._state.holders.get(name)
+        return 0 if holder is None else holder.held
+
+    def _hand_out(self, turn: q.QueueTurn, steps: list[QueueStep], telling: list[QueueAnswer], room: int) -> None:
         state, waiting = self._state, self._wanted
-        if not waiting:
-            return
-        held = {name: state.holders[name].held if name in state.holders else 0 for name in waiting}
         share = max(1, IN_FLIGHT_MAX // max(1, len(self._heard)))
         left = len(waiting)
-        for name in sorted(waiting, key=held.__getitem__):
+        buries = (not state.dead and state.burial is None) or any(isinstance(step, Buried) for step in steps)
+        for name in self._served_first(turn, all_of_them=not buries):
             asked = waiting[name]
             left -= 1
-            if asked.holder in state.gone or self._is_leaving(steps, name):
-                continue
             given = self._given_before(asked)
             if given is None:
                 available = self._ready.available(turn.committed)
-                most = min(asked.jobs_max, share - held[name], -(-available // (left + 1)))
+                most = min(asked.jobs_max, share - self._held(name), -(-available // (left + 1)), room)
                 fresh, noted = self._ready.take(most, turn.committed, turn.wall_us) if most > 0 else ([], [])
                 if fresh or noted:
+                    room -= sum(fresh[1::2]) + len(noted)
                     steps.append(Took(name, asked.number, fresh, noted))
                     attempts = [state.attempts(offset) + 1 for offset in noted]
                     given = q.GiveJobs(asked.ticket, fresh, noted, attempts)
-            burial = self._burial(name, steps)
+            burial = None if buries else self._burial(name, steps)
+            buries = buries or burial is not None
             if given is not None or burial is not None:
                 del waiting[name]
                 given = given or q.GiveJobs(asked.ticket, [], [], [], used=False)
                 telling.append(msgspec.structs.replace(given, burial=burial))
 
-    @staticmethod
-    def _is_leaving(steps: list[QueueStep], name: bytes) -> bool:
-        return any(isinstance(step, HolderLeft) and step.holder == name for step in steps)
+    def _served_first(self, turn: q.QueueTurn, *, all_of_them: bool) -> list[bytes]:
+        """Those who wait and may get something: whoever asks again, then those who hold least."""
+        waiting = self._wanted
+        again = [name for name in self._again if name in waiting]
+        self._again.clear()
+        most = len(waiting) if all_of_them else min(len(waiting), self._ready.available(turn.committed))
+        return list(dict.fromkeys((*again, *nsmallest(most, waiting, key=self._held))))
 
     def _given_before(self, asked: q.JobsWanted) -> q.GiveJobs | None:
         """The answer to a request that was decided before, perhaps by an earlier head: the jobs that are still so."""
@@ -348,21 +385,19 @@ class QueueHead:
     def _burial(self, name: bytes, steps: list[QueueStep]) -> q.GiveBurial | None:
         """Dead jobs that this holder shall put into the dead-letter topic, if there are some; one burial at a time."""
         state, burial = self._state, self._state.burial
-        if any(isinstance(step, Bury | Buried) for step in steps):
-            return None
         if burial is not None and burial.holder == name:
-            if self._burying == (burial.number, name):
+            number, told, at_us = self._burying
+            if (number, told) == (burial.number, name) and self._counted_us - at_us < _TELL_AGAIN_US:
                 return None  # it was told
         elif burial is not None and not burial.holder:
             steps.append(Bury(name, burial.number, burial.offsets))
         elif burial is None and state.dead:
-            offsets = list(state.dead)[:BURIED_AT_ONCE_MAX]
-            steps.append(Bury(name, state.burials + 1, offsets))
+            burial = Burial(state.burials + 1, list(islice(state.dead, BURIED_AT_ONCE_MAX)), name)
+            steps.append(Bury(name, burial.number, burial.offsets))
         else:
             return None
-        number = state.burials + 1 if burial is None else burial.number
-        self._burying = number, name
-        return q.GiveBurial(number, list(state.dead)[:BURIED_AT_ONCE_MAX] if burial is None else burial.offsets)
+        self._burying = burial.number, name, self._counted_us
+        return q.GiveBurial(burial.number, burial.offsets)
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -394,7 +429,7 @@ class QueueHead:
             return []
         self._count(now_us)
         steps: list[QueueStep] = []
-        over = [name for name, heard in self._heard.items() if self._counted_us - heard > self.policy.lease_us]
+        over = self._over()
         asking = [asked.ticket for name in over if (asked := self._wanted.get(name)) is not None]
         for name in over:
             steps += self._left(name, counted=True, why=_LOST)
@@ -406,24 +441,37 @@ class QueueHead:
         self._appending = []
         return [*effects, q.AppendSteps(steps)]
 
+    def _over(self) -> list[bytes]:
+        """Holders whose leases are over; those that hold too much to end at once wait for the next tick."""
+        over: list[bytes] = []
+        jobs = 0
+        for name, heard in self._heard.items():
+            if self._counted_us - heard > self.policy.lease_us:
+                over.append(name)
+                jobs += self._held(name)
+                if jobs >= LOST_AT_ONCE:
+                    break
+        return over
+
     def _overtime(self) -> list[QueueStep]:
         """Attempts that took longer than their holders allow."""
         back = []
-        for offset, (attempt, until_us) in list(self._limits.items()):
-            name = self._holder_of(offset, attempt)
-            if name is None:
-                del self._limits[offset]
-            elif until_us <= self._counted_us:
-                del self._limits[offset]
+        state, limits = self._state, self._limits
+        if len(limits) > 2 * sum(holder.held for holder in state.holders.values()) + LOST_AT_ONCE:
+            self._limits = limits = {job: each for job, each in limits.items() if state.holder_at(job, each[0])}
+        names: dict[int, bytes] = {}
+        for offset, (attempt, _) in [each for each in limits.items() if each[1][1] <= self._counted_us]:
+            del limits[offset]
+            names = names or {holder.number: name for name, holder in state.holders.items()}
+            name = names.get(state.holder_at(offset, attempt))
+            if name is not None:
                 self._overdue.setdefault(name, []).extend((offset, attempt))
                 dead = attempt >= self.policy.attempts_max
                 pause_us = 0 if dead else self.policy.pause_us(attempt)
                 back.append(JobBack(offset, pause_us, dead=dead, why=_TOO_LONG))
+                if len(back) == LOST_AT_ONCE:
+                    break
         return [Returned(back)] if back else []
-
-    def _holder_of(self, offset: int, attempt: int) -> bytes | None:
-        found = (name for name, holder in self._state.holders.items() if self._state.holds(holder, offset, attempt))
-        return next(found, None)
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""
@@ -431,3 +479,9 @@ class QueueHead:
         ends = [end for end, _ in self._told]
         assert ends == sorted(ends)
         self._ready.check_invariants()
+
+
+def _size(asked: q.JobsSettled) -> int:
+    """About what a settlement takes in the log, if it is refused."""
+    claims = sum(asked.first[1::2]) + len(asked.later)
+    return claims * _CLAIM_BYTES + sum(64 + 4 * (len(back.why) + len(back.trace)) for back in asked.back)

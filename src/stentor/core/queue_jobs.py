@@ -14,6 +14,17 @@ UNIQUE_MAX: Final = 1_000_000
 """Names of unique jobs that one partition remembers; beyond it the oldest are forgotten before their time."""
 
 
+HISTORY_MAX: Final = 5
+"""Failures of a job that are remembered, the last ones."""
+
+GONE_MAX: Final = 1_000
+"""Holders that left and are remembered: one that comes back late is told what became of its last request."""
+
+
+TRACES_MAX: Final = 1_000
+"""Dead jobs that wait to be buried with their tracebacks; of more, which nobody can bury, only the reasons are kept."""
+
+
 class UniqueNames:
     """The names of unique jobs, each with the time until which no other job may have it."""
 

@@ -13,7 +13,7 @@ now is looked up when its turn comes. What was taken and is not in the log yet i
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from stentor.core.queue import FRESH, QueueState
@@ -27,6 +27,12 @@ KEYS_WAITING_MAX: Final = 100_000
 """Jobs that wait for their keys; with more, a partition hands out nothing new until some of these keys are free."""
 
 
+_GONE_MIN: Final = 1_000  # entries of jobs that are gone, before they are looked for
+
+EXPIRED_AT_ONCE: Final = 10_000
+"""Jobs that are found too late in one turn; with more, nothing is handed out before these are written down."""
+
+
 class KeyOrder:
     """Which keys are in work, and who waits for them."""
 
@@ -37,11 +43,10 @@ class KeyOrder:
         self._waiting: dict[int, deque[int]] = {}
         self.waiting = 0
         self.free: deque[int] = deque()  # fresh jobs that waited, and whose turn it is
-        for holder in state.holders.values():
-            for offset in state.held_by(holder):
-                self._busy[state.key_hash(offset)] = offset
+        for offset in state.held():
+            self._busy[state.key_hash(offset)] = offset
         for offset, job in sorted(state.jobs.items()):
-            if job.attempts and not job.dead:  # it failed, and parks its key
+            if job.holder or (job.attempts and not job.dead):  # it is in work; or it failed, and parks its key
                 self._busy[state.key_hash(offset)] = offset
         self._busy.pop(0, None)
         self._keys = {offset: key for key, offset in self._busy.items()}
@@ -103,6 +108,9 @@ class QueueReady:
         news, state.news = state.news or (), []
         for offset in news:
             self._classify(offset, wall_us)
+        if len(due) > 2 * len(self._rests) + _GONE_MIN:  # most of them are gone, or have moved
+            due[:] = [(until_us, offset) for offset, until_us in self._rests.items() if until_us > now_us]
+            heapify(due)
         while due and due[0][0] <= now_us:
             self._push(heappop(due)[1])
         while self._uncommitted and self._uncommitted[0] < committed:
@@ -147,6 +155,8 @@ class QueueReady:
         state = self._state
         while wanted > 0:
             urgent = self._next_noted(committed, wall_us)
+            if len(self.expired) >= EXPIRED_AT_ONCE:
+                break
             first = self._next_fresh(committed)
             if urgent is not None and (urgent[0] < 0 or first < 0 or urgent[1] < first):
                 heappop(self._ready)
@@ -194,7 +204,7 @@ class QueueReady:
     def _next_noted(self, committed: int, wall_us: int) -> tuple[int, int] | None:
         """The first of the ready ones that still is."""
         ready = self._ready
-        while ready:
+        while ready and len(self.expired) < EXPIRED_AT_ONCE:
             offset = ready[0][1]
             job = self._state.jobs.get(offset)
             if job is None or not self._is_ready(offset, job, wall_us):

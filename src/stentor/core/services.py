@@ -187,6 +187,9 @@ class Services:
         service = responder.service
         responder.stopped = True
         service.responders.pop(responder.connection, None)
+        if responder.listed:
+            service.ready.remove(responder)
+            responder.listed = False
         if service.responders:
             return []
         del self._services[service.topic]
@@ -318,12 +321,11 @@ class Services:
         for service in self._services.values():
             late = [ask for ask in service.queue if ask.caller is not None and ask.deadline <= now]
             effects += [self._unqueue(ask, _late()) for ask in late]
-            if late:
+            if any(ask.caller is None for ask in service.queue):
                 service.queue = deque(ask for ask in service.queue if ask.caller is not None)
         for ask in self._handed.values():
             if ask.caller is not None and ask.deadline + bounds.ASK_OVERDUE_S <= now:
-                self._forget(ask)
-                ask.caller = None
+                effects += self._give_up(ask)  # a handler may wait for credit that nobody gives
         return effects
 
     # --- the end of a request -------------------------------------------------------------------

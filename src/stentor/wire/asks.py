@@ -80,6 +80,8 @@ def _checked(body: bytes, what: str) -> bytes:
 
 def routed(body: memoryview) -> tuple[str, float]:
     """What a broker must know of an ASK: the topic, and the seconds left. A malformed one is a ProtocolError."""
+    if len(body) < ASK.size:
+        raise ProtocolError("A request is cut off.")
     left_ms, _, _, topic_bytes, reserved, headers_bytes = ASK.unpack_from(body)
     end = ASK.size + topic_bytes
     if end + headers_bytes > len(body) or reserved or left_ms > _LEFT_MS_MAX:
@@ -97,8 +99,8 @@ def with_left(body: bytes, left_s: float) -> bytes:
 
 def decode_ask(body: memoryview, flags: int) -> Ask:
     """A request, at its responder."""
-    left_ms, credit, correlation, topic_bytes, _, headers_bytes = ASK.unpack_from(body)
     topic, _ = routed(body)
+    left_ms, credit, correlation, topic_bytes, _, headers_bytes = ASK.unpack_from(body)
     start = ASK.size + topic_bytes
     headers = _headers(body[start : start + headers_bytes])
     value = None if flags & NO_VALUE else bytes(body[start + headers_bytes :])
@@ -115,6 +117,8 @@ def encode_reply(value: bytes | None, headers: Headers | None) -> bytes:
 
 def decode_reply(body: memoryview, flags: int) -> tuple[bytes | None, Headers]:
     """Value and headers of a REPLY that did not fail."""
+    if len(body) < REPLY.size:
+        raise ProtocolError("An answer is cut off.")
     (headers_bytes,) = REPLY.unpack_from(body)
     start = REPLY.size + headers_bytes
     if start > len(body):

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from stentor.core.queue_records import TRACE_CHARACTERS_MAX, WHY_CHARACTERS_MAX
+from stentor.core.queue_records import DELAY_S_MAX, TRACE_CHARACTERS_MAX, WHY_CHARACTERS_MAX
 from stentor.wire.topic_settings import U32, U63
 
 HOLDER_BYTES = 16
@@ -18,13 +18,17 @@ JOBS_TAKEN_MAX = 10_000
 """Jobs that one request may ask for."""
 
 JOBS_SETTLED_MAX = 5_000
-"""Ranges, or jobs, that one request may settle: they must fit a control message."""
+"""Ranges, or single jobs, that one request may settle: they must fit a control message. In ranges there may be twice as
+many jobs: all of them may be refused, and the log says so."""
 
 WAIT_MS_MAX = 60_000
 """A request for jobs that finds none waits so long at most."""
 
 Holder16 = Annotated[bytes, msgspec.Meta(min_length=HOLDER_BYTES, max_length=HOLDER_BYTES)]
 _Numbers = Annotated[list[U63], msgspec.Meta(max_length=2 * JOBS_SETTLED_MAX)]
+Number = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+"""Of a request of a consumer: 0 stands for none yet."""
+
 Why = Annotated[str, msgspec.Meta(max_length=WHY_CHARACTERS_MAX)]
 Trace = Annotated[str, msgspec.Meta(max_length=TRACE_CHARACTERS_MAX)]
 
@@ -62,7 +66,7 @@ class TakeJobs(_OfPartition, frozen=True):
     """A holder asks for jobs. Answer: JobsTaken, when there are some, or with none after a while."""
 
     holder: Holder16
-    number: U63  # counts up when an answer says that it is used
+    number: Number  # counts up when an answer says that it is used
     jobs_max: Annotated[int, msgspec.Meta(ge=1, le=JOBS_TAKEN_MAX)]
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 20_000
 
@@ -111,7 +115,9 @@ class JobReturn(_Value, frozen=True):
 
     offset: U63
     attempt: U32
-    delay_ms: U63 | None = None  # before it is tried again; none: as the queue's settings say
+    delay_ms: Annotated[int, msgspec.Meta(ge=0, le=DELAY_S_MAX * 1_000)] | None = (
+        None  # before it is tried again; none: as the queue's settings say
+    )
     counted: bool = True  # the attempt began
     dead: bool = False  # it shall not be tried again
     why: Why = ""
@@ -122,7 +128,7 @@ class SettleJobs(_OfPartition, frozen=True):
     """Jobs are finished, or given back. Answer: SettledJobs, once that is committed."""
 
     holder: Holder16
-    sequence: U63  # counts up with every request
+    sequence: Number  # counts up with every request
     first: _Numbers = []  # finished by their first attempts: ranges, rising
     later: _Numbers = []  # finished by other attempts: job, attempt
     back: Annotated[list[JobReturn], msgspec.Meta(max_length=JOBS_SETTLED_MAX)] = []

@@ -4,6 +4,7 @@ import pytest
 
 from stentor import limits
 from stentor.broker.queues import heads
+from stentor.broker.queues.bodies import WantedJobs
 from stentor.errors import InvalidArgument, LeaseLost, NotReady, StentorError
 from stentor.testing import broker
 from stentor.wire import queue_messages as m
@@ -71,6 +72,9 @@ def ask(client, request):
         (lambda **at: m.SettleJobs(**at, holder=b"x" * 16, sequence=1, first=[0]), InvalidArgument),
         (lambda **at: m.SettleJobs(**at, holder=b"x" * 16, sequence=1, first=[0, 2, 1, 2]), InvalidArgument),
         (lambda **at: m.SettleJobs(**at, holder=b"x" * 16, sequence=1, first=[0, 2], later=[1, 2]), InvalidArgument),
+        (lambda **at: m.SettleJobs(**at, holder=b"x" * 16, sequence=1, first=[0, 1_000_000]), InvalidArgument),
+        (lambda **at: m.SettleJobs(**at, holder=b"x" * 16, sequence=0), StentorError),
+        (lambda **at: m.TakeJobs(**at, holder=b"x" * 16, number=0, jobs_max=1, wait_ms=0), StentorError),
         (lambda **at: m.RenewJobs(**at, holder=b"short"), StentorError),
     ],
 )
@@ -92,3 +96,37 @@ def test_whoever_never_had_a_job_cannot_end_it(local, client):
         queue.ack(job)
         with pytest.raises(LeaseLost):
             queue.ack(job)
+
+
+def test_a_pause_beyond_all_measure_is_refused_and_stops_nobody(local, client):
+    client.create_topic("q", kind="queue")
+    client.publish("q", "job")
+    ask(client, lambda **at: m.RenewJobs(**at, holder=b"x" * 16))
+    taken = ask(client, lambda **at: m.TakeJobs(**at, holder=b"x" * 16, number=1, jobs_max=1, wait_ms=5_000))
+    assert taken.fresh == [0, 1]
+    back = m.JobReturn(offset=0, attempt=1, delay_ms=2**63 - 1)
+    with pytest.raises(StentorError):
+        ask(client, lambda **at: m.SettleJobs(**at, holder=b"x" * 16, sequence=1, back=[back]))
+    client.publish("q", "other")
+    with client.queue("q") as queue:
+        assert queue.get(timeout=5).value == b"other"
+
+
+def test_ranges_that_overlap_cost_no_more_than_one():
+    wanted = WantedJobs([(5, 1_000_000), (6, 10), (1, 4), (2_000_000, 2), (3, 2)])
+    assert wanted.within(0, 10) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert wanted.whole(1, 1_000_005)
+    assert not wanted.whole(1, 1_000_006)
+    assert (wanted.next(0), wanted.next(500_000), wanted.next(1_000_005)) == (1, 500_000, 2_000_000)
+
+
+def test_jobs_in_large_batches_come_in_answers_that_fit_a_frame(local, client):
+    """Some, then nearly a frame in one batch."""
+    client.create_topic("q", kind="queue")
+    for _ in range(4):
+        client.publish("q", b"v" * 900_000)
+    with client.queue("q", prefetch=100) as queue:
+        queue.put_many([b"v" * 600_000] * 24)
+        client.publish("q", b"v" * limits.MESSAGE_VALUE_BYTES_MAX)
+        sizes = [len(queue.get(timeout=10).value) for _ in range(29)]
+    assert sorted(sizes) == [*[600_000] * 24, *[900_000] * 4, limits.MESSAGE_VALUE_BYTES_MAX]

@@ -170,6 +170,19 @@ def test_dead_letters_say_why(client, topic):
     assert b"test_group_run" in headers["stentor-failed-traceback"]
 
 
+def test_whatever_an_error_says_and_however_many_headers_there_are_it_is_a_dead_letter(client, topic):
+    dead, name = f"{topic}.dead", f"{topic}.many"
+    client.publish(name, "bad", headers=[(f"h{number}", b"x") for number in range(1_000)])
+    client.publish(name, "bad")
+
+    def handle(_):
+        raise ValueError("no Unicode: \udc80")
+
+    with client.group("bad", name, start="earliest") as group:
+        work(group, handle, lambda: done(group) == 2, dead_letters=dead)
+    assert sorted(len(message.headers) for message in client.read(dead)) == [6, 1_000]
+
+
 def test_errors_can_be_skipped(client, topic):
     def handle(message):
         raise ValueError(message.offset)

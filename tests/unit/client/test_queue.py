@@ -332,3 +332,31 @@ def test_calls_that_waited_in_vain_leave_nothing_behind(jobs):
         with pytest.raises(DeadlineExceeded):
             jobs.get(timeout=0.01)
     assert not jobs._core.consumer._waiting
+
+
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize("error", [ValueError("bad name: \udc80"), UnspeakableError()])
+def test_an_error_that_cannot_be_sent_as_it_is_ends_no_consumer(client, name, error, wait_until):
+    with make(client, name, max_attempts=1) as queue:
+        queue.put("bad")
+        queue.nack(queue.get(timeout=5), error=error)
+        queue.put("good")
+        assert drain(queue, 1)[0].value == b"good"
+        wait_until(lambda: queue.describe().died == 1, "the bad one is a dead letter")
+
+
+def test_a_dead_job_with_as_many_headers_as_there_may_be_is_buried(client, name, wait_until):
+    with make(client, name, max_attempts=1) as queue:
+        queue.put("job", headers=[(f"h{number}", b"x") for number in range(1_000)])
+        queue.nack(queue.get(timeout=5), error="bad")
+        wait_until(lambda: queue.describe().died == 1, "it is a dead letter")
+
+
+def test_many_large_jobs_are_put_at_once(client, name):
+    with make(client, name) as queue:
+        assert queue.put_many([b"v" * 100_000] * 200) == 200
+        assert len(drain(queue, 200)) == 200

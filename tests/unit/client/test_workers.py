@@ -1,8 +1,11 @@
 """Workers over any source: threads, tasks and processes; order, failures, deaths, limits, and the end."""
 
 import asyncio
+import mmap
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -13,9 +16,18 @@ from stentor.client.message import Block, Message
 from stentor.client.workers import Workers
 from stentor.client.workers_handler import load_handler, name_handler
 from stentor.client.workers_pool import TaskPool, ThreadPool
-from stentor.client.workers_process import ProcessPool
+from stentor.client.workers_process import ProcessPool, _ChildWorker
 from stentor.client.workers_terms import WorkTerms
-from stentor.client.workers_wire import pack, unpack
+from stentor.client.workers_wire import (
+    FINISHED_BITS,
+    PAGE_BYTES,
+    HandlerRaised,
+    ParcelFinished,
+    ParcelsRecalled,
+    frame,
+    pack,
+    unpack,
+)
 from stentor.errors import InvalidArgument
 from stentor.work_errors import HandlerError, HandlerTimeout, WorkerDied
 
@@ -366,6 +378,68 @@ def test_a_process_that_hangs_is_killed_and_its_message_tried_again(tmp_path):
     source = Source([0, "hang once", 2])
     run(source, f"{HANDLERS}:note", mode="process", time_limit_s=0.5)
     assert [row[3] for row in noted(tmp_path)] == [0, 1, 2]
+
+
+class HandMadeProcesses(ProcessPool):
+    """One process that says what a test says."""
+
+    async def open(self, reports):
+        self._reports = reports
+        self.child = _ChildWorker(self)
+        self.child.page = mmap.mmap(-1, PAGE_BYTES)
+        self.workers.append(self.child)
+
+    def _replace(self):
+        return True
+
+    async def close(self):
+        self.child.page.close()
+
+
+def test_what_is_raised_after_a_recall_is_not_taken_for_done():
+    """The page says that a message is finished before the socket says that its handler raised."""
+    source = Source(["bad"], fatal=False)
+    pool = HandMadeProcesses(name_handler(f"{HANDLERS}:note"), 1, batch=False, fatal=False)
+
+    async def told():
+        running = asyncio.create_task(Workers(source, pool, WorkTerms(workers=1, mode="process", fatal=False)).run())
+        for _ in range(10):  # turns of the loop
+            await asyncio.sleep(0)
+        child = pool.child
+        number = child.parcels[0].number
+        child.page[:8] = ((number << FINISHED_BITS) + 1).to_bytes(8, sys.byteorder)
+        pool.said(child, ParcelsRecalled({number: 0}, number << FINISHED_BITS))
+        pool.said(child, HandlerRaised(number, 0, "ValueError", "bad", ""))
+        pool.said(child, ParcelFinished(number, 0.1, 0))
+        await asyncio.wait_for(running, 5)
+
+    asyncio.run(told())
+    assert [offset for offset, _ in source.failures] == [0]
+    assert not source.finished
+
+
+def test_what_a_process_said_before_it_died_is_heard_even_if_writing_to_it_failed():
+    source = Source(["bad"], fatal=False)
+    pool = HandMadeProcesses(name_handler(f"{HANDLERS}:note"), 1, batch=False, fatal=False)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(0)
+
+    async def told():
+        running = asyncio.create_task(Workers(source, pool, WorkTerms(workers=1, mode="process", fatal=False)).run())
+        for _ in range(10):  # turns of the loop
+            await asyncio.sleep(0)
+        child = pool.child
+        child.process, child.socket = subprocess.Popen(["true"]), ours  # noqa: ASYNC220 - it ends at once
+        number = child.parcels[0].number
+        theirs.send(frame(HandlerRaised(number, 0, "ValueError", "bad", "")))
+        child.page[:8] = ((number << FINISHED_BITS) + 1).to_bytes(8, sys.byteorder)
+        child.connection_lost(BrokenPipeError())
+        await asyncio.wait_for(running, 5)
+
+    with ours, theirs:
+        asyncio.run(told())
+    assert [type(error) for _, error in source.failures] == [HandlerError]
+    assert not source.finished
 
 
 def test_an_idle_process_that_is_killed_is_replaced(tmp_path):

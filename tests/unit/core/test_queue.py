@@ -5,6 +5,7 @@ import time
 import pytest
 from tests.queue_log import WALL, QueueLog, S, new_state
 
+from stentor.core import queue_jobs
 from stentor.core.queue import QueueState
 from stentor.core.queue_records import HolderLeft, JobBack, Purged, Settled, Took
 from stentor.errors import CorruptData
@@ -144,6 +145,16 @@ def test_purging_ends_what_nobody_holds():
     write(log, Purged(log.end))
     assert log.state.statistics()["waiting"] == 0
     assert log.state.first_open() == 1
+
+
+def test_tracebacks_of_many_dead_jobs_are_not_kept(monkeypatch):
+    monkeypatch.setattr(queue_jobs, "TRACES_MAX", 2)
+    log = QueueLog()
+    log.put(*[b"bad"] * 3)
+    write(log, Took(A, 1, [0, 3], []))
+    back = [JobBack(offset, dead=True, why="bad", trace="long") for offset in range(3)]
+    write(log, Settled(A, 1, [], back, []))
+    assert [log.state.jobs[offset].trace for offset in range(3)] == ["long", "long", ""]
 
 
 def test_a_million_jobs_are_cheap():

@@ -1,8 +1,11 @@
 """The head of a queue: who gets which job, when it is handed out again, and what a new head knows."""
 
+import time
+
 import pytest
 from tests.queue_log import WALL, QueueLog, S
 
+from stentor import limits
 from stentor.core import queue_events as q
 from stentor.core.queue_head import QueuePolicy
 from stentor.wire import queue_rows
@@ -375,3 +378,106 @@ def test_a_purge_and_a_burial_in_one_turn_touch_different_jobs(log):
     assert waiting not in log.answers
     assert log.state.first_open() == log.end
     assert log.state.burial is None
+
+
+def steps_bytes(log, since):
+    return max(len(data) for data in log.batches[since:])
+
+
+def test_many_jobs_that_are_too_late_are_written_down_in_batches_that_fit(log):
+    log.checks = False
+    log.put(*[b"mortal"] * 60_000, ttl_us=S)
+    log.commit()
+    log.now += 2 * S
+    log.hear(A)
+    since = len(log.batches)
+    for _ in range(4):
+        log.ask(q.JobsWanted, A, 1, 10_000)
+    assert log.state.statistics()["dead"] == 60_000
+    assert steps_bytes(log, since) < limits.MIB
+
+
+def test_consumers_that_are_lost_at_once_are_written_down_in_batches_that_fit(log):
+    log.checks = False
+    names = [bytes([number]) * 16 for number in range(1, 9)]
+    log.put(*[b"job"] * 100_000)
+    log.commit()
+    for name in names:
+        log.hear(name)
+        log.take(name, 1, 10_000)
+    since = len(log.batches)
+    log.passes(POLICY.lease_us / S + 4)
+    assert not log.state.holders
+    assert steps_bytes(log, since) < limits.BATCH_BYTES_MAX // 4
+
+
+def test_many_failures_at_once_are_written_down_in_batches_that_fit(log):
+    names = [number.to_bytes(16) for number in range(1, 300)]
+    log.put(*[b"job"] * len(names) * 3)
+    log.commit()
+    for name in names:
+        log.hear(name)
+    asked = [(name, log.take(name, 1, 3)) for name in names]
+    since = len(log.batches)
+    tickets = [
+        log.ask(q.JobsSettled, name, 1, back=[failed(*job, dead=True, trace="é" * 8_000) for job in jobs], turn=False)
+        for name, jobs in asked
+    ]
+    for _ in range(20):
+        log.turn()
+    assert all(log.answers[ticket].refused == [] for ticket in tickets)
+    assert steps_bytes(log, since) < limits.BATCH_BYTES_MAX // 2
+
+
+def test_a_burial_whose_answer_was_lost_is_told_again(log):
+    log.put(b"bad")
+    log.commit()
+    log.take(A, 1)
+    log.settle(A, 1, back=[failed(0, 1, dead=True)])
+    assert log.answers[log.ask(q.JobsWanted, A, 2, 10)].burial == q.GiveBurial(1, [0])
+    waiting = log.ask(q.JobsWanted, A, 2, 10)
+    assert waiting not in log.answers  # it may be at work on it
+    for _ in range(6):
+        log.hear(A)
+        log.passes(1)
+    assert log.answers[waiting].burial == q.GiveBurial(1, [0])
+
+
+def test_a_crowd_of_consumers_costs_no_more_than_their_number():
+    """Seconds if something is quadratic; else a moment."""
+    log = QueueLog()
+    log.checks = False
+    log.lead()
+    names = [number.to_bytes(16) for number in range(1, 5_001)]
+    for name in names:
+        log.ask(q.HolderHeard, name, [], turn=False)
+    log.put(*[b"job"] * 10_000)
+    log.commit()
+    began = time.process_time()
+    tickets = [log.ask(q.JobsWanted, name, 1, 1, turn=False) for name in names]
+    log.turn()
+    given = [log.given(ticket) for ticket in tickets]
+    assert all(len(jobs) == 1 for jobs in given)
+    for name, ((offset, attempt),) in zip(names, given, strict=True):
+        log.ask(q.HolderHeard, name, [(offset, attempt, 3_600 * S)], turn=False)
+    log.passes(1)
+    for number, name in enumerate(names):
+        log.ask(q.JobsWanted, name, 2, 1, turn=False)
+        log._do(q.AskerGone(log.tickets, name))
+        assert not log.head.waits, number
+    assert time.process_time() - began < 5
+
+
+def test_jobs_that_move_again_and_again_leave_nothing_behind(log):
+    offset = log.put(b"late", delay_us=3_600 * S)
+    log.commit()
+    log.checks = False
+    for _ in range(2_000):
+        moved = queue_rows.moved(offset, WALL, None, b"late", [])
+        offset = log.append(queue_rows.whole(moved, topic_id=1, partition=0))
+        log._do(q.QueueTurn(log.committed, WALL + log.now))
+    log.commit()
+    assert len(log.head._ready._due) <= 1_100
+    log.now += 3_601 * S
+    log.hear(A)
+    assert log.take(A, 1) == [(offset, 1)]

@@ -142,7 +142,7 @@ def test_a_request_that_is_given_up_is_cancelled_where_it_is():
     services.check()
 
 
-def test_the_deadline_ends_what_waits_and_forgets_what_is_in_work():
+def test_the_deadline_ends_what_waits_and_gives_up_what_is_in_work():
     services = serving(FIRST)
     first = ask(services, 1, deadline=1.0)
     ask(services, 2, deadline=1.0)
@@ -150,7 +150,7 @@ def test_the_deadline_ends_what_waits_and_forgets_what_is_in_work():
     (late,) = services.expire(1.0)
     assert (late.correlation, type(late.error)) == (2, NotHandled)
     assert services.queued == 1
-    assert services.expire(1.0 + bounds.ASK_OVERDUE_S) == []
+    assert services.expire(1.0 + bounds.ASK_OVERDUE_S) == [CancelAsk(FIRST, first.number)]
     services.check()
     replied = services.replied(FIRST, first.number, 2.0, last=True)
     assert replied.caller is None
@@ -198,6 +198,24 @@ def test_the_queue_of_a_broker_is_bounded(monkeypatch):
     services = serving(FIRST)
     outcomes = [ask(services, number, caller=number) for number in range(6)]
     assert [type(outcome) for outcome in outcomes[4:]] == [RefuseAsk, RefuseAsk]
+
+
+def test_what_was_given_up_and_who_has_left_are_not_kept():
+    services = serving(FIRST)
+    ask(services, 1)
+    for number in range(2, 1_000):
+        services.serve(SECOND, TOPIC, 1, 0.0)
+        services.stop(SECOND, TOPIC)
+        ask(services, number)
+        services.cancel(CALLER, number)
+    for number in range(2, 1_000):
+        ask(services, number)
+        services.cancel(CALLER, number)
+    services.expire(0.0)
+    services.check()
+    (service,) = services._services.values()
+    assert not service.queue
+    assert not service.ready
 
 
 def test_an_unknown_request_cannot_be_asked_twice_and_topics_are_served_once():

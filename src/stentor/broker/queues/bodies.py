@@ -1,15 +1,18 @@
 """The messages of jobs, as the batches that hold them: from memory if they are new, else from the log.
 
-A batch is passed on as it is, unless only few of its messages are wanted: then it is sent with those alone.
+A batch is passed on as it is, unless only few of its messages are wanted, or it is very large: then it is sent with
+some of them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
+from stentor.errors import LimitExceeded
 from stentor.wire import sparse
 from stentor.wire.header import HEADER_BYTES, extents, unpack
 
@@ -18,18 +21,24 @@ if TYPE_CHECKING:
 
     from stentor.broker.partitions.partition import Partition
     from stentor.errors import StentorError
+    from stentor.wire.header import BatchHeader
 
 BODIES_BYTES_MAX: Final = 4 * limits.MIB
-"""What one answer brings, but for a single larger batch; a client asks for the rest."""
+"""What one answer brings, but for a single larger message; a client asks for the rest."""
 
 _CUT_FROM: Final = 16  # a batch of fewer messages is not worth being cut
 
 
 class WantedJobs:
-    """Rising ranges of offsets."""
+    """Rising ranges of offsets, none of which touch."""
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
-        self._ranges = sorted(ranges)
+        self._ranges: list[tuple[int, int]] = []
+        for first, count in sorted(ranges):
+            if self._ranges and first <= (end := sum(self._ranges[-1])):
+                first, count = self._ranges[-1][0], max(end, first + count) - self._ranges[-1][0]  # noqa: PLW2901
+                self._ranges.pop()
+            self._ranges.append((first, count))
         self._firsts = [first for first, _ in self._ranges]
 
     def next(self, offset: int) -> int | None:
@@ -57,13 +66,16 @@ class WantedJobs:
 
 async def read_bodies(partition: Partition, ranges: list[tuple[int, int]]) -> bytes:
     """The batches that hold these jobs, in order, up to a limit."""
-    wanted, found, size = WantedJobs(ranges), [], 0
+    wanted, size = WantedJobs(ranges), 0
+    found: list[bytes] = []
     offset = wanted.next(0)
     while offset is not None and size < BODIES_BYTES_MAX:
         taken = partition.tail.take(offset, partition.committed, limits.DELIVERY_BYTES)
         chunks, following = taken[:2] if taken is not None else await _from_log(partition, offset)
         for chunk in chunks:
             for part in _chosen(chunk, wanted):
+                if found and size + len(part) > BODIES_BYTES_MAX:
+                    return b"".join(found)  # with more, the answer might not fit a frame
                 found.append(part)
                 size += len(part)
         if following <= offset:
@@ -83,14 +95,27 @@ def _chosen(chunk: bytes, wanted: WantedJobs) -> list[bytes]:
         header = unpack(chunk, position)
         if header.passed_over:
             continue
+        if header.count > 1 and length > BODIES_BYTES_MAX:
+            parts.append(_cut(chunk, position, header, wanted.within(base, end)))
+            break  # so much is enough
         if header.count >= _CUT_FROM and not wanted.whole(base, end):
             within = wanted.within(base, end)
             if 2 * len(within) < header.count:
-                body = memoryview(chunk)[position + HEADER_BYTES : position + length]
-                parts.append(sparse.keep(header, body, {offset - base for offset in within}))
+                parts.append(_cut(chunk, position, header, within))
                 continue
         parts.append(chunk[position : position + length])
     return parts
+
+
+def _cut(chunk: bytes, position: int, header: BatchHeader, within: list[int]) -> bytes:
+    """A batch with these messages alone; with the first of them, if all are too much for one answer."""
+    body = memoryview(chunk)[position + HEADER_BYTES : position + header.length]
+    while True:
+        with suppress(LimitExceeded):
+            cut = sparse.keep(header, body, {offset - header.base_offset for offset in within})
+            if len(cut) <= BODIES_BYTES_MAX or len(within) == 1:
+                return cut
+        within = within[: len(within) // 2]
 
 
 async def _from_log(partition: Partition, offset: int) -> tuple[list[bytes], int]:

@@ -84,7 +84,7 @@ class QueueDesk:
                 async with asyncio.timeout(request.wait_ms / 1_000):
                     given = await answer
         finally:
-            lead.forget(ticket)
+            lead.forget(ticket, request.holder)
         return m.JobsTaken() if given is None else await self._given(lead, given)
 
     async def _given(self, lead: QueueLead, given: q.GiveJobs) -> m.JobsTaken:
@@ -183,7 +183,7 @@ class QueueDesk:
                 found.append(
                     m.JobState(offset=offset, state="held" if mark == HELD else "waiting", attempts=int(mark == HELD))
                 )
-            offset += 1
+            offset = state.next_open(offset + 1)
         return found
 
 
@@ -199,8 +199,8 @@ def _check_claims(request: m.SettleJobs) -> None:
     for (first, count), (following, _) in pairwise([*runs, (2**63, 0)]):
         if not count or first + count > following:
             raise InvalidArgument("Ranges of finished jobs overlap, are empty or do not rise.")
-    if sum(count for _, count in runs) > limits.BATCH_MESSAGES_MAX:
-        raise InvalidArgument(f"More than {limits.BATCH_MESSAGES_MAX} jobs are settled at once.")
+    if sum(count for _, count in runs) > 2 * m.JOBS_SETTLED_MAX:
+        raise InvalidArgument(f"More than {2 * m.JOBS_SETTLED_MAX} jobs are settled at once.")
     singles = [offset for offset, _ in _pairs(request.later)] + [each.offset for each in request.back]
     named = sorted([*runs, *((offset, 1) for offset in singles)])
     if any(first + count > following for (first, count), (following, _) in pairwise(named)):

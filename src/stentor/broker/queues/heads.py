@@ -9,8 +9,10 @@ log begins anew: leases in full (C21), and whoever waits asks again.
 from __future__ import annotations
 
 import logging
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
+from stentor import limits
 from stentor.broker.partitions.interfaces import Request
 from stentor.broker.queues.bodies import read_bodies
 from stentor.core import decisions, refusals
@@ -18,7 +20,7 @@ from stentor.core import queue_events as q
 from stentor.core.acks import ALL
 from stentor.core.queue import QueueState
 from stentor.core.queue_head import HOLDERS_MAX, QueueHead, QueuePolicy
-from stentor.errors import InvalidArgument, LeaseLost, LimitExceeded, NotReady, StentorError
+from stentor.errors import InternalError, InvalidArgument, LeaseLost, LimitExceeded, NotReady, StentorError
 from stentor.wire import queue_rows, sparse
 from stentor.wire.header import HEADER_BYTES, extents, unpack
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
     from stentor.core.queue_events import QueueAnswer, QueueEvent
+    from stentor.core.queue_jobs import NotedJob
     from stentor.core.records import Key
     from stentor.core.replica_events import Answer
     from stentor.ports import Clock
@@ -72,11 +75,10 @@ class QueueLead:
         self.turn_soon()
         return ticket, answer
 
-    def forget(self, ticket: int) -> None:
-        """Nobody waits for this answer any more."""
-        self._waiting.pop(ticket, None)
-        if not self._ended:
-            self._step(q.AskerGone(ticket))
+    def forget(self, ticket: int, holder: bytes | None = None) -> None:
+        """Nobody waits for this answer any more: jobs that this holder asked for, or what is decided at once."""
+        if self._waiting.pop(ticket, None) is not None and holder is not None and not self._ended:
+            self._step(q.AskerGone(ticket, holder))
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -133,7 +135,10 @@ class QueueLead:
         topic_id, index = self.partition.key
         batch = queue_rows.encode_steps(effect.steps, topic_id=topic_id, partition=index)
         publisher = _StepsPublisher()
-        self.partition.publish(memoryview(batch), unpack(batch), Request(publisher, 0), ALL)
+        if len(batch) > limits.BATCH_BYTES_MAX:  # readers of the log would take it for damage
+            publisher.error = InternalError(f"Steps of {self.partition.name} have {len(batch)} bytes.")
+        else:
+            self.partition.publish(memoryview(batch), unpack(batch), Request(publisher, 0), ALL)
         if publisher.error is not None:
             logger.info("steps of %s were not taken: %s", self.partition.name, publisher.error)
             self._step(q.StepsRefused())
@@ -212,16 +217,18 @@ class QueueHeads:
 
     def pinned(self, partition: Partition, until: int) -> None:
         """Retention would let go of what is below an offset, but for jobs that wait: append those again, some at a
-        time. A job that failed stays where jobs of one key are done in order: its place is its turn.
+        time.
         """
         state, now = queue_of(partition), self._clock.monotonic()
+        leads = partition.replica.position.is_head and partition.replica.active and not partition.deleted
+        if not leads or self._moving.get(partition.key, 0.0) > now:
+            return
         moving = [
             offset
-            for offset, job in sorted(state.jobs.items())[:_MOVED_AT_ONCE]
-            if offset < until and not job.holder and not job.dead and not (state.ordered and job.attempts)
+            for offset in nsmallest(_MOVED_AT_ONCE, (offset for offset in state.jobs if offset < until))
+            if _is_movable(state.jobs[offset], ordered=state.ordered)
         ]
-        leads = partition.replica.position.is_head and partition.replica.active and not partition.deleted
-        if moving and leads and self._moving.get(partition.key, 0.0) <= now:
+        if moving:
             self._moving[partition.key] = now + _MOVE_AGAIN_S
             self._background.spawn(self._move(partition, moving))
 
@@ -272,6 +279,11 @@ def queue_of(partition: Partition) -> QueueState:
 def policy_of(settings: TopicSettings) -> QueuePolicy:
     """What a queue's settings say about attempts."""
     return QueuePolicy(settings.lease_s * 1_000_000, settings.max_attempts, settings.retry_delay_ms * 1_000)
+
+
+def _is_movable(job: NotedJob, *, ordered: bool) -> bool:
+    """Where jobs of one key are done in order, a job's place is its turn, unless it is late anyhow."""
+    return not (job.holder or job.dead) and not (ordered and (job.attempts or not job.due_us))
 
 
 def _refusal(queue: str, why: str) -> StentorError:
