@@ -151,6 +151,11 @@ class Services:
             raise LimitExceeded(
                 f"This connection serves {len(serving)} topics; that is the limit.", hint="Open another client."
             )
+        if sum(len(stopped.asks) for stopped in self._stopped.get(connection, ())) >= bounds.RESPONDER_WINDOW_MAX:
+            raise LimitExceeded(
+                f"This connection has stopped serving and has {bounds.RESPONDER_WINDOW_MAX} requests to answer yet.",
+                hint="Answer them, or open another client.",
+            )
         if topic not in self._services and len(self._services) >= bounds.SERVICES_MAX:
             raise LimitExceeded(f"{len(self._services)} topics are served at this broker; that is the limit.")
         service = self._services.setdefault(topic, _Service(topic))

@@ -218,6 +218,22 @@ def test_what_was_given_up_and_who_has_left_are_not_kept():
     assert not service.ready
 
 
+def test_who_stops_and_serves_again_without_answering_gets_no_more(monkeypatch):
+    monkeypatch.setattr(bounds, "RESPONDER_WINDOW_MAX", 3)
+    services = serving(FIRST)
+    handed = [ask(services, 0)]
+    for number in (1, 2):
+        services.stop(FIRST, TOPIC)
+        services.serve(FIRST, TOPIC, 1, 0.0)
+        handed.append(ask(services, number))
+    services.stop(FIRST, TOPIC)
+    with pytest.raises(LimitExceeded):
+        services.serve(FIRST, TOPIC, 1, 0.0)
+    services.replied(FIRST, handed[0].number, 0.0, last=True)
+    services.serve(FIRST, TOPIC, 1, 0.0)
+    services.check()
+
+
 def test_an_unknown_request_cannot_be_asked_twice_and_topics_are_served_once():
     services = serving(FIRST)
     ask(services, 1)
