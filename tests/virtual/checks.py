@@ -83,6 +83,7 @@ class Checker:
         self._taken: set[tuple[Replica, int]] = set()
         self._asked: dict[tuple[Replica, int], int] = {}  # what was acknowledged when a reader asked for the end
         self._on_disk: dict[tuple[str, Key], tuple[int, int, int]] = {}  # log id, epoch, floor in the journal
+        self._damaged_on_disk: set[tuple[str, Key]] = set()  # copies that a journal calls damaged: so would a start
         self._replaced: dict[Key, tuple[int, int]] = {}  # the epoch of the newest head, and since when
         self._views: dict[tuple[Key, int], Any] = {}  # the cursors that are committed at a commit point
         self._records: dict[Key, ChainRecord] = {}
@@ -222,6 +223,7 @@ class Checker:
                 kept = state.committed >= floor or self._begins_anew(key, name, log_id)
                 self.require(kept, "a stored commit floor went back", name, key, floor, state)
             self._on_disk[name, key] = state.log_id, state.epoch, state.committed
+            (self._damaged_on_disk.add if state.damaged else self._damaged_on_disk.discard)((name, key))
 
     def _begins_anew(self, key: Key, name: str, log_id: int) -> bool:
         """A joiner's log is begun anew at this very moment, where the others begin."""
@@ -509,7 +511,8 @@ class Checker:
                 )
             elif copy.readable and not copy.partition.replica.damaged:
                 self.excused.discard(place)
-                if copy.process is not None and not copy.process.dead:
+                known = (member.broker, key) not in self._damaged_on_disk
+                if known and copy.process is not None and not copy.process.dead:
                     self.torn.discard(place)
 
     def is_whole(self, copy: Copy) -> bool:
