@@ -469,6 +469,8 @@ class TurnLoop:
 class MemoryLog:
     """Keeps the ends, not the bytes."""
 
+    in_memory = is_over_limit = False
+
     def __init__(self) -> None:
         self.start = self.end = self.synced_end = self.bytes = 0
         self.snapshot: Any = None

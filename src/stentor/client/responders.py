@@ -132,7 +132,7 @@ class ResponderPlaces:
             )
         try:
             found = await self._core.ask_link(link, FindResponders(topic=topic))
-        except ConnectionFailed:
+        except (ConnectionFailed, NotReady):  # the broker is gone, or has just come
             known.moving_until = self._core.loop.time() + service_limits.RESPONDERS_MOVE_S
             return
         before = {place.broker: place for place in known.places}

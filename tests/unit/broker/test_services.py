@@ -150,6 +150,17 @@ def test_brokers_tell_each_other_of_their_responders():
     assert place.peers.sent[2:] == [("b1", Responders(topics=[], complete=True))]
 
 
+def test_a_broker_that_was_just_started_does_not_say_that_nobody_serves():
+    place = Place()
+    with pytest.raises(NotReady, match="has not heard"):
+        place.find()
+    place.views["b1"] = "silent"
+    assert place.find() == []
+    place.views["b1"] = "heard"
+    place.directory.heard("b1", Responders(topics=[], complete=True))
+    assert place.find() == []
+
+
 def test_what_others_say_counts_while_they_are_heard():
     place = Place()
     place.directory.heard("b1", Responders(topics=[(TOPIC, 3), ("other", 1)]))

@@ -100,7 +100,12 @@ class ServiceDesk:
 
     def find(self, request: FindResponders) -> list[tuple[str, int]]:
         """The brokers that have responders of a topic."""
-        return self.directory.find(request.topic)
+        found = self.directory.find(request.topic)
+        if not found and not self.directory.is_complete:
+            raise NotReady(
+                "This broker has not heard from all others yet who serves what.", hint="Try again in a moment."
+            )
+        return found
 
     def writable_changed(self, client: ServiceClient, writable: bool) -> None:
         """A client that does not take what it was handed gets no more."""

@@ -85,6 +85,16 @@ class ServiceDirectory:
             elif topic in known or len(known) < service_limits.SERVICES_MAX:
                 known[topic] = count
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all brokers that are heard have said what they have: one that was just started knows of nobody."""
+        return all(
+            name in self._heard_at
+            or self._views.view(name) != "heard"
+            or not self._peers.knows(name, frames.RESPONDERS)
+            for name in self._peers.names
+        )
+
     def find(self, topic: str) -> list[tuple[str, int]]:
         """The brokers with responders of a topic, this one first."""
         here = self.own().get(topic, 0)
