@@ -194,10 +194,10 @@ def test_a_paused_etcd_is_noticed_within_seconds_and_watched_again_when_it_goes_
     etcd_stores, local_etcd, tell, follow, eventually
 ):
     async def story():
-        store = etcd_stores.open(timeout_s=0.3)
-        base = await store.swap(expect={}, put={"a": b"1"})
+        store, patient = etcd_stores.open(timeout_s=0.3), etcd_stores.open()
+        base = await patient.swap(expect={}, put={"a": b"1"})
         follower = follow(store.watch("", base.revision))
-        await store.swap(expect={}, put={"a": b"2"})
+        await patient.swap(expect={}, put={"a": b"2"})
         await follower.knows({"a": b"2"})
         local_etcd.pause()
         try:
@@ -208,7 +208,6 @@ def test_a_paused_etcd_is_noticed_within_seconds_and_watched_again_when_it_goes_
                 await store.swap(expect={}, put={"b": b"1"})
         finally:
             local_etcd.resume()
-        patient = etcd_stores.open()
         await patient.swap(expect={}, put={"a": b"3"})
         found = {entry.key: entry.value for entry in await patient.range("")}
         assert found in ({"a": b"3"}, {"a": b"3", "b": b"1"}), "the unknown one was made, or not"
