@@ -35,7 +35,7 @@ def restart(cluster, *names):
         cluster.brokers[name].wait_ready()
 
 
-@pytest.mark.parametrize("role", ["head", "middle", "tail", "controller"])
+@pytest.mark.parametrize("role", ["head", pytest.param("middle", marks=pytest.mark.long), "tail", "controller"])
 def test_a_broker_that_is_killed_costs_nothing_that_was_acknowledged(three, load, role):
     with load(three) as flow:
         [name] = victims(three, flow, role)

@@ -95,6 +95,7 @@ def _wait_for_more(cluster, counting):
     )
 
 
+@pytest.mark.long
 def test_a_copy_of_a_subtree_goes_on_at_another_member(three):
     """No change of the subtree is missed or told twice, whoever fed the copy, and changes elsewhere are no gap."""
     with three.client(timeout=60) as client, three.client(timeout=60) as reader:

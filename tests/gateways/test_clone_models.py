@@ -34,7 +34,7 @@ def test_clients_of_model_five_share_a_subtree_in_five_frames(gateway, table):
         assert one.values == other.values
 
 
-@pytest.mark.parametrize("kind", [zmq.PUB, zmq.PUSH], ids=["pub", "push"])
+@pytest.mark.parametrize("kind", [zmq.PUB, pytest.param(zmq.PUSH, marks=pytest.mark.long)], ids=["pub", "push"])
 def test_a_client_of_model_six_turns_to_the_other_gateway_and_back(shared, client, table_name, kind):
     with RunningGateway(shared.url, table=table_name) as backup:
         primary = RunningGateway(shared.url, table=table_name)

@@ -35,7 +35,7 @@ WANTED = {"app/old": b"stays", "app/rate": b"100"} | {f"many/{n}": b"%d" % n for
 
 
 class TestBatch:
-    @pytest.mark.parametrize("staged", [False, True])
+    @pytest.mark.parametrize("staged", [pytest.param(False, marks=pytest.mark.long), True])
     def test_rows_set_keys_and_a_null_value_deletes_one(self, spark, client, config, staged):
         frame = spark.createDataFrame(ROWS, "key string, value binary")
         for _ in range(2):

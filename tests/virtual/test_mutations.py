@@ -5,7 +5,7 @@ from tests.virtual.mutations import MUTATIONS
 from tests.virtual.noticed import DIRECTED, SEEDS
 
 MORE = 30  # seeds that are tried when the remembered ones have gone stale
-LONG = {"member-leases"}  # whose runs go on for long, because nobody gives up what it has
+LONG = {"member-leases", "no-retire", "others-wait", "own-retention", "queue-commit"}  # those whose runs go on for long
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in sorted(SEEDS)]
 
 

@@ -106,6 +106,7 @@ def test_killed_in_full_flight_nothing_acknowledged_is_lost_doubled_or_reordered
     assert process.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_stopped_in_full_flight_nothing_is_lost_doubled_or_reordered(local, wait_until):
     producers = Producers(local.url, "t")

@@ -290,6 +290,7 @@ def test_a_client_that_is_closed_takes_its_keys_along(shared, name, other):
     assert "me" not in other
 
 
+@pytest.mark.long
 def test_keys_in_several_partitions_are_kept(client, shared):
     made = f"expiring-{next(_numbers)}"
     client.create_topic(made, kind="table", partitions=4)
