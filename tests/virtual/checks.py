@@ -353,8 +353,10 @@ class Checker:
             self._acknowledged(copy, answer, held)
         else:
             self._note_safe(copy)
-            copies = self._synced_by[key, held]
             assert replica.record is not None
+            members = {(key, member.broker, member.log_id): member.broker for member in replica.record.chain}
+            # A member whose disk a fault has changed somewhere holds the rest, and nobody can tell before it is read.
+            copies = self._synced_by[key, held] | {members[place] for place in self.excused & members.keys()}
             needed = replica.record.quorum if publish.ack == QUORUM else 1
             self.require(len(copies) >= needed, "answered with too few copies", copy.place, held, copies, needed)
 
