@@ -6,27 +6,21 @@ A cursor belongs to a topic and has a name (`recorder`). All cursors are state d
     Moved      the cursor is at these positions now; a position never goes back unless the record says so
     Forgotten  the cursor is gone, or all cursors of a topic that was deleted
 
-Two views. *Applied* goes to the log's end: limits are judged on it, snapshots are taken of it. *Committed* is what is
-told to anybody. Between the two lie the records that a cut may take away, in the order of the log.
-
-Invariant: the applied view is the committed one with the records between them.
+Limits are judged on the applied view; the committed one is what is told to anybody (`core.folded`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 import msgspec
 
+from stentor.core.folded import Folded, read_snapshot
 from stentor.core.names import RECORDER as RECORDER  # noqa: PLC0414 - used as cursors.RECORDER
-from stentor.errors import CorruptData, FormatTooNew
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from stentor.core.records import Batch
 
 _VERSION: Final = 1
 
@@ -71,33 +65,26 @@ class _Snapshot(msgspec.Struct, array_like=True):
     cursors: list[tuple[str, int, NamedCursor]]
 
 
-class _Version(msgspec.Struct, array_like=True):
-    version: int
-
-
-# Made here, under the import lock: logs are opened in several threads.
-_decoder = msgspec.msgpack.Decoder(_Snapshot)
-_versions = msgspec.msgpack.Decoder(_Version)
+_decoder = msgspec.msgpack.Decoder(_Snapshot)  # made here, under the import lock: logs are opened in several threads
 
 _View = dict[tuple[str, int], NamedCursor]
 
 
-class Cursors:
+class Cursors(Folded[CursorRecord, tuple[str, int], NamedCursor]):
     """The cursors of one partition of the internal topic: a `core.derived.DerivedState`."""
 
-    name: Final = "cursors"
-    wants_bodies: Final = True
-    undoes: Final = True
+    name = "cursors"
     vital: Final = True  # retention would delete, and consumers begin anew, by what is missing
     came_later: Final = False
 
     def __init__(self, read: Callable[[bytes | memoryview], Iterable[CursorRecord]]) -> None:
-        """`read` gives the records of a batch, by its body; nothing for one that it does not understand."""
-        self._read = read
-        self._committed: _View = {}
-        self._applied: _View = {}
+        super().__init__(read)
         self._size = 0  # of the applied view
-        self._pending: deque[tuple[int, tuple[CursorRecord, ...]]] = deque()  # not committed, by the end of their batch
+
+    @staticmethod
+    def fold(view: _View, record: CursorRecord) -> None:
+        """A view after one more record."""
+        _fold(view, record)
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -131,29 +118,13 @@ class Cursors:
 
     # --- derived from the log -------------------------------------------------------------------
 
-    def apply(self, batch: Batch, body: bytes | memoryview) -> None:
-        """A batch is in the log now."""
-        records = tuple(self._read(body))
-        for record in records:
-            self._size = self.size_with(record)
-            _fold(self._applied, record)
-        self._pending.append((batch.end_offset, records))
-
-    def allows(self, _: Batch, __: bytes | memoryview) -> bool:
-        """It has no conditions."""
-        return True
-
-    def commit(self, end: int) -> None:
-        """Everything below this offset is committed."""
-        while self._pending and self._pending[0][0] <= end:
-            for record in self._pending.popleft()[1]:
-                _fold(self._committed, record)
+    def _take(self, record: CursorRecord) -> None:
+        self._size = self.size_with(record)
+        super()._take(record)
 
     def cut(self, end: int) -> None:
         """The log ends here now: what was not committed is undone."""
-        while self._pending and self._pending[-1][0] > end:
-            self._pending.pop()
-        self._applied = self._folded()
+        super().cut(end)
         self._size = _size(self._applied)
 
     def snapshot(self) -> bytes:
@@ -163,21 +134,9 @@ class Cursors:
 
     def restore(self, snapshot: bytes | None) -> None:
         """Back to a snapshot; all of it is committed."""
-        view: _View = {}
-        if snapshot is not None:
-            try:
-                version = _versions.decode(snapshot).version
-                rows = _decoder.decode(snapshot).cursors if version <= _VERSION else []
-            except msgspec.MsgspecError as error:
-                raise CorruptData(f"A snapshot of cursors cannot be read: {error}.") from error
-            if version > _VERSION:
-                raise FormatTooNew(
-                    f"A snapshot of cursors has version {version}; this broker knows versions up to {_VERSION}.",
-                    hint="Start the newer Stentor that wrote it.",
-                )
-            view = {(name, topic_id): cursor for name, topic_id, cursor in rows}
-        self._committed, self._applied, self._size = view, dict(view), _size(view)
-        self._pending.clear()
+        rows = [] if snapshot is None else read_snapshot(snapshot, _decoder, _VERSION, "cursors").cursors
+        self._begin_with({(name, topic_id): cursor for name, topic_id, cursor in rows})
+        self._size = _size(self._applied)
 
     def statistics(self) -> dict[str, int]:
         """How many there are."""
@@ -185,17 +144,8 @@ class Cursors:
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""
-        ends = [end for end, _ in self._pending]
-        assert ends == sorted(ends)
-        assert self._applied == self._folded()
+        super().check_invariants()
         assert self._size == _size(self._applied)
-
-    def _folded(self) -> _View:
-        view = dict(self._committed)
-        for _, records in self._pending:
-            for record in records:
-                _fold(view, record)
-        return view
 
 
 def partition_of(name: str, partitions: int) -> int:

@@ -10,22 +10,21 @@ is derived from that log (`core.derived`), beside the cursors (`core.cursors`) t
 A commit names member and `since` of each partition. The head compares them with the applied view when it appends the
 commit, so what an earlier owner says is refused from the very step on that gave its partition away (C22).
 
-Invariant: the applied view is the committed one with the records between them. Every owner is a member.
+Invariant: every owner is a member, in both views (`core.folded`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from stentor.errors import CorruptData, FormatTooNew
+from stentor.core.folded import Folded, read_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from stentor.core.records import Batch, Key
+    from stentor.core.records import Key
 
 _VERSION: Final = 1
 
@@ -100,32 +99,26 @@ class _Snapshot(msgspec.Struct, array_like=True):
     groups: list[_Row]
 
 
-class _Version(msgspec.Struct, array_like=True):
-    version: int
-
-
-# Made here, under the import lock: logs are opened in several threads.
-_decoder = msgspec.msgpack.Decoder(_Snapshot)
-_versions = msgspec.msgpack.Decoder(_Version)
+_decoder = msgspec.msgpack.Decoder(_Snapshot)  # made here, under the import lock: logs are opened in several threads
 
 _View = dict[str, HeldGroup]
 
 
-class Groups:
+class Groups(Folded[GroupStep, str, HeldGroup]):
     """The groups of one partition of the internal topic: a `core.derived.DerivedState`."""
 
-    name: Final = "groups"
-    wants_bodies: Final = True
-    undoes: Final = True
+    name = "groups"
     vital: Final = True  # two members would own one partition by what is missing
     came_later: Final = True  # snapshots of before there were groups lack them
 
-    def __init__(self, read: Callable[[bytes | memoryview], Iterable[GroupStep]]) -> None:
-        """`read` gives the steps of a batch, by its body; nothing for one that it does not understand."""
-        self._read = read
-        self._committed: _View = {}
-        self._applied: _View = {}
-        self._pending: deque[tuple[int, tuple[GroupStep, ...]]] = deque()  # not committed, by the end of their batch
+    @staticmethod
+    def fold(view: _View, step: GroupStep) -> None:
+        """A view after one more step."""
+        after = _after(view.get(step.name), step)
+        if after is None:
+            view.pop(step.name, None)
+        else:
+            view[step.name] = after
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -159,31 +152,6 @@ class Groups:
 
     # --- derived from the log -------------------------------------------------------------------
 
-    def apply(self, batch: Batch, body: bytes | memoryview) -> None:
-        """A batch is in the log now."""
-        steps = tuple(self._read(body))
-        if not steps:
-            return
-        for step in steps:
-            _fold(self._applied, step)
-        self._pending.append((batch.end_offset, steps))
-
-    def allows(self, _: Batch, __: bytes | memoryview) -> bool:
-        """It has no conditions: the head looks before it appends."""
-        return True
-
-    def commit(self, end: int) -> None:
-        """Everything below this offset is committed."""
-        while self._pending and self._pending[0][0] <= end:
-            for step in self._pending.popleft()[1]:
-                _fold(self._committed, step)
-
-    def cut(self, end: int) -> None:
-        """The log ends here now: what was not committed is undone."""
-        while self._pending and self._pending[-1][0] > end:
-            self._pending.pop()
-        self._applied = self._folded()
-
     def snapshot(self) -> bytes:
         """The applied view."""
         rows = [
@@ -202,26 +170,13 @@ class Groups:
 
     def restore(self, snapshot: bytes | None) -> None:
         """Back to a snapshot; all of it is committed."""
+        rows = [] if snapshot is None else read_snapshot(snapshot, _decoder, _VERSION, "groups").groups
         view: _View = {}
-        if snapshot is not None:
-            try:
-                version = _versions.decode(snapshot).version
-                rows = _decoder.decode(snapshot).groups if version <= _VERSION else []
-            except msgspec.MsgspecError as error:
-                raise CorruptData(f"A snapshot of groups cannot be read: {error}.") from error
-            if version > _VERSION:
-                raise FormatTooNew(
-                    f"A snapshot of groups has version {version}; this broker knows versions up to {_VERSION}.",
-                    hint="Start the newer Stentor that wrote it.",
-                )
-            for row in rows:
-                owners = {
-                    (topic_id, index): PartitionOwner(member, since) for topic_id, index, member, since in row.owners
-                }
-                lost = frozenset(row.lost)
-                view[row.name] = HeldGroup(row.generation, row.members, owners, row.born, row.changed_at_us, lost)
-        self._committed, self._applied = view, dict(view)
-        self._pending.clear()
+        for row in rows:
+            owners = {(topic_id, index): PartitionOwner(member, since) for topic_id, index, member, since in row.owners}
+            lost = frozenset(row.lost)
+            view[row.name] = HeldGroup(row.generation, row.members, owners, row.born, row.changed_at_us, lost)
+        self._begin_with(view)
 
     def statistics(self) -> dict[str, int]:
         """How many there are."""
@@ -230,29 +185,11 @@ class Groups:
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""
-        ends = [end for end, _ in self._pending]
-        assert ends == sorted(ends)
-        assert self._applied == self._folded()
+        super().check_invariants()
         for group in (*self._committed.values(), *self._applied.values()):
             assert group.lost <= group.members.keys()
             assert all(owner.member in group.members for owner in group.owners.values())
             assert all(owner.since <= group.generation for owner in group.owners.values())
-
-    def _folded(self) -> _View:
-        view = dict(self._committed)
-        for _, steps in self._pending:
-            for step in steps:
-                _fold(view, step)
-        return view
-
-
-def _fold(view: _View, step: GroupStep) -> None:
-    """A view after one more step. Groups themselves never change: views share them."""
-    after = _after(view.get(step.name), step)
-    if after is None:
-        view.pop(step.name, None)
-    else:
-        view[step.name] = after
 
 
 def _after(before: HeldGroup | None, step: GroupStep) -> HeldGroup | None:
