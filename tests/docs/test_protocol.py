@@ -41,7 +41,7 @@ WAIT_S = 30
 
 REQUESTS = [kind.__name__ for kind in messages.Request.__args__]
 RESPONSES = [kind.__name__ for kind in messages.Response.__args__]
-BODIES = ["Hello", "Welcome", "Prove", "Failure", "RouteChange", "OpenStream", "StreamEnded"]
+BODIES = ["Hello", "Welcome", "Prove", "Failure", "RouteChange", "OpenStream", "StreamEnded", "CommitTransaction"]
 VALUES = [
     "BrokerInfo",
     "BrokerState",
@@ -148,7 +148,7 @@ def test_the_ack_levels_are_as_the_table_says():
 def message_type(name):
     return next(
         kind
-        for module in (messages, service_messages, queue_messages, schemas)
+        for module in (messages, group_messages, service_messages, queue_messages, schemas)
         if (kind := getattr(module, name, None))
     )
 
@@ -177,7 +177,8 @@ def test_every_message_of_the_code_is_documented():
     of_messages += (queue_messages.__name__,)
     structs = {
         name
-        for name, kind in (*vars(messages).items(), *vars(queue_messages).items())
+        for module in (messages, group_messages, queue_messages)
+        for name, kind in vars(module).items()
         if not name.startswith("_")
         and isinstance(kind, type)
         and issubclass(kind, msgspec.Struct)

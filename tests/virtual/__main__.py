@@ -4,6 +4,7 @@ python -m tests.virtual SEED [SEED …] [--log]       replay some, with what eve
 python -m tests.virtual --seeds 1000 [--from S]     run a range, on all cores; --cursors: with clients that move cursors
 python -m tests.virtual --seeds 1000 --compaction   with the log of a table compacted all the time
 python -m tests.virtual --seeds 1000 --groups       with a consumer group that reads, too
+python -m tests.virtual --seeds 1000 --transactions with a consumer group that sends something out, too
 python -m tests.virtual --seeds 1000 --requests     with requests and their responders, too
 python -m tests.virtual --seeds 1000 --memory       with a topic that is kept in memory
 python -m tests.virtual --seeds 1000 --queues       with a work queue, too
@@ -141,13 +142,14 @@ def main() -> int:
     parser.add_argument("--memory", action="store_true", help="keep the topic in memory")
     parser.add_argument("--queues", action="store_true", help="let workers work on a queue, too")
     parser.add_argument("--groups", action="store_true", help="let a consumer group read, too")
+    parser.add_argument("--transactions", action="store_true", help="let it send something out, in transactions")
     parser.add_argument("--requests", action="store_true", help="let clients ask and answer requests")
     parser.add_argument("--campaign", action="store_true", help="seeds that nobody has run yet")
     parser.add_argument("--minutes", type=float, default=10, help="how long a campaign goes on")
     parser.add_argument("--processes", type=int, default=0, help="how many at a time; 0 means one per core")
     wishes = parser.parse_args()
     prepare("tests.virtual", log=wishes.log)
-    layouts = ("cursors", "expiry", "compaction", "groups", "requests", "queues", "memory")
+    layouts = ("cursors", "expiry", "compaction", "groups", "transactions", "requests", "queues", "memory")
     layout = {name: True for name in layouts if getattr(wishes, name)}
     if wishes.campaign:
         return bool(campaign(wishes.minutes, wishes.processes))

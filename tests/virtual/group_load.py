@@ -76,6 +76,7 @@ class GroupLoad:
         self.handled: set[tuple[int, int]] = set()
         self.repeated = 0
         self.positions: dict[int, int] = {}  # as somebody saw them committed
+        self.unfinished = 0  # transactions, the same
         self._numbers = 0
 
     # --- members --------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class GroupLoad:
         await asyncio.sleep(self.world.rng.choice([1, 4, 8]))
         with suppress(StentorError, TimeoutError):
             async with asyncio.timeout(5):
-                await tie._ask(request)
+                await tie.ask(request)
 
     async def _leave(self, member: Member) -> None:
         group, member.group = member.group, None
@@ -182,6 +183,7 @@ class GroupLoad:
                 found = await client.describe_group(GROUP, timeout=5)
             except StentorError:
                 continue
+            self.unfinished = found.unfinished
             for each in found.partitions:
                 before, now = self.positions.get(each.partition, 0), each.position or 0
                 self.require(now >= before, "a committed position went back", each.partition, before, now)
@@ -193,7 +195,7 @@ class GroupLoad:
         """Whether everything is handled and committed."""
         return all(self.positions.get(partition, 0) == max(found) for partition, found in ends.items())
 
-    def compare(self, acknowledged: Any) -> None:
+    def compare(self, acknowledged: Any, outputs: list[Any] | None = None) -> None:
         """Every acknowledged message was handled."""
         for place in acknowledged:
             self.require(place in self.handled, "a message was not handled", place)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
-from tests.virtual import mutated_expiry, mutated_memory, mutated_queues
+from tests.virtual import mutated_expiry, mutated_memory, mutated_queues, mutated_transactions
 
 from stentor import limits
 from stentor.broker.catalogue import CONTROLLER, chain_key, encode
@@ -30,8 +30,12 @@ from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.partitions.resends import Resends
 from stentor.broker.sessions.reader_stream import ReaderStream
 from stentor.client.asking import Asking
+from stentor.client.group_member import GroupTie
+from stentor.client.group_progress import GroupProgress
 from stentor.client.group_work import GroupSource
 from stentor.client.job import Job
+from stentor.client.transaction_copies import TransactionCopies
+from stentor.client.transaction_core import MemberTransactions
 from stentor.core import cluster_events as e
 from stentor.core import controller, cursors, decisions, refusals, reservation, revival
 from stentor.core import replica_events as r
@@ -623,6 +627,26 @@ mutation(
 )
 mutation(
     "queue-in-full", "C21: a new head begins all leases in full", (QueueHead, "__init__", mutated_queues.nobody_new)
+)
+mutation(
+    "transaction-heir",
+    "whoever owns a partition next finishes what was left",
+    (MemberTransactions, "complete", mutated_transactions.leave_unfinished),
+)
+mutation(
+    "transaction-number",
+    "C18: what a transaction sends keeps its number",
+    (TransactionCopies, "_publish", mutated_transactions.publish_as_another),
+)
+mutation(
+    "transaction-held",
+    "positions wait for the end of a transaction",
+    (GroupProgress, "position", mutated_transactions.reached_already),
+)
+mutation(
+    "transaction-doubt",
+    "C22: who does not know whether a transaction counts asks where the group is",
+    (GroupTie, "begin_anew", mutated_transactions.go_on),
 )
 mutation("cursor-cut", "C19: what was not committed is undone by a cut", (Cursors, "cut", _nothing))
 mutation("cursor-commit", "C20: only what is committed is told", (Cursors, "commit", _commit_everything))

@@ -21,6 +21,7 @@ from tests.virtual.operators import Operators
 from tests.virtual.queue_load import DEAD, QUEUE, QueueLoad
 from tests.virtual.request_load import RequestLoad
 from tests.virtual.table_load import TABLE, TableLoad
+from tests.virtual.transaction_load import OUTPUTS, TransactionLoad
 from tests.virtual.workload import TOPIC, History, Workload
 from tests.virtual.world import SECOND, BrokenError, World, number_objects
 
@@ -85,6 +86,7 @@ class Layout(NamedTuple):
     table: bool  # there is a table, too
     compaction: bool = False  # logs of tables are compacted as soon as they can be, a few rows at a time
     groups: bool = False  # a consumer group reads it, too; never by chance
+    transactions: bool = False  # and sends something out for each message, in transactions
     requests: bool = False  # clients ask and answer requests, too; never by chance
     memory: bool = False  # the topic is kept in memory; never by chance
     queues: bool = False  # there is a work queue, too; never by chance
@@ -119,13 +121,13 @@ class Run:
         )._replace(**fixed)
         if self.layout.compaction:
             self.layout = self.layout._replace(table=True)
-        if self.layout.groups:  # a group must see every message
-            self.layout = self.layout._replace(retains=False)
+        if self.layout.groups or self.layout.transactions:  # a group must see every message
+            self.layout = self.layout._replace(retains=False, groups=True)
         self.history = History(self.world)
         self.load = Workload(self.cluster, self.history, retains=self.layout.retains)
         self.tables = TableLoad(self.cluster)
         self.expiry = ExpiryLoad(self.cluster)
-        self.groups = GroupLoad(self.cluster)
+        self.groups = (TransactionLoad if self.layout.transactions else GroupLoad)(self.cluster)
         self.requests = RequestLoad(self.cluster)
         self.queues = QueueLoad(self.cluster, ordered=seed % 2 == 0)
         self.operators = Operators(self.cluster)
@@ -195,21 +197,14 @@ class Run:
             "min_replicas": layout.factor if layout.minimum else 0,
             "placement": layout.placement,
         }
-        retention = self._retention()
+        topics = self._topics(wishes)
 
         async def create() -> None:
             while True:
                 try:
                     async with await cluster.client("maker") as client:
-                        await client.create_topic(TOPIC, exist_ok=True, **wishes, **retention)
-                        if layout.table:
-                            await client.create_topic(TABLE, exist_ok=True, **self._table_wishes(wishes))
-                        if layout.queues:
-                            await client.create_topic(QUEUE, exist_ok=True, **wishes, **self.queues.settings)
-                        if layout.expiry:
-                            await client.create_topic(
-                                EXPIRING, exist_ok=True, **{**wishes, "partitions": 1}, kind="table"
-                            )
+                        for name, settings in topics.items():
+                            await client.create_topic(name, exist_ok=True, **settings)
                 except StentorError:  # not all brokers have heard of each other yet, or one died meanwhile
                     await asyncio.sleep(0.1)
                 else:
@@ -220,6 +215,20 @@ class Run:
         self.require(made and making.exception() is None, f"the topic is not made: {made and making.exception()}")
         self._employ()
         cluster.go(0.5)
+
+    def _topics(self, wishes: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """The topics that there are, with their settings."""
+        layout = self.layout
+        topics = {TOPIC: wishes | self._retention()}
+        if layout.table:
+            topics[TABLE] = self._table_wishes(wishes)
+        if layout.transactions:
+            topics[OUTPUTS] = wishes | {"partitions": 2}
+        if layout.queues:
+            topics[QUEUE] = wishes | self.queues.settings
+        if layout.expiry:
+            topics[EXPIRING] = wishes | {"partitions": 1, "kind": "table"}
+        return topics
 
     def _retention(self) -> dict[str, Any]:
         """How much the topic keeps, and where."""
@@ -467,7 +476,7 @@ class Run:
     def _compare_shared_work(self) -> None:
         """What groups, responders and queues did with it."""
         if self.layout.groups:
-            self.groups.compare(self.history.acknowledged)
+            self.groups.compare(self.history.acknowledged, self._heads_of(OUTPUTS))
         if self.layout.queues:
             self.queues.compare(self._members_of_all(QUEUE), self._heads_of(DEAD))
         if self.layout.requests:

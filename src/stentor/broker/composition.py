@@ -218,6 +218,7 @@ class Parts:
             identity,
             ground.environment.clock,
             trust=cluster.trust,
+            permissions=ground.permissions,
             catalogue=ground.catalogue,
             serving=self.serving,
             cursors=self.cursors,

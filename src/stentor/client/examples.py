@@ -268,6 +268,19 @@ with client.group("audit", "orders.*", auto_commit=False) as group:
     print(message.value)
     group.commit()
 """,
+    "Group.transaction": """\
+with client.group("invoicing", "orders.*") as group:
+    message = group.get(timeout=5)
+    with group.transaction() as out:
+        out.send("invoices", message.value, key=message.key)
+""",
+    "Transaction.send": """\
+with client.group("parcels", "orders.*") as group:
+    message = group.get(timeout=5)
+    with group.transaction() as out:
+        out.send("parcels", message.value, key="eu")
+        out.send("audit", "packed")
+""",
     "Group.events": """\
 with client.group("billing", "orders.*") as group:
     for event in group.events():

@@ -8,7 +8,6 @@ out at least once.
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.arrow import tables
@@ -16,9 +15,10 @@ from stentor.client.deadline import Deadline
 from stentor.client.group_core import join_group
 from stentor.client.group_progress import GroupProgress
 from stentor.client.group_run import make_run
+from stentor.client.group_taking import AsyncTaking, Taking, traced
 from stentor.client.help import explained
 from stentor.client.inbox import AsyncInbox
-from stentor.client.subscription import AsyncSubscription, Subscription
+from stentor.client.transaction import AsyncTransaction, Transaction
 from stentor.client.workers import WorkStatistics
 from stentor.client.workers_run import is_handler, run_here
 from stentor.client.workers_terms import ATTEMPTS, FINISH_S
@@ -27,7 +27,6 @@ from stentor.errors import InvalidArgument, StentorError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from stentor.client.at_hand import AtHand
     from stentor.client.core import ClientCore
     from stentor.client.group_core import GroupCore
     from stentor.client.group_run import GroupStatistics, RunOptions
@@ -35,62 +34,15 @@ if TYPE_CHECKING:
     from stentor.client.message import Message
     from stentor.client.options import GroupOptions, OnFailure
     from stentor.client.positions import Place
-    from stentor.client.reader import Delivery, Event, Reader
+    from stentor.client.reader import Event, Reader
     from stentor.client.workers_plan import OrderedBy
     from stentor.client.workers_terms import WorkMode
-
-    _Base = AtHand
-else:
-    _Base = object
-
-
-class _Dropping(_Base):
-    """A subscription from which partitions are taken away."""
-
-    def use_up(self, reader: Reader) -> None:
-        """Hand out nothing more of a partition. Called by the client's loop, whoever takes meanwhile."""
-        current, handed = self._current, self._handed
-        if handed is not None and handed.reader is reader:
-            list(current)  # in one step: who takes from it finds it used up
-
-    def _is_due(self, delivery: Delivery) -> bool:
-        return not delivery.reader.dropped and delivery.next_offset > delivery.reader.taken
-
-    def _forget_dropped(self) -> None:
-        if self._delivery is not None and self._delivery.reader.dropped:
-            self._batches, self._rows = iter(()), iter(())
-            self._current, self._delivery = iter(()), None
-
-    def _next_batch(self) -> bool:
-        self._forget_dropped()
-        return super()._next_batch()
-
-    def _next_rows(self) -> Any:
-        self._forget_dropped()
-        return super()._next_rows()
-
-
-class _Taking(_Dropping, Subscription):
-    """What a member takes from."""
-
-
-class _AsyncTaking(_Dropping, AsyncSubscription):
-    """The same for `async` code."""
-
-
-@cache
-def _traced() -> tuple[type[_Taking], type[_AsyncTaking]]:
-    """The same with spans: made when a traced client joins its first group."""
-    from stentor.client.traced import AsyncTracedSubscription, TracedSubscription
-
-    sync = type("_TracedTaking", (_Dropping, TracedSubscription), {})
-    return sync, type("_AsyncTracedTaking", (_Dropping, AsyncTracedSubscription), {})
 
 
 class _GroupFace:
     """What the sync and async groups share."""
 
-    _taking: _Taking | _AsyncTaking
+    _taking: Taking | AsyncTaking
 
     def __init__(self, core: GroupCore) -> None:
         self._core = core
@@ -153,11 +105,29 @@ class _GroupFace:
             )
         self._looping = True
 
+    def _check_outside(self) -> None:
+        if self._core.transactions.is_open:
+            raise InvalidArgument(
+                "This cannot be done inside a transaction: its end says how far this member has come.",
+                hint="Leave its block first.",
+            )
+
     def _ask(self) -> None:
         """The application asks for more: what it has is done."""
         if self._looping:
             self._begin_loop()
         self._progress.finish()
+
+    def _handed(self, message: Message) -> Message:
+        self._progress.working = message
+        if self._progress.held is not None:
+            self._progress.hand(message)
+        return message
+
+    def _handed_rows(self, reader: Reader, end: int) -> None:
+        self._progress.rows = reader, end
+        if self._progress.held is not None:
+            self._progress.hand_rows(reader, end)
 
     def _finish(self) -> None:
         """What was handed out is done with; what workers have is not, before they say so."""
@@ -174,7 +144,7 @@ class Group(_GroupFace):
 
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
-        self._taking: _Taking = (_Taking if core.core.tracing is None else _traced()[0])(core, inbox)
+        self._taking: Taking = (Taking if core.core.tracing is None else traced()[0])(core, inbox)
         self._progress.at_hand = self._taking
 
     def __iter__(self) -> Iterator[Message]:
@@ -184,6 +154,8 @@ class Group(_GroupFace):
         try:
             for message in self._taking:
                 progress.working = message
+                if progress.held is not None:
+                    progress.hand(message)
                 yield message
                 progress.finished = progress.working
         finally:
@@ -192,8 +164,7 @@ class Group(_GroupFace):
     def get(self, timeout: float | None = None) -> Message:
         """The next message; DeadlineExceeded when none comes in time. The one before counts as done."""
         self._ask()
-        message = self._progress.working = self._taking.get(timeout)
-        return message
+        return self._handed(self._taking.get(timeout))
 
     def batches(self) -> Iterator[Any]:
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
@@ -203,7 +174,7 @@ class Group(_GroupFace):
         try:
             while (found := self._taking._take_rows(Deadline(None))) is not None:  # noqa: SLF001 - two halves of one thing
                 reader, first, rows = found
-                self._progress.rows = (reader, first + rows.num_rows)
+                self._handed_rows(reader, first + rows.num_rows)
                 yield with_position(rows, reader.topic, reader.partition, first)
                 self._progress.rows_done = self._progress.rows
         finally:
@@ -239,6 +210,7 @@ class Group(_GroupFace):
             "time_limit": time_limit,
             "finish_within": finish_within,
         }
+        self._check_outside()
         run, pool = make_run(self._core, handler, options, asynchronous=False)
         self._ask()
         self._begin_loop()
@@ -258,18 +230,29 @@ class Group(_GroupFace):
 
         It is for this member and this moment: what the group has committed does not go back. `reset_group` does that.
         """
+        self._check_outside()
         self._core.core.wait_for(self._seek(topic, partition, to, timeout))
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
         """Hand out nothing of some or all partitions. They stay with this member, also for hours."""
+        self._check_outside()
         self._core.core.wait_for(self._core.pause(topic, partition))
 
     def resume(self, topic: str | None = None, partition: int | None = None) -> None:
         """Go on with partitions that were paused."""
+        self._check_outside()
         self._core.core.wait_for(self._core.resume(topic, partition))
 
     async def _seek(self, topic: str, partition: int, to: Place, timeout: float | None) -> None:
         await self._core.seek(topic, partition, to, self._core.core.deadline(timeout))
+
+    def transaction(self, timeout: float | None = None) -> Transaction:
+        """What is taken and what is sent out by it, as one: a context manager for each such step.
+
+        At the end of its block everything that was handed out counts as done, and what was sent is sent: both, or
+        neither. If the block raises, nothing is sent, and what was taken is handed out again.
+        """
+        return Transaction(self._core, self._progress, timeout)
 
     def commit(self, timeout: float | None = None, *, wait: bool = True) -> None:
         """Commit everything that was handed out, and wait until that is done.
@@ -277,6 +260,7 @@ class Group(_GroupFace):
         StaleGeneration if a partition belongs to another member by now. Who does not wait is not told: the next commit
         says it again.
         """
+        self._check_outside()
         self._finish()
         if wait:
             self._core.core.wait_for(self._commit(timeout))
@@ -312,7 +296,7 @@ class AsyncGroup(_GroupFace):
 
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
-        self._taking: _AsyncTaking = (_AsyncTaking if core.core.tracing is None else _traced()[1])(core, inbox)
+        self._taking: AsyncTaking = (AsyncTaking if core.core.tracing is None else traced()[1])(core, inbox)
         self._progress.at_hand = self._taking
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -322,6 +306,8 @@ class AsyncGroup(_GroupFace):
         try:
             async for message in self._taking:
                 progress.working = message
+                if progress.held is not None:
+                    progress.hand(message)
                 yield message
                 progress.finished = progress.working
         finally:
@@ -330,8 +316,7 @@ class AsyncGroup(_GroupFace):
     async def get(self, timeout: float | None = None) -> Message:
         """The next message; DeadlineExceeded when none comes in time. The one before counts as done."""
         self._ask()
-        message = self._progress.working = await self._taking.get(timeout)
-        return message
+        return self._handed(await self._taking.get(timeout))
 
     async def batches(self) -> AsyncIterator[Any]:
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
@@ -341,7 +326,7 @@ class AsyncGroup(_GroupFace):
         try:
             while (found := await self._taking._take_rows(Deadline(None))) is not None:  # noqa: SLF001 - as above
                 reader, first, rows = found
-                self._progress.rows = (reader, first + rows.num_rows)
+                self._handed_rows(reader, first + rows.num_rows)
                 yield with_position(rows, reader.topic, reader.partition, first)
                 self._progress.rows_done = self._progress.rows
         finally:
@@ -396,15 +381,26 @@ class AsyncGroup(_GroupFace):
 
         It is for this member and this moment: what the group has committed does not go back. `reset_group` does that.
         """
+        self._check_outside()
         await self._core.seek(topic, partition, to, self._core.core.deadline(timeout))
 
     async def pause(self, topic: str | None = None, partition: int | None = None) -> None:
         """Hand out nothing of some or all partitions. They stay with this member, also for hours."""
+        self._check_outside()
         await self._core.pause(topic, partition)
 
     async def resume(self, topic: str | None = None, partition: int | None = None) -> None:
         """Go on with partitions that were paused."""
+        self._check_outside()
         await self._core.resume(topic, partition)
+
+    def transaction(self, timeout: float | None = None) -> AsyncTransaction:
+        """What is taken and what is sent out by it, as one: a context manager for each such step.
+
+        At the end of its block everything that was handed out counts as done, and what was sent is sent: both, or
+        neither. If the block raises, nothing is sent, and what was taken is handed out again.
+        """
+        return AsyncTransaction(self._core, self._progress, timeout)
 
     async def commit(self, timeout: float | None = None, *, wait: bool = True) -> None:
         """Commit everything that was handed out, and wait until that is done.
@@ -412,6 +408,7 @@ class AsyncGroup(_GroupFace):
         StaleGeneration if a partition belongs to another member by now. Who does not wait is not told: the next commit
         says it again.
         """
+        self._check_outside()
         self._finish()
         if wait:
             await commit_within(self._core, timeout)

@@ -16,6 +16,7 @@ from stentor.client.positions import check_position
 from stentor.client.reader import Event, Reader
 from stentor.client.starts import out_of_range
 from stentor.client.subscription_core import SubscriptionCore
+from stentor.client.transaction_core import MemberTransactions
 from stentor.core import group_limits
 from stentor.core.names import check_group_name
 from stentor.errors import OffsetOutOfRange, PartitionNotFound, StentorError, TopicNotFound
@@ -48,14 +49,14 @@ class GroupCore(SubscriptionCore):
         silence_s: float,
         time_limit_s: float | None,
         auto_commit: bool,
-        progress: MemberProgress,
+        progress: GroupProgress,
         put: Callable[[Any], None],
     ) -> None:
         check_group_name(name)
         check_position(start, "start")
         super().__init__(core, topics, start=start, put=put)
         self.name = name
-        self.progress = progress
+        self.progress: MemberProgress = progress
         self.paused: set[tuple[str, int]] = set()  # topic and number of partitions that the application rests from
         self.tie = GroupTie(
             self,
@@ -65,6 +66,7 @@ class GroupCore(SubscriptionCore):
             auto_commit=auto_commit,
             time_limit_s=time_limit_s,
         )
+        self.transactions = MemberTransactions(self, progress)
 
     async def open(self, deadline: Deadline) -> None:
         """Join the group, until it says what this member owns."""
@@ -106,11 +108,16 @@ class GroupCore(SubscriptionCore):
         """It is positioned: messages may come."""
         self.readers[reader.topic_id, reader.partition] = reader
         reader.finished = (reader.topic, reader.partition) in self.paused
+        self.transactions.reads(reader)
         self.streams.open(reader)
+
+    def reads(self, reader: Reader) -> bool:
+        """Whether this is what a partition is read by."""
+        return self.readers.get((reader.topic_id, reader.partition)) is reader
 
     def move(self, reader: Reader, offset: int) -> None:
         """Read a partition on from an offset: what is at hand of it or on its way counts no more."""
-        if self.readers.get((reader.topic_id, reader.partition)) is not reader:
+        if not self.reads(reader):
             return  # another member's by now
         fresh = Reader(self, reader.topic, reader.topic_id, reader.partition)
         fresh.start = fresh.received = fresh.taken = offset
@@ -209,6 +216,7 @@ class GroupCore(SubscriptionCore):
         if self.closed:
             return
         await self.tie.end()
+        self.transactions.close()
         await super().close()
 
 

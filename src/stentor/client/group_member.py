@@ -145,6 +145,7 @@ class GroupTie:
             with suppress(StentorError, TimeoutError):
                 async with asyncio.timeout(group_limits.GROUP_GRACE_S):
                     await self.commit()
+        await self._owner.transactions.settle(group_limits.GROUP_GRACE_S)
         self._drop_all()
         self.life.holding = {}
         await self._leave()
@@ -152,7 +153,7 @@ class GroupTie:
     async def _leave(self) -> None:
         """A static member only says that it holds nothing: who comes back under its name can begin at once."""
         if self._instance:
-            link = self._link()
+            link = self.link()
             if link is not None:
                 self.life.sent(self._core.loop.time())
                 with suppress(StentorError, TimeoutError):
@@ -164,7 +165,7 @@ class GroupTie:
     async def _tell(self, leaving: group_messages.LeaveGroup) -> None:
         with suppress(StentorError, TimeoutError):
             async with asyncio.timeout(group_limits.GROUP_GRACE_S):
-                await self._ask(leaving)
+                await self.ask(leaving)
 
     def assigned(self) -> dict[Key, tuple[str, int]]:
         """What belongs to this member, as the head said last: topic and number of each."""
@@ -209,7 +210,7 @@ class GroupTie:
     async def _beat(self) -> bool:
         """One heartbeat and its answer. False: try again when something has changed."""
         self._look_at_lease()
-        link = self._link()
+        link = self.link()
         if link is None:
             return False
         self._news.clear()
@@ -232,7 +233,8 @@ class GroupTie:
             asking.cancel()
             news.cancel()
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._answered(answer)
+        if life is self.life:
+            self._answered(answer)
         return True
 
     def _patience_s(self) -> float:
@@ -257,7 +259,7 @@ class GroupTie:
             holding=holding,
         )
 
-    def _link(self) -> BrokerLink | None:
+    def link(self) -> BrokerLink | None:
         """The link to the head of the group; None while it is not known, or being made."""
         route = self._core.routes.get(CURSORS_TOPIC)
         if route is None:
@@ -265,10 +267,10 @@ class GroupTie:
         chain = route.partitions[partition_of(self._owner.name, len(route.partitions))].chain
         return self._core.links.to(chain[0]) if chain else None
 
-    async def _ask(self, request: Any) -> Any:
+    async def ask(self, request: Any) -> Any:
         """Ask the head, again if that changes meanwhile; the caller sets the deadline."""
         while True:
-            link = self._link()
+            link = self.link()
             if link is not None:
                 try:
                     return await link.request(request)
@@ -320,6 +322,8 @@ class GroupTie:
         reader: Reader | None = None
         while reader is None:
             try:
+                if assigned.unfinished:
+                    await self._owner.transactions.complete(key)
                 reader = await self._owner.begin(assigned, self._done.get((key, assigned.since), 0))
             except StentorError as error:
                 if not (error.retriable or isinstance(error, LookupError | TimeoutError)):
@@ -343,6 +347,7 @@ class GroupTie:
             self._done[key, since] = self._owner.progress.position(reader)
             if self.auto_commit:
                 await self._commit_last(key, reader, since)
+            await self._owner.transactions.settle(group_limits.GROUP_LET_GO_S)
         life.let_go(key)
         self._news.set()
 
@@ -359,6 +364,13 @@ class GroupTie:
         if self.life.has_ended(self._core.loop.time()):
             self._drop_all()
 
+    def begin_anew(self) -> None:
+        """Leave the group, and join it again as another member: nobody knows how far this one has come."""
+        leaving = group_messages.LeaveGroup(group=self._owner.name, member=self.life.member)
+        self._begin_anew()
+        self.spawn(self._tell(leaving))
+        self._news.set()
+
     def _begin_anew(self) -> None:
         """The group goes on without this member: it joins again, as another one."""
         self._drop_all()
@@ -366,6 +378,7 @@ class GroupTie:
 
     def _drop_all(self) -> None:
         """Hand out nothing more. What is done of it is remembered, in case that it still belongs to this member."""
+        self._owner.transactions.lose()
         for task in self._moving.values():
             task.cancel()
         self._moving = {}
@@ -386,10 +399,11 @@ class GroupTie:
             if late is not None:
                 self.give_up(late)
                 return
-            if self.auto_commit:
-                with suppress(StentorError, TimeoutError):  # the next one says it again
-                    async with asyncio.timeout(group_limits.GROUP_BEAT_S):
+            with suppress(StentorError, TimeoutError):  # the next one says it again
+                async with asyncio.timeout(group_limits.GROUP_BEAT_S):
+                    if self.auto_commit:
                         await self.commit()
+                    await self._owner.transactions.tell()
 
     async def commit(self) -> None:
         """Commit what is finished of all partitions. StaleGeneration if some belong to others by now; what still
@@ -421,9 +435,21 @@ class GroupTie:
         self._tasks = [task for task in self._tasks if not task.done()]
         self._tasks.append(self._core.loop.create_task(work))
 
+    async def send(self, positions: list[group_messages.GroupPosition], deadline: Deadline) -> None:
+        """Commit these positions, within the deadline of a call."""
+        try:
+            async with deadline.bound():
+                await self._send(positions)
+        except TimeoutError as error:
+            raise self._core.late("commit", deadline.seconds) from error
+
     async def _send(self, positions: list[group_messages.GroupPosition]) -> None:
         request = group_messages.CommitGroup(group=self._owner.name, member=self.life.member, positions=positions)
-        await self._ask(request)
+        await self.ask(request)
+        self.committed(positions)
+
+    def committed(self, positions: list[group_messages.GroupPosition]) -> None:
+        """These positions are: they need not be said again."""
         for each in positions:
             key = each.topic_id, each.partition
             if key in self._committed:

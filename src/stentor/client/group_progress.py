@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from stentor.client.message import Message
     from stentor.client.reader import Reader
 
@@ -40,7 +42,10 @@ class MemberProgress(Protocol):
 
 
 class GroupProgress:
-    """What the application's thread tells, and the client's loop reads."""
+    """What the application's thread tells, and the client's loop reads.
+
+    During a transaction positions stand still: what is finished in it counts with its outputs, or not at all.
+    """
 
     def __init__(self) -> None:
         self.working: Message | None = None  # the last one that was handed out
@@ -48,6 +53,30 @@ class GroupProgress:
         self.rows: tuple[Reader, int] | None = None  # the same for Arrow: everything below this offset was handed out
         self.rows_done: tuple[Reader, int] | None = None
         self.at_hand: HandsOut | None = None  # what hands out
+        self.held: dict[Reader, int] | None = None  # during a transaction: positions at its beginning
+        self.handed: dict[tuple[str, int], int] = {}  # the same: the end of what it was handed, by topic and partition
+
+    def hold(self, readers: Iterable[Reader]) -> None:
+        """A transaction begins; what is in work is a part of it."""
+        self.held = {reader: self.reached(reader) for reader in readers}
+        self.handed = {}
+        if self.working is not None and self.working is not self.finished:
+            self.hand(self.working)
+        if self.rows is not None and self.rows is not self.rows_done:
+            self.hand_rows(*self.rows)
+
+    def hand(self, message: Message) -> None:
+        """During a transaction, the application is handed a message."""
+        self.handed[message.topic, message.partition] = message.offset + 1
+
+    def hand_rows(self, reader: Reader, end: int) -> None:
+        """The same for Arrow."""
+        self.handed[reader.topic, reader.partition] = end
+
+    def taken_in(self, reader: Reader) -> int | None:
+        """How far a transaction has come in a partition; None if it took nothing of it."""
+        end = self.handed.get((reader.topic, reader.partition), 0)
+        return end if end > self.position(reader) else None
 
     def finish(self) -> None:
         """Everything that was handed out is done with."""
@@ -58,6 +87,11 @@ class GroupProgress:
 
     def position(self, reader: Reader) -> int:
         """Everything of a partition below this offset is done with."""
+        held = self.held
+        return self.reached(reader) if held is None else held.get(reader, reader.start)
+
+    def reached(self, reader: Reader) -> int:
+        """The same, whether it is in a transaction or not."""
         offset, finished, rows = reader.taken, self.finished, self.rows_done
         if finished is not None and _is_of(finished, reader):
             offset = max(offset, finished.offset + 1)
@@ -66,8 +100,10 @@ class GroupProgress:
         return offset
 
     def is_busy(self, reader: Reader) -> bool:
-        """Whether something of a partition is in work."""
+        """Whether something of a partition is in work, or in a transaction."""
         working, rows = self.working, self.rows
+        if self.held is not None and self.taken_in(reader) is not None:
+            return True
         if working is not None and working is not self.finished and _is_of(working, reader):
             return True
         return rows is not None and rows is not self.rows_done and rows[0] is reader

@@ -67,6 +67,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
     changed_at: datetime
     members: list[GroupMemberInfo]
     partitions: list[GroupPartitionInfo]  # only where one group is described
+    unfinished: int = 0  # transactions whose outputs are not all in their topics yet
 
     @property
     def lag(self) -> int:
@@ -96,6 +97,7 @@ def _info(state: group_messages.GroupState, partitions: list[GroupPartitionInfo]
             for each in state.members
         ],
         partitions,
+        state.unfinished,
     )
 
 

@@ -313,7 +313,7 @@ OPTIONS: Final = {
 
 PLAIN: Final = {
     "client.request_stream", "client.topic", "group.batches", "group.events", "group.lag", "group.positions",
-    "group.statistics", "group.stop", "queue.statistics", "queue.stop",
+    "group.statistics", "group.stop", "group.transaction", "queue.statistics", "queue.stop",
     "producer.statistics", "subscription.batches", "subscription.events", "subscription.offset_batches",
     "subscription.positions", "subscription.statistics", "history.batches", "history.offset_batches",
     "table.entries", "table.entry", "table.get", "table.get_many", "table.holds", "table.items", "table.keys",
@@ -326,7 +326,7 @@ _ITERATED: Final = re.compile(
     r"^( *)for ([\w, ]+) in (subscription|group|queue|history|client|watch)(?!\.events)\b", re.MULTILINE
 )
 _CALLED: Final = re.compile(
-    r"(?<![\w.])(?<!with )(?<! in )((?:client|producer|subscription|group|queue|history|table|names|watch)\.\w+)\("
+    r"(?<![\w.])(?<!with )(?<! in )((?:client|producer|subscription|group|queue|history|table|names|watch|out)\.\w+)\("
 )
 
 

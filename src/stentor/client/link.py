@@ -133,13 +133,13 @@ class BrokerLink:
 
     # --- asking ---------------------------------------------------------------------------------
 
-    async def request(self, message: Any) -> Any:
+    async def request(self, message: Any, kind: int = Kind.REQUEST) -> Any:
         """Send a control request and wait for its answer; the caller sets the deadline."""
         self.check()
         body = _encoded(message)
         correlation = self._waiting.next()
         answer = self._waiting.requests[correlation] = self._loop.create_future()
-        self.connection.send(Kind.REQUEST, correlation, body)
+        self.connection.send(kind, correlation, body)
         try:
             return await answer
         finally:

@@ -50,3 +50,18 @@ GROUP_TOPICS_MAX: Final = 64
 
 GROUP_SIZE_MAX: Final = 50_000
 """Groups, members and owned partitions in one partition of the internal topic: a few megabytes of each snapshot."""
+
+TRANSACTION_BYTES_MAX: Final = 1024 * 1024
+"""What one transaction sends out: it is kept in memory, and written twice."""
+
+TRANSACTION_PARTITIONS_MAX: Final = 256
+"""Partitions that it sends to: each gets a batch."""
+
+TRANSACTION_REQUEST_BYTES_MAX: Final = TRANSACTION_BYTES_MAX + 128 * 1024
+"""The request for it: positions and framing beside the batches."""
+
+TRANSACTIONS_UNDER_WAY_MAX: Final = 16
+"""Of one connection. A member waits for each before the next: more are members that share a connection."""
+
+TRANSACTIONS_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What is sent out and not done yet, in one partition of the internal topic: a part of each snapshot."""

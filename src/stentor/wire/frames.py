@@ -25,9 +25,10 @@ PROTOCOL_VERSION_MIN: Final = 1
 
 LASTING_PRODUCERS: Final = "lasting-producers"
 REQUESTS: Final = "requests"
-FEATURES: Final = ("rows", "arrow", "lz4", "zstd", LASTING_PRODUCERS, REQUESTS)
-"""What this side knows beyond the version: body encodings, compressions, that lasting producers show a token, and
-requests with their answers (ASK, REPLY). A connection uses what both know."""
+TRANSACTIONS: Final = "transactions"
+FEATURES: Final = ("rows", "arrow", "lz4", "zstd", LASTING_PRODUCERS, REQUESTS, TRANSACTIONS)
+"""What this side knows beyond the version: body encodings, compressions, that lasting producers show a token, requests
+with their answers (ASK, REPLY), and transactions of groups (TRANSACTION). A connection uses what both know."""
 
 
 REPORT_CHANGES: Final = "report-changes"
@@ -67,6 +68,7 @@ class Kind(enum.IntEnum):
     REPLY = 33  # the answer to it, back on the same way; flags say whether it failed, and whether more follows
     ASK_CREDIT = 34  # client: so much of a streamed answer was taken; broker: the same, to the responder
     ASK_CANCEL = 35  # client: nobody wants the answer any more; broker: the same, to the responder
+    TRANSACTION = 36  # client: how far a group's member has come, and what it sends out; answered like a REQUEST
 
 
 KINDS: Final = frozenset(int(kind) for kind in Kind)

@@ -17,6 +17,10 @@ Stamp = tuple[U63, U63]
 """An epoch, and a number within it."""
 
 
+Outputs = Annotated[list[tuple[Name, bytes]], msgspec.Meta(max_length=group_limits.TRANSACTION_PARTITIONS_MAX)]
+"""What a transaction sends out: the name of a topic, and a whole batch for one partition of it."""
+
+
 class _Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A plain value inside a message."""
 
@@ -49,6 +53,7 @@ class AssignedPartition(_Value, frozen=True):
     since: Stamp  # the generation that made it the owner
     position: int | None = None  # how far the group has come; none: nobody has committed anything
     begins: bool = False  # it was there when the group began: without a position, `start` counts
+    unfinished: bool = False  # a transaction that named it is not done: finish that first (FindTransaction)
 
 
 class GroupAssigned(_Message, frozen=True):
@@ -81,6 +86,43 @@ class CommitGroup(_Message, frozen=True):
     group: Name
     member: Label
     positions: Annotated[list[GroupPosition], msgspec.Meta(max_length=group_limits.GROUP_COMMIT_PARTITIONS_MAX)]
+
+
+class CommitTransaction(_Message, frozen=True):
+    """The same, together with what is sent out; by a frame of its own kind (TRANSACTION). Answer: Done."""
+
+    group: Name
+    member: Label
+    number: Annotated[int, msgspec.Meta(ge=1, le=2**32 - 1)]  # of this transaction of the member
+    positions: Annotated[
+        list[GroupPosition], msgspec.Meta(min_length=1, max_length=group_limits.GROUP_COMMIT_PARTITIONS_MAX)
+    ]
+    done: U32 = 0  # all outputs of those up to this one are in their topics
+    outputs: Outputs = []
+
+
+class EndTransaction(_Message, frozen=True):
+    """All outputs of a transaction are in their topics. Answer: Done."""
+
+    group: Name
+    author: Label  # the id of the member whose transaction it is
+    number: U32
+
+
+class FindTransaction(_Message, frozen=True):
+    """The oldest transaction that named a partition and is not done. Answer: TransactionFound."""
+
+    group: Name
+    topic_id: U63
+    partition: U32
+
+
+class TransactionFound(_Message, frozen=True):
+    """A transaction that is not done, if there is one."""
+
+    author: str = ""  # the id of the member whose transaction it is; empty: there is none
+    number: int = 0
+    outputs: list[tuple[str, bytes]] = []
 
 
 class DescribeGroup(_Message, frozen=True):
@@ -128,6 +170,7 @@ class GroupState(_Value, frozen=True):
     changed_at_us: int = 0
     members: list[MemberState] = []
     partitions: list[GroupShare] = []  # only where one group is described
+    unfinished: int = 0  # transactions whose outputs are not all in their topics
 
 
 class GroupDescribed(_Message, frozen=True):
@@ -142,5 +185,14 @@ class GroupList(_Message, frozen=True):
     groups: list[GroupState]
 
 
-GroupRequest = GroupHeartbeat | LeaveGroup | CommitGroup | DescribeGroup | ListGroups | DeleteGroup
-GroupResponse = GroupAssigned | GroupDescribed | GroupList
+GroupRequest = (
+    GroupHeartbeat
+    | LeaveGroup
+    | CommitGroup
+    | EndTransaction
+    | FindTransaction
+    | DescribeGroup
+    | ListGroups
+    | DeleteGroup
+)
+GroupResponse = GroupAssigned | GroupDescribed | GroupList | TransactionFound

@@ -31,7 +31,6 @@ from stentor.wire.topic_settings import merge_settings as merge_settings  # noqa
 from stentor.wire.topic_settings import topic_changes as topic_changes  # noqa: PLC0414 - used as messages.topic_changes
 
 # Used as messages.GroupHeartbeat and so on.
-AssignedPartition = group_messages.AssignedPartition
 CommitGroup = group_messages.CommitGroup
 DeleteGroup = group_messages.DeleteGroup
 DescribeGroup = group_messages.DescribeGroup
@@ -39,12 +38,8 @@ GroupAssigned = group_messages.GroupAssigned
 GroupDescribed = group_messages.GroupDescribed
 GroupHeartbeat = group_messages.GroupHeartbeat
 GroupList = group_messages.GroupList
-GroupPosition = group_messages.GroupPosition
-GroupShare = group_messages.GroupShare
-GroupState = group_messages.GroupState
 LeaveGroup = group_messages.LeaveGroup
 ListGroups = group_messages.ListGroups
-MemberState = group_messages.MemberState
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -556,7 +551,10 @@ _encoder = msgspec.msgpack.Encoder()
 # All made here, under the import lock: msgspec crashes when two threads look at a new type at once.
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind)
-    for kind in (Request, Response, Hello, Welcome, Prove, Failure, OpenStream, StreamEnded, RouteChange)
+    for kind in (
+        *(Request, Response, Hello, Welcome, Prove, Failure, OpenStream, StreamEnded, RouteChange),
+        group_messages.CommitTransaction,
+    )
 }
 
 

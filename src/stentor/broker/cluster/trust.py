@@ -67,7 +67,10 @@ QUEUES: Final = 4
 MEMORY: Final = 4
 """The feature level from which on a topic may be kept in memory: brokers know that a copy ends with its process."""
 
-LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS, REQUESTS, QUEUES, MEMORY)
+TRANSACTIONS: Final = 5
+"""The feature level from which on members of groups may send out what they commit by."""
+
+LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS, REQUESTS, QUEUES, MEMORY, TRANSACTIONS)
 """The highest feature level that this version knows."""
 
 

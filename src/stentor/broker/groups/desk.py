@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from stentor.broker.cluster.trust import GROUPS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
 from stentor.broker.groups.heads import groups_of
+from stentor.broker.groups.transactions import TransactionDesk, transactions_of
 from stentor.core import group_limits
 from stentor.core.cursors import Forgotten, Moved
 from stentor.core.group_coordinator import MemberBeat
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from stentor.core.group_coordinator import AnswerBeat
     from stentor.core.groups import HeldGroup
     from stentor.ports import Clock
+    from stentor.security.permissions import Permissions
 
 
 class Asker(Protocol):
@@ -59,6 +61,7 @@ class GroupDesk:
         clock: Clock,
         *,
         trust: Trust,
+        permissions: Permissions,
         catalogue: Catalogue,
         serving: Serving,
         cursors: CursorDesk,
@@ -71,6 +74,15 @@ class GroupDesk:
         self._serving = serving
         self._cursors = cursors
         self._heads = heads
+        self.transactions = TransactionDesk(
+            identity,
+            clock,
+            trust=trust,
+            permissions=permissions,
+            catalogue=catalogue,
+            heads=heads,
+            check_owner=self._check_owner,
+        )
         self._numbers = itertools.count(1)
         self._connections: weakref.WeakKeyDictionary[Asker, int] = weakref.WeakKeyDictionary()
 
@@ -129,6 +141,7 @@ class GroupDesk:
         if answer.partitions is None:
             return m.GroupAssigned(generation=answer.generation, number=answer.number)
         cursors, group = cursors_of(lead.partition).named(name), lead.groups.get(name) or EMPTY
+        unfinished = transactions_of(lead.partition).unfinished(name)
         partitions = []
         for (topic_id, index), since in sorted(answer.partitions.items()):
             topic, cursor = self._catalogue.by_id.get(topic_id), cursors.get(topic_id)
@@ -140,6 +153,7 @@ class GroupDesk:
                     since=since,
                     position=None if cursor is None else cursor.positions.get(index),
                     begins=index < group.born.get(topic_id, 0),
+                    unfinished=any(each.names((topic_id, index)) for each in unfinished),
                 )
                 partitions.append(assigned)
         return m.GroupAssigned(generation=answer.generation, number=answer.number, partitions=partitions)
@@ -170,7 +184,7 @@ class GroupDesk:
             check_size(partition, cursors, record)
         await self._append(partition, news)
 
-    def _check_owner(self, partition: Partition, request: m.CommitGroup) -> None:
+    def _check_owner(self, partition: Partition, request: m.CommitGroup | m.CommitTransaction) -> None:
         """Judged by all that the log says, in the same turn of the loop in which the commit is appended."""
         claimed = [((each.topic_id, each.partition), each.since) for each in request.positions]
         stale = groups_of(partition).stale(request.group, printable(request.member), claimed)
@@ -213,7 +227,7 @@ class GroupDesk:
             for key in sorted(shares.keys() | positions.keys())
             if (topic := self._catalogue.by_id.get(key[0])) is not None
         ]
-        return m.GroupDescribed(group=self._state(request.group, group, partitions))
+        return m.GroupDescribed(group=self._state(lead, request.group, group, partitions))
 
     async def list_all(self) -> m.GroupList:
         """The groups that are led here."""
@@ -221,7 +235,7 @@ class GroupDesk:
         found = []
         for lead in self._heads.led():
             await self._serving.find_end(lead.partition, stale=False)
-            found += [self._state(name, lead.groups.get(name) or EMPTY, []) for name in lead.groups.names()]
+            found += [self._state(lead, name, lead.groups.get(name) or EMPTY, []) for name in lead.groups.names()]
         return m.GroupList(groups=sorted(found, key=lambda state: state.name))
 
     def reading(self, topic_id: int, name: str) -> list[str]:
@@ -238,7 +252,7 @@ class GroupDesk:
                     found.add(group)
         return sorted(found)[: group_limits.TOPIC_GROUPS_MAX]
 
-    def _state(self, name: str, group: HeldGroup, partitions: list[m.GroupShare]) -> m.GroupState:
+    def _state(self, lead: Lead, name: str, group: HeldGroup, partitions: list[m.GroupShare]) -> m.GroupState:
         return m.GroupState(
             name=name,
             generation=group.generation,
@@ -249,6 +263,7 @@ class GroupDesk:
                 for member, each in group.members.items()
             ],
             partitions=partitions,
+            unfinished=len(transactions_of(lead.partition).unfinished(name)),
         )
 
     async def delete(self, request: m.DeleteGroup) -> None:
@@ -260,6 +275,12 @@ class GroupDesk:
             raise GroupInUse(
                 f"Group {request.group} has {len(group.members)} members.",
                 hint="Stop them first, or wait until they count as gone.",
+                object=request.group,
+            )
+        if transactions_of(lead.partition).is_busy(request.group):
+            raise GroupInUse(
+                f"Group {request.group} has transactions whose outputs are not all in their topics.",
+                hint="Let a member join it for a moment: it finishes them.",
                 object=request.group,
             )
         gone = GroupStep(request.group, (lead.epoch, group.generation[1] + 1), deleted=True)

@@ -11,7 +11,8 @@ from stentor.core.horizon import HorizonState
 from stentor.core.names import CURSORS_TOPIC
 from stentor.core.queue import QueueState
 from stentor.core.table import TableState
-from stentor.wire import cursor_records, group_records, queue_rows, table_rows
+from stentor.core.transactions import Transactions
+from stentor.wire import group_records, queue_rows, table_rows, transaction_records
 
 if TYPE_CHECKING:
     from stentor.broker.catalogue import HeldTopic
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 def states_of(topic: HeldTopic) -> States:
     """New, empty states for one partition of a topic."""
     if topic.record.name == CURSORS_TOPIC:
-        return States(Cursors(cursor_records.read), Groups(group_records.read))
+        return States(
+            Cursors(transaction_records.read_moves),
+            Groups(group_records.read),
+            Transactions(transaction_records.read),
+        )
     if topic.record.settings.kind == "table":
         return States(TableState(table_rows.changes, table_rows.offsets), HorizonState())
     if topic.record.settings.kind == "queue":

@@ -17,7 +17,7 @@ from stentor.broker.sessions.batch_session import BatchSession
 from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.reader_stream import ReaderStream
 from stentor.broker.sessions.subtree_stream import SubtreeStream
-from stentor.core import queue_limits
+from stentor.core import group_limits, queue_limits
 from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
 from stentor.errors import (
@@ -32,6 +32,7 @@ from stentor.errors import (
 from stentor.security.permissions import Action, Permissions, Principal
 from stentor.wire import batch, frames, messages, queue_rows, table_rows
 from stentor.wire.frames import Ack, Kind
+from stentor.wire.group_messages import CommitTransaction
 from stentor.wire.header import HEADER_BYTES, check_header
 from stentor.wire.queue_messages import TakeJobs
 
@@ -51,6 +52,7 @@ logger = logging.getLogger(__name__)
 _PUBLISH: Final = int(Kind.PUBLISH)
 _PUBLISHED: Final = int(Kind.PUBLISHED)
 _ASK: Final = int(Kind.ASK)
+_TRANSACTION: Final = int(Kind.TRANSACTION)
 _REPLY: Final = int(Kind.REPLY)
 _TOPICS_REMEMBERED_MAX: Final = 100  # shown to people, who look for a few
 
@@ -99,6 +101,7 @@ class ClientSession(BatchSession):
         self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
         self._takes: set[asyncio.Task[None]] = set()  # requests for jobs
+        self._transactions: set[asyncio.Task[None]] = set()
         self._responding = asyncio.Lock()  # one answer to a request is encoded at a time
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -121,10 +124,9 @@ class ClientSession(BatchSession):
         handler = _HANDLERS.get(kind)
         if handler is None:
             raise ProtocolError(f"A client may not send {Kind(kind).name} here.")
-        if len(body) > limits.CONTROL_BODY_BYTES_MAX:
-            raise LimitExceeded(
-                f"A control message has {len(body)} bytes; the limit is {limits.CONTROL_BODY_BYTES_MAX}."
-            )
+        most = group_limits.TRANSACTION_REQUEST_BYTES_MAX if kind == _TRANSACTION else limits.CONTROL_BODY_BYTES_MAX
+        if len(body) > most:
+            raise LimitExceeded(f"A control message has {len(body)} bytes; the limit is {most}.")
         handler(self, correlation, body)
 
     def writable_changed(self, writable: bool) -> None:
@@ -139,7 +141,7 @@ class ClientSession(BatchSession):
     def disconnected(self, error: Exception | None) -> None:
         for stream in list(self.streams.values()):
             stream.close()
-        for task in (*self._tasks, *self._takes):
+        for task in (*self._tasks, *self._takes, *self._transactions):
             task.cancel()
         self._services.gone(self)
         if self.connection.left:
@@ -403,8 +405,17 @@ def _not_proven(producer_id: int) -> ProducerNotProven:
     )
 
 
+def _transaction(session: ClientSession, correlation: int, body: memoryview) -> None:
+    try:
+        request = messages.decode(body, CommitTransaction)
+        most = group_limits.TRANSACTIONS_UNDER_WAY_MAX
+        session._begin(session._transactions, most, correlation, request)  # noqa: SLF001 - a method, but for its place
+    except StentorError as error:
+        session.fail(correlation, error, "transaction")
+
+
 def _ask_credit(session: ClientSession, correlation: int, body: memoryview) -> None:
-    session._services.credited(session, correlation, body)  # noqa: SLF001 - a method, but for its place
+    session._services.credited(session, correlation, body)  # noqa: SLF001 - the same
 
 
 def _ask_cancel(session: ClientSession, correlation: int, _: memoryview) -> None:
@@ -416,6 +427,7 @@ _HANDLERS: Final[dict[int, Callable[[ClientSession, int, memoryview], None]]] = 
     Kind.PONG: ClientSession._pong,  # noqa: SLF001
     Kind.CREDIT: ClientSession._credit,  # noqa: SLF001
     Kind.REQUEST: ClientSession._request,  # noqa: SLF001
+    Kind.TRANSACTION: _transaction,
     Kind.OPEN_STREAM: ClientSession._open_stream,  # noqa: SLF001
     Kind.CLOSE_STREAM: ClientSession._close_stream,  # noqa: SLF001
     Kind.ASK_CREDIT: _ask_credit,

@@ -10,6 +10,7 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.cluster.memory_topics import memory_defaults
+from stentor.broker.sessions import group_requests
 from stentor.core import decisions, queue_limits, refusals
 from stentor.core.cursors import RECORDER
 from stentor.core.names import check_cursor_name, check_pattern, matches, printable
@@ -22,7 +23,7 @@ from stentor.errors import (
     TopicNotFound,
 )
 from stentor.security.permissions import Action, Permissions
-from stentor.wire import batch, deltas, messages, queue_messages, service_messages
+from stentor.wire import batch, deltas, group_messages, messages, queue_messages, service_messages
 from stentor.wire.header import HEADER_BYTES, extents, unpack
 from stentor.wire.statistics import as_map
 
@@ -379,38 +380,6 @@ def _offset_at(partition: Partition, timestamp_us: int, committed: int) -> int:
     return base
 
 
-# --- groups: all that is asked goes to their desk as it is ----------------------------------------
-
-
-async def _group_beat(
-    desk: Requests, client: ClientSession, request: messages.GroupHeartbeat
-) -> messages.GroupAssigned:
-    return await desk.groups.beat(client, request)
-
-
-async def _leave_group(desk: Requests, _: ClientSession, request: messages.LeaveGroup) -> messages.Done:
-    await desk.groups.leave(request)
-    return messages.Done()
-
-
-async def _commit_group(desk: Requests, client: ClientSession, request: messages.CommitGroup) -> messages.Done:
-    await desk.groups.commit(client, request)
-    return messages.Done()
-
-
-async def _describe_group(desk: Requests, _: ClientSession, request: messages.DescribeGroup) -> messages.GroupDescribed:
-    return await desk.groups.describe(request)
-
-
-async def _list_groups(desk: Requests, _: ClientSession, __: messages.ListGroups) -> messages.GroupList:
-    return await desk.groups.list_all()
-
-
-async def _delete_group(desk: Requests, _: ClientSession, request: messages.DeleteGroup) -> messages.Done:
-    await desk.groups.delete(request)
-    return messages.Done()
-
-
 # --- requests to responders -----------------------------------------------------------------------
 
 
@@ -455,12 +424,15 @@ _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any
     messages.ListCursors: (Action.DESCRIBE, Requests._list_cursors),  # noqa: SLF001
     messages.DeleteCursor: (Action.ALTER, Requests._delete_cursor),  # noqa: SLF001
     messages.Touch: (Action.PUBLISH, _touch),
-    messages.GroupHeartbeat: (Action.READ, _group_beat),
-    messages.LeaveGroup: (Action.READ, _leave_group),
-    messages.CommitGroup: (Action.READ, _commit_group),
-    messages.DescribeGroup: (Action.DESCRIBE, _describe_group),
-    messages.ListGroups: (Action.DESCRIBE, _list_groups),
-    messages.DeleteGroup: (Action.ALTER, _delete_group),
+    messages.GroupHeartbeat: (Action.READ, group_requests.group_beat),
+    messages.LeaveGroup: (Action.READ, group_requests.leave_group),
+    messages.CommitGroup: (Action.READ, group_requests.commit_group),
+    group_messages.CommitTransaction: (Action.READ, group_requests.commit_transaction),
+    group_messages.EndTransaction: (Action.READ, group_requests.end_transaction),
+    group_messages.FindTransaction: (Action.READ, group_requests.find_transaction),
+    messages.DescribeGroup: (Action.DESCRIBE, group_requests.describe_group),
+    messages.ListGroups: (Action.DESCRIBE, group_requests.list_groups),
+    messages.DeleteGroup: (Action.ALTER, group_requests.delete_group),
     service_messages.Serve: (Action.READ, _serve),
     service_messages.StopServing: (Action.READ, _stop_serving),
     service_messages.FindResponders: (Action.DESCRIBE, _find_responders),

@@ -1,0 +1,226 @@
+"""Transactions of groups, as the heads of the internal topic take them (`core.transactions`).
+
+A request is judged, and its record appended, in one turn of the loop: by all that the log says then (C22). Whatever is
+wrong with an output is told before anything is written: once a transaction is decided, its outputs must be possible.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from stentor.broker.cluster.trust import TRANSACTIONS
+from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
+from stentor.core import group_limits
+from stentor.core.names import check_group_name, printable
+from stentor.core.transactions import GroupTransaction, TransactionDone, Transactions
+from stentor.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    NotReady,
+    PartitionNotFound,
+    StaleGeneration,
+    TopicNotFound,
+    UnknownOutcome,
+)
+from stentor.security.permissions import Action
+from stentor.wire import batch, queue_rows, table_rows, transaction_records
+from stentor.wire import group_messages as m
+from stentor.wire.header import HEADER_BYTES, check_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.cluster.trust import Trust
+    from stentor.broker.environment import BrokerIdentity
+    from stentor.broker.groups.heads import GroupHeads
+    from stentor.broker.partitions.partition import Partition
+    from stentor.ports import Clock
+    from stentor.security.permissions import Permissions, Principal
+    from stentor.wire.header import BatchHeader
+
+
+logger = logging.getLogger(__name__)
+
+
+class TransactionDesk:
+    """Takes transactions, and tells which are not done."""
+
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        clock: Clock,
+        *,
+        trust: Trust,
+        permissions: Permissions,
+        catalogue: Catalogue,
+        heads: GroupHeads,
+        check_owner: Callable[[Partition, m.CommitGroup | m.CommitTransaction], None],
+    ) -> None:
+        self._identity = identity
+        self._clock = clock
+        self._trust = trust
+        self._permissions = permissions
+        self._catalogue = catalogue
+        self._heads = heads
+        self._check_owner = check_owner
+
+    def _check(self, group: str) -> None:
+        check_group_name(group)
+        if not self._identity.alone and self._trust.level < TRANSACTIONS:
+            raise NotReady(
+                "The cluster is being upgraded; transactions cannot be used until every broker knows them.",
+                hint="Upgrade all brokers, then try again.",
+            )
+
+    # --- members --------------------------------------------------------------------------------
+
+    async def commit(self, principal: Principal, name: str, request: m.CommitTransaction) -> None:
+        """Decide a transaction: positions and outputs, or nothing of it. To say it twice does no harm."""
+        self._check(request.group)
+        partition = self._heads.partition(request.group)
+        self._check_owner(partition, request)
+        self._check_outputs(principal, request)
+        positions: dict[int, dict[int, int]] = {}
+        for each in request.positions:
+            positions.setdefault(each.topic_id, {})[each.partition] = each.offset
+        transaction = GroupTransaction(
+            request.group,
+            printable(request.member),
+            request.number,
+            positions,
+            by=printable(name),
+            at_us=self._clock.now_us(),
+            outputs=tuple(request.outputs),
+        )
+        self._check_number(partition, transaction, request.done)
+        self._check_room(partition, transaction)
+        await self._append(partition, transaction)
+
+    def _check_number(self, partition: Partition, transaction: GroupTransaction, done: int) -> None:
+        """Whether it is the member's next one, or its last one once more."""
+        last = transactions_of(partition).last(transaction.group, transaction.member)
+        if last is None or last.number < transaction.number:
+            if last is not None and last.unfinished is not None and last.number > done:
+                raise InvalidArgument(
+                    f"Transaction {last.number} of this member is not finished.",
+                    hint="A member has one transaction at a time.",
+                    object=transaction.group,
+                )
+            return
+        same = last.unfinished is not None and last.number == transaction.number
+        if not same or last.unfinished.outputs != transaction.outputs:  # type: ignore[union-attr]
+            raise StaleGeneration(
+                f"Transaction {transaction.number} of this member of group {transaction.group} comes too late.",
+                hint="A later one was committed.",
+                object=transaction.group,
+            )
+
+    def _check_room(self, partition: Partition, transaction: GroupTransaction) -> None:
+        if transaction.size > group_limits.TRANSACTION_BYTES_MAX:
+            raise too_large(transaction.size)
+        size = transactions_of(partition).size_with(transaction)
+        if size > group_limits.TRANSACTIONS_BYTES_MAX:
+            raise LimitExceeded(
+                f"{partition.name} would hold {size} bytes of transactions that are not finished; the limit is"
+                f" {group_limits.TRANSACTIONS_BYTES_MAX}.",
+                hint="Start members of the groups whose transactions wait: `stentor group list` shows them.",
+                object=partition.name,
+            )
+        for move in transaction_records.moves(transaction):
+            check_size(partition, cursors_of(partition), move)
+
+    async def end(self, request: m.EndTransaction) -> None:
+        """All outputs of a transaction are in their topics. To say it again does no harm."""
+        self._check(request.group)
+        partition = self._heads.partition(request.group)
+        author = printable(request.author)
+        last = transactions_of(partition).last(request.group, author)
+        if last is not None and last.unfinished is not None and last.number == request.number:
+            await self._append(partition, TransactionDone(request.group, author, request.number))
+
+    async def find(self, request: m.FindTransaction) -> m.TransactionFound:
+        """The oldest transaction that named a partition and is not done."""
+        self._check(request.group)
+        lead = await self._heads.confirmed(request.group)
+        key = request.topic_id, request.partition
+        for each in transactions_of(lead.partition).unfinished(request.group):
+            if each.names(key):
+                outputs = [(topic, output) for topic, output in each.outputs if not self._is_deleted(topic, output)]
+                return m.TransactionFound(author=each.member, number=each.number, outputs=outputs)
+        return m.TransactionFound()
+
+    def _is_deleted(self, topic: str, output: bytes) -> bool:
+        """Whether an output has no place any more."""
+        header = check_header(output)
+        if header.topic_id in self._catalogue.by_id:
+            return False
+        gone = self._identity.alone or header.topic_id in self._catalogue.deleted
+        if gone:
+            logger.warning("topic %s was deleted; %d messages of a transaction are dropped", topic, header.count)
+        return gone
+
+    async def _append(self, partition: Partition, record: GroupTransaction | TransactionDone) -> None:
+        topic_id, index = partition.key
+        encoded = transaction_records.encode(record, self._clock.now_us(), topic_id=topic_id, partition=index)
+        outcome = publish_record(partition, encoded)
+        try:
+            await committed_soon(partition, outcome)
+        except NotReady as error:
+            if outcome.done():
+                raise  # refused
+            raise UnknownOutcome(error.message, hint=error.hint, object=error.object) from error
+
+    # --- outputs --------------------------------------------------------------------------------
+
+    def _check_outputs(self, principal: Principal, request: m.CommitTransaction) -> None:
+        seen: set[tuple[int, int]] = set()
+        producers: set[int] = set()
+        for topic, output in request.outputs:
+            header = check_header(output)
+            batch.validate(output, header)
+            self._check_target(principal, topic, header, output)
+            if (header.generation, header.sequence) != (request.number, 0) or not header.producer_id:
+                raise InvalidArgument("The outputs of a transaction are not numbered as its outputs.")
+            seen.add((header.topic_id, header.partition))
+            producers.add(header.producer_id)
+        if len(seen) != len(request.outputs) or len(producers) > 1:
+            raise InvalidArgument("A transaction sends one batch to each partition, all under one producer id.")
+
+    def _check_target(self, principal: Principal, name: str, header: BatchHeader, output: bytes) -> None:
+        topic = self._catalogue.by_id.get(header.topic_id)
+        if topic is None and header.topic_id in self._catalogue.deleted:
+            raise TopicNotFound(f"Topic {printable(name)} was deleted.", hint="Make it again.", object=printable(name))
+        if topic is None:
+            raise NotReady(f"This broker has not heard of topic {printable(name)} yet.", hint="Try again in a moment.")
+        record = topic.record
+        if record.name != name:
+            raise InvalidArgument(f"A batch for {record.name} is named as one for {printable(name)}.")
+        self._permissions.check(principal, Action.PUBLISH, record.name)
+        if header.partition >= record.settings.partitions:
+            raise PartitionNotFound(f"Topic {record.name} has no partition {header.partition}.", object=record.name)
+        settings, rows = record.settings, memoryview(output)[HEADER_BYTES:]
+        if record.schemas or settings.kind == "table" or header.conditional or header.timed or header.schema_id:
+            raise InvalidArgument(
+                f"Transactions send plain messages; {record.name} takes others.",
+                hint="They cannot change tables, and topics with a schema take rows.",
+                object=record.name,
+            )
+        if settings.kind == "queue":
+            queue_rows.check(header, rows, record.name)
+        elif settings.compacted:
+            table_rows.check_keys(header, rows, record.name)
+
+
+def too_large(size: int) -> LimitExceeded:
+    """A transaction sends too much."""
+    return LimitExceeded(
+        f"A transaction sends {size} bytes; the limit is {group_limits.TRANSACTION_BYTES_MAX}.",
+        hint="Take fewer messages in each transaction.",
+    )
+
+
+def transactions_of(partition: Partition) -> Transactions:
+    """The transactions that are derived from a partition's log."""
+    return next(state for state in partition.replica.states if isinstance(state, Transactions))

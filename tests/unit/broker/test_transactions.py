@@ -1,0 +1,376 @@
+"""Transactions of groups on one broker: positions and outputs count together, or not at all."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+import stentor
+from stentor.client.transaction_copies import TransactionCopies
+from stentor.core import group_limits
+from stentor.errors import (
+    DeadlineExceeded,
+    GroupInUse,
+    InvalidArgument,
+    LimitExceeded,
+    NotReady,
+    StaleGeneration,
+    TopicReserved,
+)
+from stentor.wire import group_messages
+from stentor.wire.frames import Kind
+
+
+@pytest.fixture
+def orders(client):
+    """A topic with two partitions, and ten messages in each; and one for what is made of them."""
+    client.create_topic("orders", partitions=2)
+    client.create_topic("invoices", partitions=2)
+    with client.producer("orders") as producer:
+        for number in range(20):
+            producer.send(f"order {number}", key=f"k{number}", partition=number % 2)
+    return client
+
+
+def invoices(client, topic="invoices"):
+    return sorted(message.value.decode() for message in client.read(topic))
+
+
+def positions(client, group="billing"):
+    return {each.partition: each.position for each in client.describe_group(group).partitions}
+
+
+WANTED = sorted(f"invoice of order {number}" for number in range(20))
+
+
+def bill(group, count):
+    for _ in range(count):
+        message = group.get(timeout=10)
+        with group.transaction() as out:
+            out.send("invoices", f"invoice of {message.value.decode()}", key=message.key)
+
+
+def test_what_is_taken_and_what_is_sent_count_together(orders):
+    with orders.group("billing", "orders") as group:
+        bill(group, 20)
+        assert invoices(orders) == WANTED
+        assert positions(orders) == {0: 10, 1: 10}
+
+
+def test_a_loop_of_transactions(orders):
+    with orders.group("billing", "orders") as group:
+        for number, message in enumerate(group, 1):
+            with group.transaction() as out:
+                out.send("invoices", f"invoice of {message.value.decode()}", key=message.key)
+            if number == 20:
+                break
+    assert invoices(orders) == WANTED
+
+
+def test_several_messages_in_one_transaction(orders):
+    with orders.group("billing", "orders") as group:
+        for _ in range(4):
+            with group.transaction() as out:
+                for _ in range(5):
+                    message = group.get(timeout=10)
+                    out.send("invoices", f"invoice of {message.value.decode()}", headers={"a": "b"})
+                    out.send("audit", message.value)
+    assert invoices(orders) == WANTED
+    assert len(invoices(orders, "audit")) == 20
+
+
+def test_nothing_counts_when_the_block_raises_and_messages_come_again(orders):
+    with orders.group("billing", "orders") as group:
+        bill(group, 3)
+        with suppress(ValueError), group.transaction() as out:
+            message = group.get(timeout=10)
+            out.send("invoices", message.value)
+            group.get(timeout=10)
+            raise ValueError("broken")
+        assert len(invoices(orders)) == 3
+        bill(group, 17)
+    assert invoices(orders) == WANTED
+
+
+def test_the_message_in_work_comes_again_when_its_transaction_fails(orders):
+    seen = []
+    with orders.group("billing", "orders") as group:
+        for message in group:
+            seen.append(message.value)
+            with suppress(ValueError), group.transaction() as out:
+                out.send("invoices", b"invoice of " + message.value, key=message.key)
+                if len(seen) == 4:
+                    raise ValueError("broken")
+            if len(seen) == 21:
+                break
+    assert seen.count(seen[3]) == 2
+    assert len(set(seen)) == 20
+    assert invoices(orders) == WANTED
+
+
+def test_commits_wait_while_a_transaction_is_open(orders, monkeypatch, wait_until):
+    monkeypatch.setattr(group_limits, "GROUP_COMMIT_S", 0.02)
+    with orders.group("billing", "orders") as group, group.transaction() as out:
+        for _ in range(20):
+            out.send("invoices", b"invoice of " + group.get(timeout=10).value)
+        beats = group._core.tie.life.number
+        wait_until(lambda: group._core.tie.life.number > beats + 1)  # after a second: commits came between
+        assert not any(positions(orders).values())
+        assert invoices(orders) == []
+    assert invoices(orders) == WANTED
+
+
+def test_arrow_batches_in_transactions(orders):
+    with orders.group("billing", "orders") as group:
+        taken = 0
+        for batch in group.batches():
+            with group.transaction() as out:
+                for value in batch.column("value").to_pylist():
+                    out.send("invoices", b"invoice of " + value)
+            taken += batch.num_rows
+            if taken == 20:
+                break
+    assert invoices(orders) == WANTED
+
+
+def test_async(local, orders):
+    async def work():
+        async with stentor.connect_async(local.url) as client, client.group("billing", "orders") as group:
+            for _ in range(20):
+                message = await group.get(timeout=10)
+                async with group.transaction() as out:
+                    await out.send("invoices", b"invoice of " + message.value)
+
+    asyncio.run(work())
+    assert invoices(orders) == WANTED
+
+
+def die_after(monkeypatch, count):
+    """The member publishes some of its outputs, and is gone."""
+    publish = TransactionCopies._publish
+
+    async def dying(self, topic, output):
+        dying.left -= 1
+        if dying.left < 0:
+            await asyncio.get_running_loop().create_future()
+        await publish(self, topic, output)
+
+    dying.left = count
+    monkeypatch.setattr(TransactionCopies, "_publish", dying)
+
+
+def send_three(group, value):
+    with group.transaction(timeout=0.3) as out:
+        out.send("invoices", b"first of " + value, partition=0)
+        out.send("invoices", b"second of " + value, partition=1)
+        out.send("audit", b"third of " + value)
+
+
+@pytest.mark.parametrize("copied", [0, 1, 2])
+def test_whoever_comes_next_finishes_what_a_lost_member_left(orders, local, monkeypatch, copied):
+    """Its handler is not called again, and nothing is written twice."""
+    lost = stentor.connect(local.url, name="lost", timeout=1)
+    group = lost.group("billing", "orders")
+    message = group.get(timeout=10)
+    with monkeypatch.context() as dying:
+        die_after(dying, copied)
+        with pytest.raises(DeadlineExceeded, match="is committed"):
+            send_three(group, message.value)
+    assert orders.describe_group("billing").unfinished == 1
+    abandon(lost)
+    with orders.group("billing", "orders") as heir:
+        rest = [heir.get(timeout=10) for _ in range(19)]
+        assert message.value not in [each.value for each in rest]
+    assert invoices(orders) == sorted([f"{n} of {message.value.decode()}" for n in ("first", "second")])
+    assert invoices(orders, "audit") == [f"third of {message.value.decode()}"]
+    assert orders.describe_group("billing").unfinished == 0
+
+
+def abandon(client):
+    """Close its connections, as a killed process does."""
+    core = client._core
+
+    async def cut():
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        for link in core.links.alive():
+            link.connection.abort()
+
+    asyncio.run_coroutine_threadsafe(cut(), core.loop).result()
+
+
+def test_outputs_of_a_deleted_topic_are_dropped_and_the_group_goes_on(orders, local, monkeypatch):
+    lost = stentor.connect(local.url, name="lost", timeout=1)
+    group = lost.group("billing", "orders")
+    message = group.get(timeout=10)
+    with monkeypatch.context() as dying:
+        die_after(dying, 0)
+        with pytest.raises(DeadlineExceeded):
+            send_three(group, message.value)
+    abandon(lost)
+    with pytest.raises(GroupInUse, match="transactions"):
+        wait_for_nobody(orders)
+    orders.delete_topic("audit")
+    with orders.group("billing", "orders") as heir:
+        assert len([heir.get(timeout=10) for _ in range(19)]) == 19
+    assert len(invoices(orders)) == 2
+    orders.delete_group("billing")
+
+
+def wait_for_nobody(client):
+    """Delete the group once it has no members."""
+    while True:
+        try:
+            client.delete_group("billing")
+        except GroupInUse as error:
+            if "members" not in error.message:
+                raise
+        else:
+            return
+
+
+def test_a_partition_that_is_given_away_waits_for_the_end_of_its_transaction(orders, local, wait_until):
+    other = stentor.connect(local.url, name="other")
+    with orders.group("billing", "orders") as group:
+        with group.transaction() as out:
+            for _ in range(20):
+                out.send("invoices", b"invoice of " + group.get(timeout=10).value)
+            second = other.group("billing", "orders")
+            wait_until(lambda: len(group.assignment) == 1, "it should let go of one")
+            assert second.assignment == []
+        wait_until(lambda: len(second.assignment) == 1, "the other one has it")
+        with pytest.raises(DeadlineExceeded):
+            second.get(timeout=0.2)
+    other.close()
+    assert invoices(orders) == WANTED
+
+
+def test_what_a_lost_lease_took_away_fails_the_transaction(orders):
+    with orders.group("billing", "orders") as group:
+        out = group.transaction()
+        with pytest.raises(StaleGeneration), out:
+            take_and_lose(orders, group, out)
+        assert invoices(orders) == []
+
+
+def take_and_lose(client, group, out):
+    out.send("invoices", group.get(timeout=10).value)
+    client._core.wait_for(as_coroutine(group._core.tie._drop_all))
+
+
+async def as_coroutine(work):
+    work()
+
+
+def test_one_at_a_time_and_nothing_else_inside(orders):
+    with orders.group("billing", "orders") as group, group.transaction() as out:
+        for work in (
+            group.transaction().__enter__,
+            group.commit,
+            group.pause,
+            group.resume,
+            lambda: group.seek("orders", 0, "earliest"),
+            lambda: group.run(print),
+            out.__enter__,
+        ):
+            with pytest.raises(InvalidArgument):
+                work()
+
+
+def test_it_is_used_inside_its_block(orders):
+    with orders.group("billing", "orders") as group:
+        out = group.transaction()
+        with pytest.raises(InvalidArgument, match="not open"):
+            out.send("invoices", b"x")
+        with out:
+            pass
+        with pytest.raises(InvalidArgument, match="not open"):
+            out.send("invoices", b"x")
+
+
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        ({"topic": "invoices", "value": b"x" * group_limits.TRANSACTION_BYTES_MAX}, LimitExceeded),
+        ({"topic": "invoices", "value": 5}, InvalidArgument),
+        ({"topic": "invoices", "value": b"x", "partition": 2}, InvalidArgument),
+        ({"topic": "no such name!", "value": b"x"}, InvalidArgument),
+        ({"topic": "_stentor.cursors", "value": b"x"}, TopicReserved),
+        ({"topic": "a.table", "value": b"x", "key": b"k"}, InvalidArgument),
+    ],
+)
+def test_mistakes_are_told_and_nothing_counts(orders, sent, error):
+    orders.create_topic("a.table", kind="table")
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        with pytest.raises(error), group.transaction() as out:
+            out.send(**sent)
+        assert message.value in [group.get(timeout=10).value for _ in range(20)]
+
+
+def ask(client, request, kind=None):
+    core = client._core
+
+    async def asked():
+        link = await core.ready_link()
+        return await (link.request(request) if kind is None else link.request(request, kind))
+
+    return core.wait_for(asked())
+
+
+def test_numbers_of_a_member_only_grow(orders):
+    with orders.group("billing", "orders") as group:
+        bill(group, 3)
+        tie = group._core.tie
+        (key, since), *_ = tie.life.holding.items()
+        position = group_messages.GroupPosition(topic_id=key[0], partition=key[1], offset=1, since=since)
+
+        def commit(number, member=group.member, done=3):
+            request = group_messages.CommitTransaction(
+                group="billing", member=member, number=number, positions=[position], done=done
+            )
+            ask(orders, request, Kind.TRANSACTION)
+
+        with pytest.raises(StaleGeneration, match="too late"):
+            commit(2)
+        with pytest.raises(StaleGeneration, match="does not belong"):
+            commit(9, "somebody")
+        commit(7)
+        commit(7)  # said twice
+        with pytest.raises(InvalidArgument, match="not finished"):
+            commit(8)
+        ask(orders, group_messages.EndTransaction(group="billing", author=group.member, number=7))
+        commit(8)
+
+
+def test_transactions_survive_a_restart(orders, local, monkeypatch):
+    lost = stentor.connect(local.url, name="lost", timeout=1)
+    group = lost.group("billing", "orders")
+    value = group.get(timeout=10).value
+    with monkeypatch.context() as dying:
+        die_after(dying, 1)
+        with pytest.raises(DeadlineExceeded):
+            send_three(group, value)
+    abandon(lost)
+    local.stop()
+    local.start()
+    with orders.group("billing", "orders") as heir:
+        assert value not in [heir.get(timeout=20).value for _ in range(19)]
+    assert len(invoices(orders)) == 2
+    assert len(invoices(orders, "audit")) == 1
+
+
+def test_transactions_are_there_once_every_broker_knows_them(orders, monkeypatch):
+    desk = "stentor.broker.groups.transactions.TransactionDesk._check"
+
+    def refuse(self, group):
+        raise NotReady("The cluster is being upgraded.")
+
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        with monkeypatch.context() as old:
+            old.setattr(desk, refuse)
+            with pytest.raises(DeadlineExceeded, match="being upgraded"), group.transaction(timeout=0.3) as out:
+                out.send("invoices", message.value)
+        bill(group, 20)
+    assert invoices(orders) == WANTED

@@ -1,0 +1,89 @@
+"""A consumer group on a simulated cluster whose members send something out for each message, in transactions.
+
+What they send is another thing each time a message is handled: so nobody can make up for what is missing by handling it
+again. In the end there is one output for every message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.virtual.group_load import GROUP, SILENCE_S, GroupLoad, Member
+from tests.virtual.workload import TOPIC
+
+from stentor.errors import StentorError
+from stentor.wire import sparse
+from stentor.wire.header import HEADER_BYTES, extents, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stentor.client.group import AsyncGroup
+
+OUTPUTS = "outputs"
+PATIENCE_S = (0.003, 0.5, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0)  # of a transaction: some are given up half-way
+
+
+class GaveUpError(Exception):
+    """A handler fails."""
+
+
+class TransactionLoad(GroupLoad):
+    """Members, until they are told to stop."""
+
+    async def _work(self, name: str, member: Member) -> None:
+        while True:
+            try:
+                client = await self.cluster.client(name)
+                member.group = await client.group(GROUP, TOPIC, silence=SILENCE_S, timeout=20)
+                break
+            except StentorError:
+                await asyncio.sleep(0.1)
+        while (group := member.group) is not None:
+            try:
+                await self._handle_some(member, group)
+            except GaveUpError:
+                continue
+            except StentorError:
+                await asyncio.sleep(0.05)
+
+    async def _handle_some(self, member: Member, group: AsyncGroup) -> None:
+        rng = self.world.rng
+        fails = rng.random() < 0.05
+        async with group.transaction(timeout=rng.choice(PATIENCE_S)) as out:
+            for _ in range(rng.choice([1, 1, 2, 5])):
+                message = await group.get(timeout=1)
+                await self._handle(member, message)
+                nonce = rng.getrandbits(32)
+                await out.send(OUTPUTS, f"{message.partition} {message.offset} {nonce}", partition=rng.choice([0, 1]))
+            if fails:
+                raise GaveUpError
+
+    def caught_up(self, ends: dict[int, set[int]]) -> bool:
+        """Whether everything is handled and committed, and all outputs are there."""
+        return super().caught_up(ends) and not self.unfinished
+
+    def compare(self, acknowledged: Any, outputs: list[Any] | None = None) -> None:
+        """There is one output for every message."""
+        super().compare(acknowledged)
+        found = Counter(place for partition in outputs or () for place in _places(partition))
+        for place in acknowledged:
+            self.require(found[place] > 0, "a message has no output", place)
+        for place, times in found.items():
+            self.require(times == 1, "a message has more than one output", place, times)
+
+
+def _places(partition: Any) -> Iterator[tuple[int, int]]:
+    """Which messages the outputs of a partition were made of."""
+    offset = partition.log.start
+    while offset < partition.committed:  # a read ends with its segment
+        data = partition.log.read(offset, partition.committed, 1 << 26).data
+        for position, length, _, _ in extents(data):
+            header = unpack(data, position)
+            rows = sparse.rows_of(header, memoryview(data)[position + HEADER_BYTES : position + length])
+            for value in rows.values:
+                index, number, _ = value.decode().split()
+                yield int(index), int(number)
+            offset = header.end_offset
