@@ -6,19 +6,31 @@ A line is the time, what happened and to which message. The clock is the same fo
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
+
+import stentor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stentor.testing.cluster import LocalCluster
 
-TOPIC, GROUP, PARTITIONS = "jobs", "workers", 8
+TOPIC, GROUP, PARTITIONS, OUTPUTS = "jobs", "workers", 8, "outputs"
+TRANSACTIONS = -1
+"""Instead of a number of workers: a loop that sends something out for each message, in transactions."""
+
+
+FAILS = 0.05  # of the handlers in transactions
 
 
 class Handled(NamedTuple):
@@ -124,7 +136,6 @@ def longest_pause(handled: list[Handled], partition: int, begin: float, end: flo
 
 def main(url: str, name: str, file: str, silence: str, workers: str) -> None:
     """A member: handles messages until it is asked to stop, in a loop or with workers."""
-    import stentor
 
     def stop(*_: object) -> None:
         raise SystemExit
@@ -143,11 +154,25 @@ def main(url: str, name: str, file: str, silence: str, workers: str) -> None:
             with lock:
                 lines.write(f"{time.monotonic()} {message.partition} {message.offset} {epoch} {count}\n")
 
-        if int(workers):
+        if int(workers) == TRANSACTIONS:
+            send_out(group, handle)
+        elif int(workers):
             group.run(handle, workers=int(workers), ordered_by="partition")
         else:
             for message in group:
                 handle(message)
+
+
+def send_out(group: stentor.Group, handle: Callable[[stentor.Message], None]) -> None:
+    """For each message something that is never the same again; some handlers fail half-way."""
+    while True:
+        with suppress(stentor.StentorError, ZeroDivisionError), group.transaction(timeout=10) as out:
+            for _ in range(random.choice([1, 1, 3])):
+                message = group.get(timeout=1)
+                out.send(OUTPUTS, f"{message.partition} {message.offset} {uuid4()}", key=message.key)
+                handle(message)
+            if random.random() < FAILS:
+                raise ZeroDivisionError
 
 
 if __name__ == "__main__":

@@ -12,7 +12,18 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from tests.cluster.group_work import GROUP, PARTITIONS, TOPIC, Feed, Worker, longest_pause, moves, owners_by_generation
+from tests.cluster.group_work import (
+    GROUP,
+    OUTPUTS,
+    PARTITIONS,
+    TOPIC,
+    TRANSACTIONS,
+    Feed,
+    Worker,
+    longest_pause,
+    moves,
+    owners_by_generation,
+)
 
 from stentor.core.cursors import partition_of
 from stentor.core.names import CURSORS_TOPIC
@@ -211,6 +222,32 @@ def test_a_group_goes_on_whoever_dies(three, tmp_path):
         scene.wait_for_shares(*workers[2:], added)
     check(scene)
     assert scene.took["killed"] < 10, "after 2 s of grace; the rest is this machine's"
+
+
+def test_transactions_send_one_output_for_each_message_whoever_dies(three, tmp_path):
+    with Scene(three, tmp_path) as scene:
+        scene.client.create_topic(OUTPUTS, partitions=2)
+        for number in range(3):
+            scene.add(workers=TRANSACTIONS)
+            scene.cluster.wait_for(lambda: len(outputs(scene)) > 50 * number, 30, "outputs")  # noqa: B023 - at once
+        scene.workers[0].signal(signal.SIGKILL)
+        scene.add(workers=TRANSACTIONS)
+        scene.kill_the_head()
+        scene.workers[1].signal(signal.SIGKILL)
+        made = len(outputs(scene))
+        scene.cluster.wait_for(lambda: len(outputs(scene)) > made + 100, 30, "more outputs")
+        scene.feed.stopped.set()
+        scene.feed.join(90)
+        scene.cluster.wait_for(lambda: scene.feed.sent <= set(outputs(scene)), 60, "an output for every message")
+    assert max(outputs(scene).values()) == 1
+    assert scene.watch.back == []
+
+
+def outputs(scene):
+    """The messages that outputs were made of, and how many each has."""
+    with scene.cluster.client(timeout=30) as client:
+        found = [message.value.split() for message in client.read(OUTPUTS)]
+    return Counter((int(partition), int(offset)) for partition, offset, _ in found)
 
 
 def test_a_topic_lists_groups_whoever_leads_them(three):

@@ -61,8 +61,8 @@ def uses_what_is_new(client):
         table.put("mine", "here", ephemeral=True)
     client.move_cursor("orders", "me", {0: 1})
     assert "me" in [cursor.name for cursor in client.cursors("orders")]
-    with client.group("readers", "orders") as group:
-        assert group.get(timeout=30).topic == "orders"
+    with client.group("readers", "orders") as group, group.transaction() as out:
+        out.send("billed", group.get(timeout=30).value)
     with client.queue("jobs") as queue:
         queue.put("work")
         job = queue.get(timeout=30)

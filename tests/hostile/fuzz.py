@@ -667,8 +667,16 @@ class FrameTarget:
             frames.frame(Kind.REPLY, 1, asks.encode_reply(b"value", [("a", None)])),
             frames.frame(Kind.ASK_CREDIT, 21, asks.ASK_CREDIT.pack(9)),
             frames.frame(Kind.ASK_CANCEL, 22),
+            frames.frame(Kind.TRANSACTION, 31, self._transaction()),
             *(frames.frame(Kind.REQUEST, 11, body) for body in controls),
         ]
+
+    def _transaction(self) -> bytes:
+        where = messages.group_messages.GroupPosition(topic_id=TOPIC_ID, partition=0, offset=1, since=(1, 1))
+        asked = messages.group_messages.CommitTransaction(
+            group="g", member="m", number=1, positions=[where], outputs=[("fuzz", bytes(self.batches.valid[0]))]
+        )
+        return messages.encode(asked)
 
     def make(self, chance: random.Random) -> bytes:
         data = bytearray()
