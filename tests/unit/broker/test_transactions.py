@@ -6,6 +6,8 @@ from contextlib import suppress
 import pytest
 
 import stentor
+from stentor import limits
+from stentor.broker.groups import transactions
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.core import group_limits
 from stentor.errors import (
@@ -16,6 +18,7 @@ from stentor.errors import (
     NotReady,
     StaleGeneration,
     TopicReserved,
+    UnknownOutcome,
 )
 from stentor.wire import group_messages
 from stentor.wire.frames import Kind
@@ -373,4 +376,23 @@ def test_transactions_are_there_once_every_broker_knows_them(orders, monkeypatch
             with pytest.raises(DeadlineExceeded, match="being upgraded"), group.transaction(timeout=0.3) as out:
                 out.send("invoices", message.value)
         bill(group, 20)
+    assert invoices(orders) == WANTED
+
+
+def test_a_transaction_that_is_committed_too_late_may_count(orders, monkeypatch):
+    """Its member does not go on as if it had been refused."""
+    publish = transactions.publish_record
+
+    def unheard(partition, encoded):
+        publish(partition, encoded)
+        return partition.loop.create_future()
+
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        with monkeypatch.context() as slow:
+            slow.setattr(limits, "CURSOR_MOVE_S", 0.05)
+            slow.setattr(transactions, "publish_record", unheard)
+            with pytest.raises(UnknownOutcome), group.transaction(timeout=0.4) as out:
+                out.send("invoices", b"invoice of " + message.value)
+        bill(group, 19)
     assert invoices(orders) == WANTED
