@@ -152,6 +152,7 @@ class MemberTransactions:
         for reader in taken:
             progress.forget(reader)
         for reader, start in taken.items():
+            reader.taken = start  # also of a partition that goes to another member now
             if self._owner.reads(reader):
                 self._owner.move(reader, start)
 

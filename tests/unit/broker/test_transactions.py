@@ -396,3 +396,23 @@ def test_a_transaction_that_is_committed_too_late_may_count(orders, monkeypatch)
                 out.send("invoices", b"invoice of " + message.value)
         bill(group, 19)
     assert invoices(orders) == WANTED
+
+
+def test_what_a_failed_transaction_took_of_a_partition_that_goes_away_is_not_done(orders, local, wait_until):
+    """It took whole deliveries; whoever gets the partition next begins before them."""
+    other = stentor.connect(local.url, name="other")
+    group = orders.group("billing", "orders")
+    with suppress(ValueError), group.transaction():
+        for _ in range(20):
+            group.get(timeout=10)
+        with suppress(DeadlineExceeded):
+            group.get(timeout=0.05)  # what is behind all deliveries
+        second = other.group("billing", "orders")
+        wait_until(lambda: len(group.assignment) == 1, "it should let go of one")
+        raise ValueError("broken")
+    wait_until(lambda: len(second.assignment) == 1, "the other one has it")
+    bill(second, 10)
+    bill(group, 10)
+    assert invoices(orders) == WANTED
+    group.close()
+    other.close()
