@@ -416,3 +416,19 @@ def test_what_a_failed_transaction_took_of_a_partition_that_goes_away_is_not_don
     assert invoices(orders) == WANTED
     group.close()
     other.close()
+
+
+def test_a_partition_that_was_paused_goes_on_behind_its_transactions(orders):
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        bill_this(group, message)
+        group.pause("orders", message.partition)
+        bill(group, 10)
+        group.resume()
+        bill(group, 9)
+    assert invoices(orders) == WANTED
+
+
+def bill_this(group, message):
+    with group.transaction() as out:
+        out.send("invoices", f"invoice of {message.value.decode()}", key=message.key)
