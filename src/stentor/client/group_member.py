@@ -344,6 +344,8 @@ class GroupTie:
             while self._owner.progress.is_busy(reader) and self._core.loop.time() < until:
                 await asyncio.sleep(_BUSY_POLL_S)
                 self._owner.progress.drop(reader)
+            if self._owner.progress.is_busy(reader):
+                self._owner.transactions.lose()
             self._done[key, since] = self._owner.progress.position(reader)
             if self.auto_commit:
                 await self._commit_last(key, reader, since)

@@ -83,7 +83,7 @@ class MemberTransactions:
         self._readers: dict[
             Reader, tuple[int, int]
         ] = {}  # of the one that is open: since when their partitions are owned
-        self._lost = False  # the member's lease ended since it began
+        self._lost = False  # what it took may be handed out again: the member's lease ended since it began
 
     @property
     def is_open(self) -> bool:
@@ -108,19 +108,23 @@ class MemberTransactions:
         if self._author.life is not self._owner.tie.life:
             self._author = _Author(self._owner.tie.life)
             self._copies.close()
-        self._readers, self._lost = {}, False
-        self._progress.hold(self._owner.readers.values())
-        for reader in self._owner.readers.values():
-            self.reads(reader)
+        holding, readers = self._owner.tie.life.holding, self._owner.readers
+        self._readers, self._lost = {readers[key]: holding[key] for key in readers if key in holding}, False
+        self._progress.hold(readers.values())
 
     def reads(self, reader: Reader) -> None:
-        """A partition is read that may become a part of the transaction."""
+        """From now on a partition is read that may become a part of the transaction."""
         since = self._owner.tie.life.holding.get((reader.topic_id, reader.partition))
-        if self.is_open and since is not None:
-            self._readers[reader] = since
+        if not self.is_open or since is None:
+            return
+        if (reader.topic, reader.partition) in self._progress.handed:
+            self._lost = True  # the partition came back, or its topic was made anew: what was taken came by another
+        else:
+            self._readers = {each: when for each, when in self._readers.items() if each.name != reader.name}
+        self._readers[reader] = since
 
     def lose(self) -> None:
-        """This member's lease is over: what the transaction took may be handed out again, by this member, too."""
+        """What the transaction took may be handed out again, by this member, too: its lease is over, or it let go."""
         self._lost = True
 
     async def commit(self, encode: Callable[[int, int], Outputs], deadline: Deadline) -> None:
@@ -139,6 +143,8 @@ class MemberTransactions:
             raise
         self._owner.tie.committed(positions)
         self._pass()
+        if self._lost and not self._owner.closed:  # what was given back meanwhile is read from before it
+            self._owner.tie.begin_anew()
         if outputs:
             where = positions[0].topic_id, positions[0].partition
             self._copying = self._core.loop.create_task(self._finish(author, author.number, outputs, where))

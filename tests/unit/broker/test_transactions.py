@@ -432,3 +432,24 @@ def test_a_partition_that_was_paused_goes_on_behind_its_transactions(orders):
 def bill_this(group, message):
     with group.transaction() as out:
         out.send("invoices", f"invoice of {message.value.decode()}", key=message.key)
+
+
+def test_a_lease_that_ends_while_a_transaction_is_committed_doubles_nothing(orders, monkeypatch, wait_until):
+    """The member gets its partitions back before the transaction is decided, and begins where the group was."""
+    with orders.group("billing", "orders") as group:
+        core, message = group._core, group.get(timeout=10)
+        ask = type(core.transactions)._ask
+
+        async def slow(self, request, asked):
+            core.tie.life.lease_ends = 0.0
+            core.tie._look_at_lease()
+            core.tie._news.set()
+            while len(core.readers) < 2:
+                await asyncio.sleep(0.01)
+            await ask(self, request, asked)
+
+        with monkeypatch.context() as late:
+            late.setattr(type(core.transactions), "_ask", slow)
+            bill_this(group, message)
+        bill(group, 19)
+    assert invoices(orders) == WANTED
