@@ -83,6 +83,7 @@ class MemberTransactions:
         self._readers: dict[
             Reader, tuple[int, int]
         ] = {}  # of the one that is open: since when their partitions are owned
+        self.leaving: set[Reader] = set()  # of partitions that are let go of as soon as what is in work is done
         self._lost = False  # what it took may be handed out again: the member's lease ended since it began
 
     @property
@@ -108,9 +109,15 @@ class MemberTransactions:
         if self._author.life is not self._owner.tie.life:
             self._author = _Author(self._owner.tie.life)
             self._copies.close()
-        holding, readers = self._owner.tie.life.holding, self._owner.readers
-        self._readers, self._lost = {readers[key]: holding[key] for key in readers if key in holding}, False
-        self._progress.hold(readers.values())
+        holding, readers = self._owner.tie.life.holding, [*self._owner.readers.values(), *self.leaving]
+        keys = {reader: (reader.topic_id, reader.partition) for reader in readers}
+        since = {reader: holding[key] for reader, key in keys.items() if key in holding}
+        source = self._progress.source()
+        if source is not None and source not in since:
+            self._progress.forget(source)
+            raise self._stale(source)
+        self._readers, self._lost = since, False
+        self._progress.hold(readers)
 
     def reads(self, reader: Reader) -> None:
         """From now on a partition is read that may become a part of the transaction."""
@@ -177,11 +184,14 @@ class MemberTransactions:
             if self._progress.taken_in(reader) is None:
                 continue
             if self._lost or life is not author.life or life.holding.get((reader.topic_id, reader.partition)) != since:
-                raise StaleGeneration(
-                    f"{reader.name} does not belong to this member of group {self._owner.name} any more.",
-                    hint="Another member goes on with what this transaction took.",
-                    object=self._owner.name,
-                )
+                raise self._stale(reader)
+
+    def _stale(self, reader: Reader) -> StaleGeneration:
+        return StaleGeneration(
+            f"{reader.name} does not belong to this member of group {self._owner.name} any more.",
+            hint="Another member goes on with what this transaction took.",
+            object=self._owner.name,
+        )
 
     def _positions(self, *, fence: bool) -> list[group_messages.GroupPosition]:
         """How far it has come. One that took nothing but sends something is tied to what the member owns."""

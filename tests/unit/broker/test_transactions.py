@@ -453,3 +453,32 @@ def test_a_lease_that_ends_while_a_transaction_is_committed_doubles_nothing(orde
             bill_this(group, message)
         bill(group, 19)
     assert invoices(orders) == WANTED
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_partition_goes_away_between_its_message_and_the_transaction(orders, fails):
+    """The message is a part of it all the same: its position is committed with its output, or it comes again."""
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        tie = group._core.tie
+        (key,) = [key for key in tie.life.holding if key[1] == message.partition]
+        orders._core.wait_for(as_coroutine(lambda: tie._move(key, tie._let_go(key))))
+        with suppress(ValueError), group.transaction() as out:
+            out.send("invoices", b"invoice of " + message.value)
+            assert (message.topic, message.partition) not in group.assignment
+            if fails:
+                raise ValueError("broken")
+        assert (positions(orders).get(message.partition) or 0) == (0 if fails else 1)
+        bill(group, 20 if fails else 19)
+    assert invoices(orders) == WANTED
+
+
+def test_a_message_that_is_not_the_members_any_more_begins_no_transaction(orders, wait_until):
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        orders._core.wait_for(as_coroutine(group._core.tie.begin_anew))
+        wait_until(lambda: len(group.assignment) == 2, "it should be back")
+        with pytest.raises(StaleGeneration, match="not belong"):
+            bill_this(group, message)
+        bill(group, 20)
+    assert invoices(orders) == WANTED
