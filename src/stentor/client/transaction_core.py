@@ -105,10 +105,20 @@ class MemberTransactions:
             )
         if self.is_open:
             raise InvalidArgument("A transaction of this member is open.", hint="One at a time: leave its block first.")
-        await self._settled(deadline)
+        try:
+            await self._settled(deadline)
+        except BaseException:
+            with suppress(StaleGeneration):
+                self._open()  # what is in work was meant to be a part of it
+                self.give_up()
+            raise
         if self._author.life is not self._owner.tie.life:
             self._author = _Author(self._owner.tie.life)
             self._copies.close()
+        self._open()
+
+    def _open(self) -> None:
+        """What is in work is a part of it, if it still belongs to this member."""
         holding, readers = self._owner.tie.life.holding, [*self._owner.readers.values(), *self.leaving]
         keys = {reader: (reader.topic_id, reader.partition) for reader in readers}
         since = {reader: holding[key] for reader, key in keys.items() if key in holding}

@@ -444,7 +444,7 @@ def test_a_lease_that_ends_while_a_transaction_is_committed_doubles_nothing(orde
             core.tie.life.lease_ends = 0.0
             core.tie._look_at_lease()
             core.tie._news.set()
-            while len(core.readers) < 2:
+            while len(core.readers) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await ask(self, request, asked)
 
@@ -481,4 +481,31 @@ def test_a_message_that_is_not_the_members_any_more_begins_no_transaction(orders
         with pytest.raises(StaleGeneration, match="not belong"):
             bill_this(group, message)
         bill(group, 20)
+    assert invoices(orders) == WANTED
+
+
+def hold_copies(monkeypatch):
+    """What members send out waits until the list is emptied."""
+    publish, held = TransactionCopies._publish, [True]
+
+    async def waiting(self, topic, output):
+        while held:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await publish(self, topic, output)
+
+    monkeypatch.setattr(TransactionCopies, "_publish", waiting)
+    return held
+
+
+def test_a_message_comes_again_when_its_transaction_cannot_begin(orders, monkeypatch):
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        held = hold_copies(monkeypatch)
+        with pytest.raises(DeadlineExceeded, match="is committed"), group.transaction(timeout=0.1) as out:
+            out.send("invoices", b"invoice of " + message.value)
+        message = group.get(timeout=10)
+        with pytest.raises(DeadlineExceeded, match="is committed"), group.transaction(timeout=0.1):
+            pass
+        held.clear()
+        bill(group, 19)
     assert invoices(orders) == WANTED
