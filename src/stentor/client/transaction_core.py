@@ -10,7 +10,8 @@ import asyncio
 import logging
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.client.transaction_copies import TransactionCopies
@@ -23,6 +24,7 @@ from stentor.errors import (
     DiskFull,
     InvalidArgument,
     NotReady,
+    PublishError,
     SequenceError,
     StaleGeneration,
     StentorError,
@@ -32,7 +34,7 @@ from stentor.errors import (
 from stentor.wire import frames, group_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from stentor.client.deadline import Deadline
     from stentor.client.group_core import GroupCore
@@ -80,6 +82,7 @@ class MemberTransactions:
         self._author = _Author(owner.tie.life)
         self._copies = TransactionCopies(owner.core)
         self._copying: asyncio.Task[None] | None = None
+        self._finishing: Callable[[], Coroutine[Any, Any, None]] | None = None  # what it does
         self._readers: dict[
             Reader, tuple[int, int]
         ] = {}  # of the one that is open: since when their partitions are owned
@@ -164,7 +167,8 @@ class MemberTransactions:
             self._owner.tie.begin_anew()
         if outputs:
             where = positions[0].topic_id, positions[0].partition
-            self._copying = self._core.loop.create_task(self._finish(author, author.number, outputs, where))
+            self._finishing = partial(self._finish, author, author.number, outputs, where)
+            self._copying = self._core.loop.create_task(self._finishing())
             await self._settled(deadline)
 
     def _pass(self) -> None:
@@ -312,19 +316,28 @@ class MemberTransactions:
                 return
 
     async def _settled(self, deadline: Deadline) -> None:
-        """Until the outputs of the last transaction are in their topics."""
+        """Until the outputs of the last transaction are in their topics. If that failed, it is tried again."""
         copying = self._copying
         if copying is None:
             return
+        if copying.done() and (copying.cancelled() or copying.exception() is not None):
+            assert self._finishing is not None
+            copying = self._copying = self._core.loop.create_task(self._finishing())
+        committed = f"A transaction of group {self._owner.name} is committed; its outputs are not all in their topics"
         try:
             async with deadline.bound():
                 await asyncio.shield(copying)
         except TimeoutError as error:
-            if copying.done():
-                self._copying = None
             raise DeadlineExceeded(
-                f"A transaction of group {self._owner.name} is committed; its outputs are not all in their topics yet.",
+                f"{committed} yet.",
                 hint="They are brought there as soon as that is possible. The next transaction waits for them.",
+                operation="transaction",
+                object=self._owner.name,
+            ) from error
+        except StentorError as error:
+            raise PublishError(
+                f"{committed}: {error.message}",
+                hint="The next transaction tries it again; so does whoever reads these partitions next.",
                 operation="transaction",
                 object=self._owner.name,
             ) from error

@@ -16,6 +16,7 @@ from stentor.errors import (
     InvalidArgument,
     LimitExceeded,
     NotReady,
+    PublishError,
     StaleGeneration,
     TopicReserved,
     UnknownOutcome,
@@ -507,5 +508,24 @@ def test_a_message_comes_again_when_its_transaction_cannot_begin(orders, monkeyp
         with pytest.raises(DeadlineExceeded, match="is committed"), group.transaction(timeout=0.1):
             pass
         held.clear()
+        bill(group, 19)
+    assert invoices(orders) == WANTED
+
+
+def test_outputs_that_a_topic_refuses_are_tried_again_before_the_next_transaction(orders, monkeypatch):
+    """The member is not stuck once it takes them."""
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        with monkeypatch.context() as refusing:
+
+            async def refuse(self, topic, output):
+                raise InvalidArgument("not now")
+
+            refusing.setattr(TransactionCopies, "_publish", refuse)
+            with pytest.raises(PublishError, match="is committed"):
+                bill_this(group, message)
+            message = group.get(timeout=10)
+            with pytest.raises(PublishError, match="is committed"):
+                bill_this(group, message)
         bill(group, 19)
     assert invoices(orders) == WANTED
