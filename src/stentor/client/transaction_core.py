@@ -334,6 +334,11 @@ class MemberTransactions:
                 operation="transaction",
                 object=self._owner.name,
             ) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not copying.cancelled() or (task is not None and task.cancelling()):
+                raise
+            raise Closed(f"{committed} yet, and this member was closed.", object=self._owner.name) from None
         except StentorError as error:
             raise PublishError(
                 f"{committed}: {error.message}",

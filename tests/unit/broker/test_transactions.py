@@ -11,6 +11,7 @@ from stentor.broker.groups import transactions
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.core import group_limits
 from stentor.errors import (
+    Closed,
     DeadlineExceeded,
     GroupInUse,
     InvalidArgument,
@@ -528,4 +529,30 @@ def test_outputs_that_a_topic_refuses_are_tried_again_before_the_next_transactio
             with pytest.raises(PublishError, match="is committed"):
                 bill_this(group, message)
         bill(group, 19)
+    assert invoices(orders) == WANTED
+
+
+def test_who_waits_for_outputs_is_told_that_the_group_was_closed(local, orders, monkeypatch):
+    monkeypatch.setattr(group_limits, "GROUP_GRACE_S", 0.05)
+    held = hold_copies(monkeypatch)
+
+    async def bill_one(group):
+        message = await group.get(timeout=10)
+        async with group.transaction() as out:
+            await out.send("invoices", b"invoice of " + message.value)
+
+    async def work():
+        async with stentor.connect_async(local.url) as client:
+            group = await client.group("billing", "orders")
+            billing = asyncio.create_task(bill_one(group))
+            while group._core.transactions._copying is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await group.close()
+            with pytest.raises(Closed, match="is committed"):
+                await billing
+
+    asyncio.run(work())
+    held.clear()
+    with orders.group("billing", "orders") as heir:
+        bill(heir, 19)
     assert invoices(orders) == WANTED
