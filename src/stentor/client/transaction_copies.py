@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from stentor.client import routes
 from stentor.client.identity import ProducerIdentity
 from stentor.client.producer_core import ProducerCore
+from stentor.core.dedupe import SEARCHED
 from stentor.errors import PartitionNotFound, StentorError, TopicNotFound, UnknownOutcome
 from stentor.wire.batch import Encoded
 from stentor.wire.header import HEADER_BYTES, check_header
@@ -37,8 +38,14 @@ class TransactionCopies:
         self._producers: dict[int, ProducerCore] = {}  # by topic id
 
     async def publish(self, outputs: Sequence[tuple[str, bytes]]) -> None:
-        """Until all of them are acknowledged. TopicNotFound if a topic is not there, by what a broker knows."""
-        await asyncio.gather(*(self._publish(topic, output) for topic, output in outputs))
+        """Until all of them are acknowledged, or one cannot be: TopicNotFound if a topic is not there, for example."""
+        tasks = [asyncio.ensure_future(self._publish(topic, output)) for topic, output in outputs]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
         """Nothing more is published."""
@@ -54,6 +61,8 @@ class TransactionCopies:
             except StentorError as error:
                 if not (error.retriable or isinstance(error, UnknownOutcome | PartitionNotFound)):
                     raise
+                if error.detail.get("reason") in SEARCHED:
+                    raise  # a later transaction of its author is there, and this one is not found
                 logger.info("what a transaction sends to %s waits: %s", topic, error)
                 self._core.check_open()
                 await self._core.changes(_AGAIN_S)

@@ -304,11 +304,11 @@ class MemberTransactions:
         while True:
             try:
                 await copies.publish(outputs)
-            except (TopicNotFound, SequenceError) as error:
+            except (TopicNotFound, SequenceError, UnknownOutcome) as error:
                 found = await self._find(where)
                 if (found.author, found.number) != (author, number):
                     return  # somebody else has finished it
-                if isinstance(error, SequenceError):
+                if not isinstance(error, TopicNotFound):
                     raise
                 outputs = found.outputs  # without those whose topics were deleted
                 await self._core.changes(_PAUSE_S)

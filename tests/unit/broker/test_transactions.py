@@ -8,6 +8,7 @@ import pytest
 import stentor
 from stentor import limits
 from stentor.broker.groups import transactions
+from stentor.client import transaction_copies
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.core import group_limits
 from stentor.errors import (
@@ -19,10 +20,11 @@ from stentor.errors import (
     NotReady,
     PublishError,
     StaleGeneration,
+    TopicNotFound,
     TopicReserved,
     UnknownOutcome,
 )
-from stentor.wire import group_messages
+from stentor.wire import batch, group_messages
 from stentor.wire.frames import Kind
 
 
@@ -556,3 +558,46 @@ def test_who_waits_for_outputs_is_told_that_the_group_was_closed(local, orders, 
     with orders.group("billing", "orders") as heir:
         bill(heir, 19)
     assert invoices(orders) == WANTED
+
+
+def test_when_one_output_fails_nobody_goes_on_with_the_others(monkeypatch):
+    """Whoever tries again sends all of them; a copy that was left behind would make producers after the end."""
+    left = []
+
+    async def publish(self, topic, output):
+        if topic == "gone":
+            raise TopicNotFound("gone")
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            left.append(topic)
+
+    async def fail():
+        with pytest.raises(TopicNotFound):
+            await TransactionCopies(None).publish([("waits", b""), ("gone", b"")])
+        return list(left)
+
+    monkeypatch.setattr(TransactionCopies, "_publish", publish)
+    assert asyncio.run(fail()) == ["waits"]
+
+
+def test_an_old_output_that_is_not_in_the_log_any_more_was_finished_by_somebody(orders, monkeypatch):
+    """Its author has gone on, and retention has deleted it: who still copies it must not try for ever."""
+    with orders.group("billing", "orders") as group:
+        bill(group, 1)
+        key, mine = next(iter(group._core.tie.life.holding)), group._core.transactions
+
+        async def refuse(producer, header, output):
+            raise UnknownOutcome("It was not found in the log.", reason="old_generation")
+
+        monkeypatch.setattr(transaction_copies, "_acknowledged", refuse)
+        route = orders._core.routes["invoices"]
+        header = batch.address(
+            batch.encode_at(5, [b"k"], [b"v"]), topic_id=route.id, partition=0, producer_id=7, generation=1, sequence=0
+        )
+
+        async def publish():
+            async with asyncio.timeout(5):
+                await mine._publish(mine._copies, "somebody", 1, [("invoices", bytes(header))], key)
+
+        orders._core.wait_for(publish())
