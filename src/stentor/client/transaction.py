@@ -112,6 +112,12 @@ class _TransactionFace:
                 sequence=0,
             )
             outputs.append((topic, bytes(header) + bytes(encoded.body)))
+        size = sum(len(output) for _, output in outputs)
+        if size > group_limits.TRANSACTION_BYTES_MAX:  # headers take more room than was counted
+            raise LimitExceeded(
+                f"A transaction sends {size} bytes; the limit is {group_limits.TRANSACTION_BYTES_MAX}.",
+                hint="Take fewer messages in each transaction.",
+            )
         return outputs
 
     async def _begin(self) -> None:

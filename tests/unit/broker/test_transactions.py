@@ -601,3 +601,15 @@ def test_an_old_output_that_is_not_in_the_log_any_more_was_finished_by_somebody(
                 await mine._publish(mine._copies, "somebody", 1, [("invoices", bytes(header))], key)
 
         orders._core.wait_for(publish())
+
+
+def test_a_transaction_that_became_too_large_is_refused_without_being_sent(orders):
+    """Its headers take more room than it looked: a broker would close the connection, which others use, too."""
+    with orders.group("billing", "orders") as group:
+        link = orders._core.link
+        message = group.get(timeout=10)
+        with pytest.raises(LimitExceeded, match="sends"), group.transaction(timeout=2) as out:
+            for _ in range(200):
+                out.send("invoices", b"", headers=[("a", b"")] * limits.MESSAGE_HEADERS_MAX, partition=0)
+        assert link.alive
+        assert message.value in [group.get(timeout=10).value for _ in range(20)]
