@@ -47,6 +47,7 @@ class _TransactionFace:
         self._deadline: Deadline = core.core.deadline(timeout)
         self._timeout = timeout
         self._entered = False
+        self._over = False
         self._rows: dict[tuple[str, int, int], list[_Row]] = {}  # by topic, its id and partition
         self._keyless: dict[str, int] = {}  # by topic: where messages without a key go
         self._bytes = 0
@@ -61,12 +62,13 @@ class _TransactionFace:
         self._entered = True
 
     def _check_open(self) -> None:
-        if not self._entered or not self._transactions.is_open:
+        if not self._entered or self._over or not self._transactions.is_open:
             raise InvalidArgument("This transaction is not open.", hint="Use it inside its `with` block.")
 
     def _add(
         self, route: TopicRoute, value: Any, key: Any, headers: Any, timestamp: Any, partition: int | None
     ) -> None:
+        self._check_open()  # its block may have ended while the topic was looked for
         value, key = as_bytes(value, "value"), as_bytes(key, "key")
         batch.check_message(key, value)
         named = None if headers is None else as_headers(headers)
@@ -156,6 +158,7 @@ class Transaction(_TransactionFace):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        self._over = True
         if kind is not None:
             with suppress(Closed):  # what the block raised says more
                 self._core.core.wait_for(self._give_up())
@@ -189,6 +192,7 @@ class AsyncTransaction(_TransactionFace):
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
+        self._over = True
         if kind is not None:
             await self._give_up()
             return

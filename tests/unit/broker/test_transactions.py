@@ -613,3 +613,12 @@ def test_a_transaction_that_became_too_large_is_refused_without_being_sent(order
                 out.send("invoices", b"", headers=[("a", b"")] * limits.MESSAGE_HEADERS_MAX, partition=0)
         assert link.alive
         assert message.value in [group.get(timeout=10).value for _ in range(20)]
+
+
+def test_one_that_is_over_takes_nothing_more(orders):
+    """It would be sent by nobody."""
+    with orders.group("billing", "orders") as group:
+        with group.transaction() as first:
+            pass
+        with group.transaction(), pytest.raises(InvalidArgument, match="not open"):
+            first.send("invoices", b"x")
