@@ -362,6 +362,7 @@ class AsyncGroup(_GroupFace):
             "time_limit": time_limit,
             "finish_within": finish_within,
         }
+        self._check_outside()
         run, _ = make_run(self._core, handler, options, asynchronous=True)
         self._ask()
         self._begin_loop()

@@ -622,3 +622,16 @@ def test_one_that_is_over_takes_nothing_more(orders):
             pass
         with group.transaction(), pytest.raises(InvalidArgument, match="not open"):
             first.send("invoices", b"x")
+
+
+def test_async_runs_wait_for_the_end_of_a_transaction(local, orders):
+    async def work():
+        async with (
+            stentor.connect_async(local.url) as client,
+            client.group("billing", "orders") as group,
+            group.transaction(),
+        ):
+            with pytest.raises(InvalidArgument, match="inside a transaction"):
+                await group.run(print)
+
+    asyncio.run(asyncio.wait_for(work(), 10))
