@@ -15,6 +15,7 @@ from stentor._version import __version__
 from stentor.client.link_asks import ASK_KINDS, LinkAsks
 from stentor.client.pulse import Pulse
 from stentor.client.waiting import Waiting, fail
+from stentor.core import group_limits
 from stentor.errors import ConnectionFailed, InvalidArgument, ProtocolError, StentorError
 from stentor.transport.address import Address
 from stentor.transport.connection import Connection
@@ -56,6 +57,8 @@ class BrokerLink:
         self._producers: set[int] = set()  # ids whose tokens were shown
         self._writable_waiters: list[Callable[[], None]] = []
         self._lost: StentorError | None = None
+        # Members that share it take turns. Half: transactions that were given up may still be under way at the broker.
+        self.transacting = asyncio.Semaphore(max(1, group_limits.TRANSACTIONS_UNDER_WAY_MAX // 2))
 
     # --- life -----------------------------------------------------------------------------------
 

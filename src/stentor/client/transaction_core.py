@@ -272,9 +272,12 @@ class MemberTransactions:
             link = self._owner.tie.link()
             if link is not None:
                 _check_features(link)
-                before, asked.doubtful = asked.doubtful, True
+                before = asked.doubtful
                 try:
-                    await link.request(request, frames.Kind.TRANSACTION)
+                    async with link.transacting:
+                        link.check()  # it may be gone by now
+                        asked.doubtful = True
+                        await link.request(request, frames.Kind.TRANSACTION)
                 except _DOUBTFUL as error:
                     asked.refusal = error
                 except StentorError as error:

@@ -635,3 +635,22 @@ def test_async_runs_wait_for_the_end_of_a_transaction(local, orders):
                 await group.run(print)
 
     asyncio.run(asyncio.wait_for(work(), 10))
+
+
+def test_many_members_share_a_connection(local, orders, monkeypatch):
+    """More of them commit at one time than a broker takes from one connection."""
+    monkeypatch.setattr(group_limits, "TRANSACTIONS_UNDER_WAY_MAX", 2)
+
+    async def work():
+        async with stentor.connect_async(local.url) as client:
+            groups = [await client.group(f"g{number}", "orders") for number in range(6)]
+
+            async def one(group):
+                message = await group.get(timeout=10)
+                async with group.transaction() as out:
+                    await out.send("invoices", message.value)
+
+            await asyncio.gather(*map(one, groups))
+
+    asyncio.run(work())
+    assert len(invoices(orders)) == 6
