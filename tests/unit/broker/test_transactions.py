@@ -654,3 +654,21 @@ def test_many_members_share_a_connection(local, orders, monkeypatch):
 
     asyncio.run(work())
     assert len(invoices(orders)) == 6
+
+
+def test_what_was_left_for_a_deleted_topic_is_finished_by_any_member(orders, local, monkeypatch):
+    orders.create_topic("others")
+    lost = stentor.connect(local.url, name="lost", timeout=1)
+    group = lost.group("billing", ["orders", "others"])
+    message = group.get(timeout=10)
+    with monkeypatch.context() as dying:
+        die_after(dying, 0)
+        with pytest.raises(DeadlineExceeded):
+            send_three(group, message.value)
+    abandon(lost)
+    orders.delete_topic("orders")
+    with orders.group("billing", "others") as heir:
+        orders.publish("others", b"x")
+        heir.get(timeout=10)
+        assert len(invoices(orders)) == 2
+    wait_for_nobody(orders)

@@ -153,7 +153,7 @@ class GroupDesk:
                     since=since,
                     position=None if cursor is None else cursor.positions.get(index),
                     begins=index < group.born.get(topic_id, 0),
-                    unfinished=any(each.names((topic_id, index)) for each in unfinished),
+                    unfinished=any(self.transactions.concerns(each, (topic_id, index)) for each in unfinished),
                 )
                 partitions.append(assigned)
         return m.GroupAssigned(generation=answer.generation, number=answer.number, partitions=partitions)

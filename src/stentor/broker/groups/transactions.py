@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from stentor.broker.environment import BrokerIdentity
     from stentor.broker.groups.heads import GroupHeads
     from stentor.broker.partitions.partition import Partition
+    from stentor.core.records import Key
     from stentor.ports import Clock
     from stentor.security.permissions import Permissions, Principal
     from stentor.wire.header import BatchHeader
@@ -141,15 +142,20 @@ class TransactionDesk:
             await self._append(partition, TransactionDone(request.group, author, request.number))
 
     async def find(self, request: m.FindTransaction) -> m.TransactionFound:
-        """The oldest transaction that named a partition and is not done."""
+        """The oldest transaction that named a partition and is not done; else one that nobody can own any more."""
         self._check(request.group)
         lead = await self._heads.confirmed(request.group)
         key = request.topic_id, request.partition
-        for each in transactions_of(lead.partition).unfinished(request.group):
-            if each.names(key):
+        unfinished = transactions_of(lead.partition).unfinished(request.group)
+        for each in sorted(unfinished, key=lambda each: not each.names(key)):
+            if self.concerns(each, key):
                 outputs = [(topic, output) for topic, output in each.outputs if not self._is_deleted(topic, output)]
                 return m.TransactionFound(author=each.member, number=each.number, outputs=outputs)
         return m.TransactionFound()
+
+    def concerns(self, transaction: GroupTransaction, key: Key) -> bool:
+        """Whether who owns a partition has to finish it: anybody, if all topics are gone that it was made from."""
+        return transaction.names(key) or not any(topic in self._catalogue.by_id for topic in transaction.positions)
 
     def _is_deleted(self, topic: str, output: bytes) -> bool:
         """Whether an output has no place any more."""
