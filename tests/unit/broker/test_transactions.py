@@ -11,6 +11,7 @@ from stentor.broker.groups import transactions
 from stentor.client import transaction_copies
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.core import group_limits
+from stentor.core.dedupe import LASTING
 from stentor.errors import (
     Closed,
     DeadlineExceeded,
@@ -609,10 +610,14 @@ def test_a_transaction_that_became_too_large_is_refused_without_being_sent(order
         link = orders._core.link
         message = group.get(timeout=10)
         with pytest.raises(LimitExceeded, match="sends"), group.transaction(timeout=2) as out:
-            for _ in range(200):
-                out.send("invoices", b"", headers=[("a", b"")] * limits.MESSAGE_HEADERS_MAX, partition=0)
+            send_many_headers(out)
         assert link.alive
         assert message.value in [group.get(timeout=10).value for _ in range(20)]
+
+
+def send_many_headers(out):
+    for _ in range(200):
+        out.send("invoices", b"", headers=[("a", b"")] * limits.MESSAGE_HEADERS_MAX, partition=0)
 
 
 def test_one_that_is_over_takes_nothing_more(orders):
@@ -672,3 +677,29 @@ def test_what_was_left_for_a_deleted_topic_is_finished_by_any_member(orders, loc
         heir.get(timeout=10)
         assert len(invoices(orders)) == 2
     wait_for_nobody(orders)
+
+
+def test_outputs_are_sent_under_ids_that_anybody_may_use(orders):
+    """Nobody could publish them otherwise, and the group would stand still."""
+    with orders.group("billing", "orders") as group:
+        (key, since), *_ = group._core.tie.life.holding.items()
+        position = group_messages.GroupPosition(topic_id=key[0], partition=key[1], offset=1, since=since)
+        orders.publish("invoices", b"x")
+        encoded = batch.encode_at(5, [b"k"], [b"v"])
+        header = batch.address(
+            encoded,
+            topic_id=orders._core.routes["invoices"].id,
+            partition=0,
+            producer_id=LASTING | 5,
+            generation=1,
+            sequence=0,
+        )
+        request = group_messages.CommitTransaction(
+            group="billing",
+            member=group.member,
+            number=1,
+            positions=[position],
+            outputs=[("invoices", bytes(header) + bytes(encoded.body))],
+        )
+        with pytest.raises(InvalidArgument, match="numbered"):
+            ask(orders, request, Kind.TRANSACTION)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stentor.broker.cluster.trust import TRANSACTIONS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
 from stentor.core import group_limits
+from stentor.core.dedupe import LASTING
 from stentor.core.names import check_group_name, printable
 from stentor.core.transactions import GroupTransaction, TransactionDone, Transactions
 from stentor.errors import (
@@ -187,7 +188,7 @@ class TransactionDesk:
             header = check_header(output)
             batch.validate(output, header)
             self._check_target(principal, topic, header, output)
-            if (header.generation, header.sequence) != (request.number, 0) or not header.producer_id:
+            if (header.generation, header.sequence) != (request.number, 0) or not 0 < header.producer_id < LASTING:
                 raise InvalidArgument("The outputs of a transaction are not numbered as its outputs.")
             seen.add((header.topic_id, header.partition))
             producers.add(header.producer_id)
