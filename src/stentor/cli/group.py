@@ -149,6 +149,8 @@ def _print(found: GroupInfo, *, as_json: bool) -> None:
     print(f"head        {found.head}")
     print(f"members     {len(found.members)}")
     print(f"lag         {found.lag:,}")
+    if found.unfinished:
+        print(f"unfinished  {found.unfinished} transactions")
     names = {member.id: member.instance or member.name for member in found.members}
     if found.partitions:
         print()

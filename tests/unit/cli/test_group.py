@@ -1,6 +1,9 @@
 import json
 
+import msgspec
 import pytest
+
+from stentor.cli import group
 
 
 @pytest.fixture
@@ -51,3 +54,11 @@ def test_groups_are_reset_and_deleted(cli, billing):
 def test_wrong_names_are_told_in_one_sentence(cli):
     assert "cannot be called recorder" in cli("group", "describe", "recorder").err
     assert "There is no group nobody" in cli("group", "describe", "nobody").err
+
+
+def test_transactions_that_wait_for_a_member_are_shown(billing, capsys):
+    found = billing.describe_group("billing")
+    group._print(found, as_json=False)
+    assert "unfinished" not in capsys.readouterr().out
+    group._print(msgspec.structs.replace(found, unfinished=2), as_json=False)
+    assert "unfinished  2 transactions" in capsys.readouterr().out

@@ -127,7 +127,7 @@ class TransactionDesk:
             raise LimitExceeded(
                 f"{partition.name} would hold {size} bytes of transactions that are not finished; the limit is"
                 f" {group_limits.TRANSACTIONS_BYTES_MAX}.",
-                hint="Start members of the groups whose transactions wait: `stentor group list` shows them.",
+                hint="Start members of the groups whose transactions wait: `stentor group list --json` shows them.",
                 object=partition.name,
             )
         for move in transaction_records.moves(transaction):
