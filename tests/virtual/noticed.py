@@ -98,7 +98,7 @@ SEEDS: dict[str, list[int]] = {
     "queue-commit": [4, 7],
     "queue-in-full": [3, 5],
     "transaction-heir": [1],
-    "transaction-number": [2],
+    "transaction-number": [3],
     "transaction-held": [1],
     "transaction-doubt": [1],
     "cursor-commit": [2, 3],

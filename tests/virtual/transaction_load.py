@@ -52,9 +52,11 @@ class TransactionLoad(GroupLoad):
     async def _handle_some(self, member: Member, group: AsyncGroup) -> None:
         rng = self.world.rng
         fails = rng.random() < 0.05
+        first = await group.get(timeout=1) if rng.random() < 0.5 else None  # it is in work when the transaction begins
         async with group.transaction(timeout=rng.choice(PATIENCE_S)) as out:
             for _ in range(rng.choice([1, 1, 2, 5])):
-                message = await group.get(timeout=1)
+                message = first or await group.get(timeout=1)
+                first = None
                 await self._handle(member, message)
                 nonce = rng.getrandbits(32)
                 await out.send(OUTPUTS, f"{message.partition} {message.offset} {nonce}", partition=rng.choice([0, 1]))
