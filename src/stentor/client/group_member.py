@@ -377,6 +377,8 @@ class GroupTie:
 
     def begin_anew(self) -> None:
         """Leave the group, and join it again as another member: nobody knows how far this one has come."""
+        if self._ending:
+            return  # it leaves anyway
         leaving = group_messages.LeaveGroup(group=self._owner.name, member=self.life.member)
         self._begin_anew()
         self.spawn(self._tell(leaving))

@@ -163,7 +163,7 @@ class MemberTransactions:
             raise
         self._owner.tie.committed(positions)
         self._pass()
-        if self._lost and not self._owner.closed:  # what was given back meanwhile is read from before it
+        if self._lost:  # what was given back meanwhile is read from before it
             self._owner.tie.begin_anew()
         if outputs:
             where = positions[0].topic_id, positions[0].partition
