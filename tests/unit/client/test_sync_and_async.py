@@ -21,7 +21,18 @@ from stentor.client.producer_core import ProducerCore
 from stentor.client.subscription_core import SubscriptionCore
 
 ONE_SIDED = {"AsyncInbox": "threads have queue.SimpleQueue for it"}
-DO_NOT_WAIT = {"events", "lag", "positions", "request_stream", "statistics", "stop", "topic", "transaction", "use_up"}
+DO_NOT_WAIT = {
+    "events",
+    "lag",
+    "positions",
+    "request_stream",
+    "source",
+    "statistics",
+    "stop",
+    "topic",
+    "transaction",
+    "use_up",
+}
 """Calls that only look at what is there, or make something that calls later; an async client does not await them."""
 
 ASKS_A_BROKER = {("AsyncAdmin", "statistics"), ("AsyncClient", "statistics")}
