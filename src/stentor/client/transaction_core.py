@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from stentor import limits
 from stentor.client.transaction_copies import TransactionCopies
-from stentor.core import group_limits
+from stentor.core import group_limits, refusals
 from stentor.errors import (
     Closed,
     ConnectionFailed,
@@ -346,7 +346,4 @@ class MemberTransactions:
 
 def _check_features(link: BrokerLink) -> None:
     if frames.TRANSACTIONS not in link.features:
-        raise NotReady(
-            "The cluster is being upgraded; transactions cannot be used until every broker knows them.",
-            hint="Upgrade all brokers, then try again.",
-        )
+        raise refusals.being_upgraded("transactions")

@@ -11,6 +11,7 @@ from stentor import limits
 from stentor.broker.partitions.read_end import until_known
 from stentor.broker.queues.bodies import read_bodies
 from stentor.core import queue_events as q
+from stentor.core import refusals
 from stentor.core.queue import ENDED, HELD
 from stentor.core.queue_jobs import pairs
 from stentor.errors import InvalidArgument, NotReady
@@ -43,10 +44,7 @@ class QueueDesk:
     async def serve(self, request: Any) -> Any:
         """Answer one request about a queue."""
         if not self._trust.queues:
-            raise NotReady(
-                "The cluster is being upgraded; queues cannot be used until every broker knows them.",
-                hint="Upgrade all brokers, then try again.",
-            )
+            raise refusals.being_upgraded("queues")
         return await _HANDLERS[type(request)](self, request)
 
     def _lead(self, request: m.QueueRequest) -> QueueLead:
