@@ -138,11 +138,17 @@ class MemberTransactions:
             self.give_up()
             raise
         self._owner.tie.committed(positions)
-        self._progress.held = None
+        self._pass()
         if outputs:
             where = positions[0].topic_id, positions[0].partition
             self._copying = self._core.loop.create_task(self._finish(author, author.number, outputs, where))
             await self._settled(deadline)
+
+    def _pass(self) -> None:
+        """It is committed: what it took is behind its readers, whatever the application does next."""
+        for reader in self._readers:
+            reader.taken = max(reader.taken, self._progress.taken_in(reader) or 0)
+        self._progress.held, self._readers = None, {}
 
     def give_up(self) -> None:
         """Nothing of it counts: what was taken in it is handed out again."""
@@ -152,6 +158,7 @@ class MemberTransactions:
         for reader in taken:
             progress.forget(reader)
         for reader, start in taken.items():
+            reader.taken = start  # also of a partition that goes to another member now
             if self._owner.reads(reader):
                 self._owner.move(reader, start)
 

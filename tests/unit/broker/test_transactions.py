@@ -6,6 +6,8 @@ from contextlib import suppress
 import pytest
 
 import stentor
+from stentor import limits
+from stentor.broker.groups import transactions
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.core import group_limits
 from stentor.errors import (
@@ -16,6 +18,7 @@ from stentor.errors import (
     NotReady,
     StaleGeneration,
     TopicReserved,
+    UnknownOutcome,
 )
 from stentor.wire import group_messages
 from stentor.wire.frames import Kind
@@ -374,3 +377,58 @@ def test_transactions_are_there_once_every_broker_knows_them(orders, monkeypatch
                 out.send("invoices", message.value)
         bill(group, 20)
     assert invoices(orders) == WANTED
+
+
+def test_a_transaction_that_is_committed_too_late_may_count(orders, monkeypatch):
+    """Its member does not go on as if it had been refused."""
+    publish = transactions.publish_record
+
+    def unheard(partition, encoded):
+        publish(partition, encoded)
+        return partition.loop.create_future()
+
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        with monkeypatch.context() as slow:
+            slow.setattr(limits, "CURSOR_MOVE_S", 0.05)
+            slow.setattr(transactions, "publish_record", unheard)
+            with pytest.raises(UnknownOutcome), group.transaction(timeout=0.4) as out:
+                out.send("invoices", b"invoice of " + message.value)
+        bill(group, 19)
+    assert invoices(orders) == WANTED
+
+
+def test_what_a_failed_transaction_took_of_a_partition_that_goes_away_is_not_done(orders, local, wait_until):
+    """It took whole deliveries; whoever gets the partition next begins before them."""
+    other = stentor.connect(local.url, name="other")
+    group = orders.group("billing", "orders")
+    with suppress(ValueError), group.transaction():
+        for _ in range(20):
+            group.get(timeout=10)
+        with suppress(DeadlineExceeded):
+            group.get(timeout=0.05)  # what is behind all deliveries
+        second = other.group("billing", "orders")
+        wait_until(lambda: len(group.assignment) == 1, "it should let go of one")
+        raise ValueError("broken")
+    wait_until(lambda: len(second.assignment) == 1, "the other one has it")
+    bill(second, 10)
+    bill(group, 10)
+    assert invoices(orders) == WANTED
+    group.close()
+    other.close()
+
+
+def test_a_partition_that_was_paused_goes_on_behind_its_transactions(orders):
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        bill_this(group, message)
+        group.pause("orders", message.partition)
+        bill(group, 10)
+        group.resume()
+        bill(group, 9)
+    assert invoices(orders) == WANTED
+
+
+def bill_this(group, message):
+    with group.transaction() as out:
+        out.send("invoices", f"invoice of {message.value.decode()}", key=message.key)

@@ -165,8 +165,8 @@ class TransactionDesk:
         try:
             await committed_soon(partition, outcome)
         except NotReady as error:
-            if outcome.done():
-                raise  # refused
+            if outcome.done() and not outcome.cancelled():
+                raise  # refused; who stops waiting for it cancels it
             raise UnknownOutcome(error.message, hint=error.hint, object=error.object) from error
 
     # --- outputs --------------------------------------------------------------------------------
