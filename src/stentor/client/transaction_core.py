@@ -139,6 +139,8 @@ class MemberTransactions:
             raise
         self._owner.tie.committed(positions)
         self._pass()
+        if self._lost and author.life is self._owner.tie.life:
+            self._owner.tie.begin_anew()  # what is read again meanwhile may begin before this transaction
         if outputs:
             where = positions[0].topic_id, positions[0].partition
             self._copying = self._core.loop.create_task(self._finish(author, author.number, outputs, where))

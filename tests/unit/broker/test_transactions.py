@@ -9,6 +9,7 @@ import stentor
 from stentor import limits
 from stentor.broker.groups import transactions
 from stentor.client.transaction_copies import TransactionCopies
+from stentor.client.transaction_core import MemberTransactions
 from stentor.core import group_limits
 from stentor.errors import (
     DeadlineExceeded,
@@ -432,3 +433,26 @@ def test_a_partition_that_was_paused_goes_on_behind_its_transactions(orders):
 def bill_this(group, message):
     with group.transaction() as out:
         out.send("invoices", f"invoice of {message.value.decode()}", key=message.key)
+
+
+def test_a_lease_that_ends_while_a_transaction_is_decided(orders, monkeypatch):
+    """What is read again begins behind it, although the member is the owner as before."""
+    decide = MemberTransactions._decide
+
+    async def losing(self, *arguments):
+        tie = self._owner.tie
+        tie.life.lease_ends = 0.0
+        tie._look_at_lease()
+        tie._news.set()
+        while not self._owner.readers:
+            await asyncio.sleep(0.001)  # it reads again, from where the transaction began
+        await decide(self, *arguments)
+
+    with orders.group("billing", "orders") as group:
+        with monkeypatch.context() as late:
+            late.setattr(MemberTransactions, "_decide", losing)
+            bill(group, 1)
+        bill(group, 19)
+        with pytest.raises(DeadlineExceeded):
+            group.get(timeout=0.3)
+    assert invoices(orders) == WANTED
