@@ -10,8 +10,8 @@ A synced message waits for the disk, and while a disk stands still for 300 ms a 
 messages. One such moment is the p99 of six seconds, whoever else is there. So
 
 - times are short and many: a round has one of each kind, with nobody slow or with one of the policies, in an order of
-  its own. The messages of some rounds together give one p99 of each kind; that beside a policy is divided by that
-  without it, of the same rounds. The median of these ratios counts;
+  its own. In each round the p99 beside a policy is divided by that without it, and the median of these ratios counts:
+  the machine is faster and slower from one minute to the next. The ratio of the p99s over all rounds is reported, too;
 - a control looks at timer and disk meanwhile (`standstill`), and what was due while the machine stood still is left
   out, by one rule for all kinds. How much that was is reported for each kind, and may not be much more beside a policy:
   so what a slow subscriber does to the disk is not hidden. The ratio with everything counted is reported as well.
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("catch_up", "skip", "raise", "disconnect")
 NOBODY = ""
+KINDS = (NOBODY, *POLICIES)
 MAX_LAG = 50
 SLOW_S = 0.05
 BEHIND_S_MIN = 0.3
@@ -74,7 +75,7 @@ _FILL = bytes(4_000)
 class Phase:
     """Some seconds with nobody slow, or with one that has a policy."""
 
-    repetition: int
+    round: int
     policy: str
     began: float
     ended: float
@@ -115,14 +116,13 @@ def _alternate(plan: Plan, broker: Server, processes: Processes, directory: Path
     watch.expect("watching", START_S_MAX)
     time.sleep(SETTLE_S * 2)
     phases, order = [], random.Random(SEED)
-    for repetition in range(plan.repetitions):
-        for _ in range(plan.slow_rounds):
-            for policy in order.sample((NOBODY, *POLICIES), len(POLICIES) + 1):
-                _change(slow, policy)
-                time.sleep(SETTLE_S)
-                began = time.monotonic()
-                time.sleep(plan.slow_s)
-                phases.append(Phase(repetition, policy, began, time.monotonic()))
+    for number in range(plan.slow_rounds):
+        for policy in order.sample(KINDS, len(KINDS)):
+            _change(slow, policy)
+            time.sleep(SETTLE_S)
+            began = time.monotonic()
+            time.sleep(plan.slow_s)
+            phases.append(Phase(number, policy, began, time.monotonic()))
     _change(slow, NOBODY)
     feed.process.kill()
     time.sleep(SETTLE_S)  # the last messages are on their way
@@ -155,63 +155,48 @@ def check_complete(phases: Sequence[Phase], sent: NDArray[Any], subscribers: int
 def compared(
     phases: Sequence[Phase], sent: NDArray[Any], late: NDArray[Any], calm: NDArray[np.bool_], say: Callable[[str], None]
 ) -> list[Row]:
-    """A sample of each figure from the rounds of each repetition; of the time left out, one from all."""
-    rows: list[Row] = []
-    repetitions = sorted({phase.repetition for phase in phases})
-    inside = {
-        (repetition, policy): _inside(sent, phases, repetition, policy)
-        for repetition in repetitions
-        for policy in (NOBODY, *POLICIES)
-    }
-    used = [
-        repetition
-        for repetition in repetitions
-        if all(np.mean(calm[inside[repetition, policy]]) >= CALM_MIN for policy in (NOBODY, *POLICIES))
-    ]
-    say(f"slow: {len(used)} of {len(repetitions)} repetitions on a machine that stood still for less than half of them")
-    if len(used) * 2 <= len(repetitions):
+    """Each figure has a sample from each round; what is about all rounds together has one."""
+    rounds = sorted({phase.round for phase in phases})
+    inside = {(phase.round, phase.policy): (sent >= phase.began) & (sent < phase.ended) for phase in phases}
+    used = [each for each in rounds if all(np.mean(calm[inside[each, kind]]) >= CALM_MIN for kind in KINDS)]
+    say(f"slow: in {len(used)} of {len(rounds)} rounds the machine stood still for less than half of any time")
+    if len(used) * 2 <= len(rounds):
         raise BenchError("the machine stood still too often: measure again, or on another one")
-    for repetition in used:
-        found = {}
-        for policy in (NOBODY, *POLICIES):
-            which = inside[repetition, policy]
-            found[policy] = _p99(late[which & calm]), _p99(late[which])
-        _add(rows, found)
-    shares = {
-        policy: float(np.mean(~calm[np.logical_or.reduce([inside[each, policy] for each in repetitions])]))
-        for policy in (NOBODY, *POLICIES)
+    rows: list[Row] = []
+    for each in used:
+        _add(rows, {kind: _p99s(late, inside[each, kind], calm) for kind in KINDS})
+    whole = {kind: np.logical_or.reduce([inside[each, kind] for each in used]) for kind in KINDS}
+    p99 = {kind: _p99s(late, which, calm) for kind, which in whole.items()}
+    left_out = {
+        kind: float(np.mean(~calm[np.logical_or.reduce([inside[each, kind] for each in rounds])])) for kind in KINDS
     }
-    for policy, share in shares.items():
-        where = f"beside_{policy}" if policy else "without_it"
-        add(rows, "slow", "machine", "%", **{f"time_left_out_{where}": share * 100})
-        if policy:
-            more = {f"more_time_left_out_beside_{policy}": (share - shares[NOBODY]) * 100}
-            add(rows, "slow", "stentor", "points", **more)
+    for kind in KINDS:
+        add(rows, "slow", "machine", "%", **{f"time_left_out_{_where(kind)}": left_out[kind] * 100})
+    for policy in POLICIES:
+        ratio, more = p99[policy][0] / p99[NOBODY][0], left_out[policy] - left_out[NOBODY]
+        add(rows, "slow", "stentor", "times", **{f"p99_ratio_of_{policy},_rounds_together": ratio})
+        add(rows, "slow", "stentor", "points", **{f"more_time_left_out_{_where(policy)}": more * 100})
     return rows
 
 
-def _inside(sent: NDArray[Any], phases: Sequence[Phase], repetition: int, policy: str) -> NDArray[np.bool_]:
-    found = np.zeros(len(sent), bool)
-    for phase in phases:
-        if (phase.repetition, phase.policy) == (repetition, policy):
-            found |= (sent >= phase.began) & (sent < phase.ended)
-    return found
+def _p99s(late: NDArray[Any], which: NDArray[np.bool_], calm: NDArray[np.bool_]) -> tuple[float, float]:
+    """While the machine went on, and always."""
+    return float(np.percentile(late[which & calm], 99)), float(np.percentile(late[which], 99))
 
 
-def _p99(some: NDArray[Any]) -> float:
-    return float(np.percentile(some, 99))
+def _where(kind: str) -> str:
+    return f"beside_{kind}" if kind else "without_it"
 
 
 def _add(rows: list[Row], found: dict[str, tuple[float, float]]) -> None:
-    without, without_of_all = found[NOBODY]
-    for policy, (p99, p99_of_all) in found.items():
-        where = f"beside_{policy}" if policy else "without_it"
-        figures = {f"p99_{where}": p99 * 1e3, f"p99_{where},_everything_counted": p99_of_all * 1e3}
+    without, without_always = found[NOBODY]
+    for kind, (p99, always) in found.items():
+        figures = {f"p99_{_where(kind)}": p99 * 1e3, f"p99_{_where(kind)},_everything_counted": always * 1e3}
         add(rows, "slow", "stentor", "ms", **figures)
-        if policy:
+        if kind:
             ratios = {
-                f"p99_ratio_of_{policy}": p99 / without,
-                f"p99_ratio_of_{policy},_everything_counted": p99_of_all / without_of_all,
+                f"p99_ratio_of_{kind}": p99 / without,
+                f"p99_ratio_of_{kind},_everything_counted": always / without_always,
             }
             add(rows, "slow", "stentor", "times", **ratios)
 

@@ -15,7 +15,7 @@ from bench.patterns.faults import Account
 from bench.patterns.plan import QUICK, Plan
 from bench.patterns.queue_rabbitmq import IN_FLIGHT_MAX, _Filling
 from bench.patterns.rows import TARGETS, Row, Target, add, merged, rounded, write
-from bench.patterns.slow import NOBODY, POLICIES, Phase, check_complete, compared
+from bench.patterns.slow import KINDS, NOBODY, POLICIES, Phase, check_complete, compared
 from bench.patterns.standstill import AFTER_S, BEFORE_S, undisturbed
 from bench.patterns.tasks import _watched
 from bench.patterns.updates import digest, latencies, shared
@@ -286,19 +286,10 @@ def test_peers_that_are_not_installed_are_left_out(monkeypatch, module, said):
 # --- slow -----------------------------------------------------------------------------------------
 
 
-def _slow_verdicts(late_s=lambda _policy, _index: 0.01, calm=lambda _policy, _index: True, repetitions=1):
+def _slow_verdicts(late_s=lambda _policy, _index: 0.01, calm=lambda _policy, _index: True, rounds=1):
     """The verdicts on 100 messages of each kind, late by so much."""
-    kinds = (NOBODY, *POLICIES)
-    phases = [
-        Phase(
-            repetition,
-            policy,
-            100.0 * (repetition * len(kinds) + number),
-            100.0 * (repetition * len(kinds) + number + 1),
-        )
-        for repetition in range(repetitions)
-        for number, policy in enumerate(kinds)
-    ]
+    order = [(number, policy) for number in range(rounds) for policy in KINDS]
+    phases = [Phase(*each, 100.0 * place, 100.0 * place + 100) for place, each in enumerate(order)]
     sent = np.concatenate([phase.began + np.arange(100) for phase in phases])
     late = np.array([late_s(phase.policy, index) for phase in phases for index in range(100)])
     good = np.array([calm(phase.policy, index) for phase in phases for index in range(100)])
@@ -326,7 +317,7 @@ def test_a_standstill_that_comes_with_a_policy_is_held_against_it():
 
 def test_a_machine_that_hardly_ever_goes_on_measures_nothing():
     with pytest.raises(BenchError, match="stood still too often"):
-        _slow_verdicts(calm=lambda policy, index: policy != NOBODY or index < 40, repetitions=2)
+        _slow_verdicts(calm=lambda policy, index: policy != NOBODY or index < 40, rounds=2)
 
 
 def test_only_when_a_message_was_due_decides_whether_it_counts():
