@@ -6,6 +6,8 @@ hundred times a second: it appends 4 kB to a file on the same disk and syncs it.
 5 ms is a standstill. A message that was due in one, shortly before it, or while what had queued up was worked off, says
 how long the machine stood still and nothing about who delivers it.
 
+Neither of them notices other programs that take the cores from the work: `Others` says how many cores these took.
+
 Messages are told apart by when they were *due*, never by how long they took, and by the same rule whatever is measured.
 """
 
@@ -20,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from bench.measure import TICKS_PER_S, cpu_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,3 +112,26 @@ def undisturbed(due: NDArray[Any], windows: Sequence[Sequence[float]]) -> NDArra
     for began, ended in windows:
         good &= (due < began - BEFORE_S) | (due >= ended + AFTER_S)
     return good
+
+
+class Others:
+    """How many cores other programs, and the host below, took from the processes of a work since it was asked last."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = list(pids)
+        self._before = self._now()
+
+    def cores(self) -> float:
+        (began, busy_s, ours_s), self._before = self._before, self._now()
+        ended, busy_after_s, ours_after_s = self._before
+        return max(0.0, (busy_after_s - busy_s) - (ours_after_s - ours_s)) / (ended - began)
+
+    def _now(self) -> tuple[float, float, float]:
+        user, nice, system, _idle, _waiting, _interrupts, _soft, steal = map(int, _cpu_line().split()[1:9])
+        ours_s = sum(map(cpu_seconds, self._pids)) + time.process_time()
+        return time.monotonic(), (user + nice + system + steal) / TICKS_PER_S, ours_s
+
+
+def _cpu_line() -> str:
+    with Path("/proc/stat").open(encoding="ascii") as lines:
+        return next(lines)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from bench.model import BenchError, NotAvailableError
-from bench.patterns import data, queue, tasks
+from bench.patterns import data, queue, standstill, tasks
 from bench.patterns.__main__ import chosen_plan, parsed
 from bench.patterns.clients import Crowd, Light
 from bench.patterns.faults import Account
@@ -318,6 +318,23 @@ def test_a_standstill_that_comes_with_a_policy_is_held_against_it():
 def test_a_machine_that_hardly_ever_goes_on_measures_nothing():
     with pytest.raises(BenchError, match="stood still too often"):
         _slow_verdicts(calm=lambda policy, index: policy != NOBODY or index < 40, rounds=2)
+
+
+def test_rounds_beside_other_programs_do_not_count():
+    phases = [Phase(number, kind, 0.0, 9.0, 0.5 if number else 0.0) for number in range(2) for kind in KINDS]
+    with pytest.raises(BenchError, match="too much else to do"):
+        compared(phases, np.arange(9.0), np.ones(9), np.ones(9, bool), lambda _: None)
+
+
+def test_cores_of_the_work_itself_are_not_taken_by_others(monkeypatch):
+    lines = iter(["cpu 100 0 0 7 7 0 0 0 0 0", "cpu 200 50 30 9 9 0 0 20 0 0"])
+    clock, used = iter([10.0, 20.0]), iter([1.0, 1.5])
+    monkeypatch.setattr(standstill, "TICKS_PER_S", 100)
+    monkeypatch.setattr(standstill, "_cpu_line", lambda: next(lines))
+    monkeypatch.setattr(standstill, "cpu_seconds", lambda _: next(used))
+    monkeypatch.setattr(standstill.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(standstill.time, "process_time", lambda: 0.0)
+    assert standstill.Others([7]).cores() == pytest.approx((2.0 - 0.5) / 10)
 
 
 def test_only_when_a_message_was_due_decides_whether_it_counts():
