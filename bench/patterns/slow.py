@@ -16,7 +16,7 @@ messages. One such moment is the p99 of six seconds, whoever else is there. So
   out, by one rule for all kinds. How much that was is reported for each kind, and may not be much more beside a policy:
   so what a slow subscriber does to the disk is not hidden. The ratio with everything counted is reported as well.
   Rounds in which the machine stood still for more than half of the time of any kind, or other programs took a part of
-  its cores, are left out for all kinds.
+  its cores and went on when a time was begun again, are left out for all kinds.
 
 A time counts only if every message reached every subscriber, the slow one was really behind, and its policy acted.
 """
@@ -68,6 +68,8 @@ CALM_MIN = 0.5
 """A machine that stood still for more of the time measures nothing."""
 OTHERS_CORES_MAX = 0.3
 """What other programs may take; the processes of this work take about 0.7."""
+TRIES = 4
+"""A time that other programs disturb is begun again at once, so often; then its round does not count."""
 WAIT_S = 60.0
 SEED = 7
 _SENT = struct.Struct("<d")
@@ -125,10 +127,14 @@ def _alternate(plan: Plan, broker: Server, processes: Processes, directory: Path
         for policy in order.sample(KINDS, len(KINDS)):
             _change(slow, policy)
             time.sleep(SETTLE_S)
-            others.cores()
-            began = time.monotonic()
-            time.sleep(plan.slow_s)
-            phases.append(Phase(number, policy, began, time.monotonic(), others.cores()))
+            for _ in range(TRIES):
+                others.cores()
+                began = time.monotonic()
+                time.sleep(plan.slow_s)
+                phase = Phase(number, policy, began, time.monotonic(), others.cores())
+                if phase.others_cores <= OTHERS_CORES_MAX:
+                    break
+            phases.append(phase)
     _change(slow, NOBODY)
     feed.process.kill()
     time.sleep(SETTLE_S)  # the last messages are on their way
