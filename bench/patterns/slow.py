@@ -70,6 +70,8 @@ OTHERS_CORES_MAX = 0.3
 """What other programs may take; the processes of this work take about 0.7."""
 TRIES = 4
 """A time that other programs disturb is begun again at once, so often; then its round does not count."""
+LONGER_MAX = 1.6
+"""Times that are begun again make the whole so many times longer at most; then there are fewer rounds."""
 WAIT_S = 60.0
 SEED = 7
 _SENT = struct.Struct("<d")
@@ -123,7 +125,10 @@ def _alternate(plan: Plan, broker: Server, processes: Processes, directory: Path
     watch.expect("watching", START_S_MAX)
     time.sleep(SETTLE_S * 2)
     phases, order, others = [], random.Random(SEED), Others(processes.pids)
+    until = time.monotonic() + LONGER_MAX * plan.slow_rounds * len(KINDS) * (SETTLE_S + plan.slow_s)
     for number in range(plan.slow_rounds):
+        if time.monotonic() > until:
+            break
         for policy in order.sample(KINDS, len(KINDS)):
             _change(slow, policy)
             time.sleep(SETTLE_S)
