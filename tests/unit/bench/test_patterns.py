@@ -3,6 +3,8 @@
 import asyncio
 import json
 import sys
+from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,7 @@ from bench.patterns.faults import Account
 from bench.patterns.plan import QUICK, Plan
 from bench.patterns.queue_rabbitmq import IN_FLIGHT_MAX, _Filling
 from bench.patterns.rows import TARGETS, Row, Target, add, merged, rounded, write
-from bench.patterns.slow import KINDS, NOBODY, POLICIES, Phase, check_complete, compared
+from bench.patterns.slow import KINDS, NOBODY, POLICIES, Phase, check_complete, compared, order_of
 from bench.patterns.standstill import AFTER_S, BEFORE_S, undisturbed
 from bench.patterns.tasks import _watched
 from bench.patterns.updates import digest, latencies, shared
@@ -296,6 +298,16 @@ def _slow_verdicts(late_s=lambda _policy, _index: 0.01, calm=lambda _policy, _in
     rows = compared(phases, sent, late, good, lambda _: None)
     judged = {target.figure: target.judge(rows) for target in TARGETS if target.work == "slow"}
     return {figure: verdict[1] for figure, verdict in judged.items()}
+
+
+def test_in_ten_rounds_each_kind_is_everywhere_and_follows_each_other_equally_often():
+    orders = [order_of(number) for number in range(10)]
+    places = Counter((place, kind) for order in orders for place, kind in enumerate(order))
+    pairs = Counter(pair for order in orders for pair in pairwise(order))
+    assert len(places) == 25
+    assert set(places.values()) == {2}
+    assert len(pairs) == 20
+    assert set(pairs.values()) == {2}
 
 
 def test_who_is_late_beside_a_policy_misses_its_target_and_no_other():
