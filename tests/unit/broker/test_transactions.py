@@ -444,7 +444,7 @@ def test_a_lease_that_ends_while_a_transaction_is_decided(orders, monkeypatch):
         tie.life.lease_ends = 0.0
         tie._look_at_lease()
         tie._news.set()
-        while not self._owner.readers:
+        while not self._owner.readers:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)  # it reads again, from where the transaction began
         await decide(self, *arguments)
 
