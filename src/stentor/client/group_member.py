@@ -340,16 +340,27 @@ class GroupTie:
         since = life.holding.get(key)
         reader = self._owner.drop(key)
         if reader is not None and since is not None:
-            until = self._core.loop.time() + group_limits.GROUP_LET_GO_S
-            while self._owner.progress.is_busy(reader) and self._core.loop.time() < until:
-                await asyncio.sleep(_BUSY_POLL_S)
-                self._owner.progress.drop(reader)
+            await self._until_done(reader)
             self._done[key, since] = self._owner.progress.position(reader)
             if self.auto_commit:
                 await self._commit_last(key, reader, since)
             await self._owner.transactions.settle(group_limits.GROUP_LET_GO_S)
         life.let_go(key)
         self._news.set()
+
+    async def _until_done(self, reader: Reader) -> None:
+        """What is in work of a partition may still become a part of a transaction; but for no longer than this."""
+        owner, transactions = self._owner, self._owner.transactions
+        until = self._core.loop.time() + group_limits.GROUP_LET_GO_S
+        transactions.leaving.add(reader)
+        try:
+            while owner.progress.is_busy(reader) and self._core.loop.time() < until:
+                await asyncio.sleep(_BUSY_POLL_S)
+                owner.progress.drop(reader)
+            if owner.progress.is_busy(reader):
+                transactions.lose()
+        finally:
+            transactions.leaving.discard(reader)
 
     async def _commit_last(self, key: Key, reader: Reader, since: tuple[int, int]) -> None:
         offset = self._owner.progress.position(reader)

@@ -21,6 +21,8 @@ class HandsOut(Protocol):
 
     def use_up(self, reader: Reader) -> None: ...
 
+    def source(self) -> Reader | None: ...
+
 
 class MemberProgress(Protocol):
     """How far a member is with what it was handed: asked by the client's loop when it commits or lets go."""
@@ -114,6 +116,10 @@ class GroupProgress:
         if working is not None and working is not self.finished:
             return working
         return rows if rows is not self.rows_done else None
+
+    def source(self) -> Reader | None:
+        """Which reader brought what is in work; None if nothing is."""
+        return None if self.at_hand is None or self.in_work() is None else self.at_hand.source()
 
     def forget(self, reader: Reader) -> None:
         """What was handed out of a partition counts no more, neither when it is done with."""

@@ -25,6 +25,10 @@ class _Dropping(_Base):
         if handed is not None and handed.reader is reader:
             list(current)  # in one step: who takes from it finds it used up
 
+    def source(self) -> Reader | None:
+        """Which reader brought what was handed out last."""
+        return None if self._handed is None else self._handed.reader
+
     def _is_due(self, delivery: Delivery) -> bool:
         return not delivery.reader.dropped and delivery.next_offset > delivery.reader.taken
 

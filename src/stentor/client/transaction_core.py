@@ -83,7 +83,8 @@ class MemberTransactions:
         self._readers: dict[
             Reader, tuple[int, int]
         ] = {}  # of the one that is open: since when their partitions are owned
-        self._lost = False  # the member's lease ended since it began
+        self.leaving: set[Reader] = set()  # of partitions that are let go of as soon as what is in work is done
+        self._lost = False  # what it took may be handed out again: the member's lease ended since it began
 
     @property
     def is_open(self) -> bool:
@@ -104,23 +105,43 @@ class MemberTransactions:
             )
         if self.is_open:
             raise InvalidArgument("A transaction of this member is open.", hint="One at a time: leave its block first.")
-        await self._settled(deadline)
+        try:
+            await self._settled(deadline)
+        except BaseException:
+            with suppress(StaleGeneration):
+                self._open()  # what is in work was meant to be a part of it
+                self.give_up()
+            raise
         if self._author.life is not self._owner.tie.life:
             self._author = _Author(self._owner.tie.life)
             self._copies.close()
-        self._readers, self._lost = {}, False
-        self._progress.hold(self._owner.readers.values())
-        for reader in self._owner.readers.values():
-            self.reads(reader)
+        self._open()
+
+    def _open(self) -> None:
+        """What is in work is a part of it, if it still belongs to this member."""
+        holding, readers = self._owner.tie.life.holding, [*self._owner.readers.values(), *self.leaving]
+        keys = {reader: (reader.topic_id, reader.partition) for reader in readers}
+        since = {reader: holding[key] for reader, key in keys.items() if key in holding}
+        source = self._progress.source()
+        if source is not None and source not in since:
+            self._progress.forget(source)
+            raise self._stale(source)
+        self._readers, self._lost = since, False
+        self._progress.hold(readers)
 
     def reads(self, reader: Reader) -> None:
-        """A partition is read that may become a part of the transaction."""
+        """From now on a partition is read that may become a part of the transaction."""
         since = self._owner.tie.life.holding.get((reader.topic_id, reader.partition))
-        if self.is_open and since is not None:
-            self._readers[reader] = since
+        if not self.is_open or since is None:
+            return
+        if (reader.topic, reader.partition) in self._progress.handed:
+            self._lost = True  # the partition came back, or its topic was made anew: what was taken came by another
+        else:
+            self._readers = {each: when for each, when in self._readers.items() if each.name != reader.name}
+        self._readers[reader] = since
 
     def lose(self) -> None:
-        """This member's lease is over: what the transaction took may be handed out again, by this member, too."""
+        """What the transaction took may be handed out again, by this member, too: its lease is over, or it let go."""
         self._lost = True
 
     async def commit(self, encode: Callable[[int, int], Outputs], deadline: Deadline) -> None:
@@ -139,8 +160,8 @@ class MemberTransactions:
             raise
         self._owner.tie.committed(positions)
         self._pass()
-        if self._lost and author.life is self._owner.tie.life:
-            self._owner.tie.begin_anew()  # what is read again meanwhile may begin before this transaction
+        if self._lost and not self._owner.closed:  # what was given back meanwhile is read from before it
+            self._owner.tie.begin_anew()
         if outputs:
             where = positions[0].topic_id, positions[0].partition
             self._copying = self._core.loop.create_task(self._finish(author, author.number, outputs, where))
@@ -173,11 +194,14 @@ class MemberTransactions:
             if self._progress.taken_in(reader) is None:
                 continue
             if self._lost or life is not author.life or life.holding.get((reader.topic_id, reader.partition)) != since:
-                raise StaleGeneration(
-                    f"{reader.name} does not belong to this member of group {self._owner.name} any more.",
-                    hint="Another member goes on with what this transaction took.",
-                    object=self._owner.name,
-                )
+                raise self._stale(reader)
+
+    def _stale(self, reader: Reader) -> StaleGeneration:
+        return StaleGeneration(
+            f"{reader.name} does not belong to this member of group {self._owner.name} any more.",
+            hint="Another member goes on with what this transaction took.",
+            object=self._owner.name,
+        )
 
     def _positions(self, *, fence: bool) -> list[group_messages.GroupPosition]:
         """How far it has come. One that took nothing but sends something is tied to what the member owns."""

@@ -455,4 +455,93 @@ def test_a_lease_that_ends_while_a_transaction_is_decided(orders, monkeypatch):
         bill(group, 19)
         with pytest.raises(DeadlineExceeded):
             group.get(timeout=0.3)
+
+
+def test_a_lease_that_ends_while_a_transaction_is_committed_doubles_nothing(orders, monkeypatch, wait_until):
+    """The member gets its partitions back before the transaction is decided, and begins where the group was."""
+    with orders.group("billing", "orders") as group:
+        core, message = group._core, group.get(timeout=10)
+        ask = type(core.transactions)._ask
+
+        async def slow(self, request, asked):
+            core.tie.life.lease_ends = 0.0
+            core.tie._look_at_lease()
+            core.tie._news.set()
+            while len(core.readers) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await ask(self, request, asked)
+
+        with monkeypatch.context() as late:
+            late.setattr(type(core.transactions), "_ask", slow)
+            bill_this(group, message)
+        bill(group, 19)
+    assert invoices(orders) == WANTED
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_partition_goes_away_between_its_message_and_the_transaction(orders, fails):
+    """The message is a part of it all the same: its position is committed with its output, or it comes again."""
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        tie = group._core.tie
+        (key,) = [key for key in tie.life.holding if key[1] == message.partition]
+        orders._core.wait_for(as_coroutine(lambda: tie._move(key, tie._let_go(key))))
+        with suppress(ValueError), group.transaction() as out:
+            out.send("invoices", b"invoice of " + message.value)
+            assert (message.topic, message.partition) not in group.assignment
+            if fails:
+                raise ValueError("broken")
+        assert (positions(orders).get(message.partition) or 0) == (0 if fails else 1)
+        bill(group, 20 if fails else 19)
+    assert invoices(orders) == WANTED
+
+
+def test_a_message_that_is_not_the_members_any_more_begins_no_transaction(orders, wait_until):
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        orders._core.wait_for(as_coroutine(group._core.tie.begin_anew))
+        wait_until(lambda: len(group.assignment) == 2, "it should be back")
+        with pytest.raises(StaleGeneration, match="not belong"):
+            bill_this(group, message)
+        bill(group, 20)
+    assert invoices(orders) == WANTED
+
+
+def hold_copies(monkeypatch):
+    """What members send out waits until the list is emptied."""
+    publish, held = TransactionCopies._publish, [True]
+
+    async def waiting(self, topic, output):
+        while held:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await publish(self, topic, output)
+
+    monkeypatch.setattr(TransactionCopies, "_publish", waiting)
+    return held
+
+
+def test_a_message_comes_again_when_its_transaction_cannot_begin(orders, monkeypatch):
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        held = hold_copies(monkeypatch)
+        with pytest.raises(DeadlineExceeded, match="is committed"), group.transaction(timeout=0.1) as out:
+            out.send("invoices", b"invoice of " + message.value)
+        message = group.get(timeout=10)
+        with pytest.raises(DeadlineExceeded, match="is committed"), group.transaction(timeout=0.1):
+            pass
+        held.clear()
+        bill(group, 19)
+    assert invoices(orders) == WANTED
+
+
+def test_a_message_whose_partition_was_lost_before_the_transaction_began(orders):
+    """It is handed out again; so its outputs must not count."""
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        group.pause()
+        group.resume()  # it is read anew, from this message on
+        out = group.transaction()
+        with pytest.raises(StaleGeneration), out:
+            out.send("invoices", message.value)
+        bill(group, 20)
     assert invoices(orders) == WANTED
