@@ -160,8 +160,8 @@ class Queue(_QueueFace):
         consumer = self._core.consumer
         if consumer is None or self._core.rests:
             consumer = self._client._call(self._core.consume())  # noqa: SLF001
-        found = consumer.take_now(1) if not consumer.closed else []
-        return (found or self._client._call(consumer.take(1, timeout)))[0]  # noqa: SLF001
+        job = None if consumer.closed else consumer.take_one()
+        return self._client._call(consumer.take(1, timeout))[0] if job is None else job  # noqa: SLF001
 
     def __iter__(self) -> Iterator[Job]:
         while True:
