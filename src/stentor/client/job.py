@@ -76,7 +76,8 @@ class Job(msgspec.Struct, eq=False):
     begun: bool = False
     """Whether somebody was handed it."""
 
-    _state: int = HELD
+    state: int = HELD
+    """Whether it was settled, or lost."""
 
     @property
     def key(self) -> bytes | None:
@@ -122,7 +123,7 @@ class Job(msgspec.Struct, eq=False):
     @property
     def is_held(self) -> bool:
         """Whether it is this consumer's, and not settled."""
-        return self._state == HELD and self.port.owns(self.holder, self.until)
+        return self.state == HELD and self.port.owns(self.holder, self.until)
 
     def __repr__(self) -> str:
         return f"Job({self.queue}/{self.partition}@{self.offset} attempt={self.attempt} value={self.value!r:.60})"
@@ -130,21 +131,21 @@ class Job(msgspec.Struct, eq=False):
     @property
     def is_settled(self) -> bool:
         """Whether it was acknowledged or given back."""
-        return self._state == SETTLED
+        return self.state == SETTLED
 
     # --- for the consumer -----------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
         """Whether it is neither settled nor known to be lost."""
-        return self._state == HELD
+        return self.state == HELD
 
     def settle(self) -> None:
         """It is being settled. LeaseLost if it was before, or is not this consumer's any more."""
-        if self._state == HELD and self.port.owns(self.holder, self.until):
-            self._state = SETTLED
+        if self.state == HELD and self.port.owns(self.holder, self.until):
+            self.state = SETTLED
             return
-        if self._state == SETTLED:
+        if self.state == SETTLED:
             raise LeaseLost(
                 f"Job {self.queue}/{self.partition}@{self.offset} was acknowledged or given back before.",
                 hint="Settle each job once.",
@@ -154,7 +155,7 @@ class Job(msgspec.Struct, eq=False):
 
     def lose(self) -> None:
         """It is another's now."""
-        self._state = LOST
+        self.state = LOST
 
 
 def lost(job: Job) -> LeaseLost:

@@ -228,7 +228,7 @@ class Queue(_QueueFace):
 
     def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
         """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
-        consumer = self._consumer()
+        consumer = self._core.consumer or self._consumer()
         consumer.finish(job)
         if wait:
             self._client._call(consumer.settled(job, timeout))  # noqa: SLF001

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stentor.client.dead_letters import Undertaker
 from stentor.client.deadline import Deadline
-from stentor.client.job import Job, reason_of
+from stentor.client.job import HELD, Job, reason_of
 from stentor.client.queue_port import QueuePort
 from stentor.errors import Closed, DeadlineExceeded, StentorError
 
@@ -165,10 +165,11 @@ class QueueConsumer:
                 job = jobs.popleft()
             except IndexError:  # another thread was faster
                 return None
-            if job.is_held:
+            port = job.port
+            if job.state == HELD and port.owns(job.holder, job.until):  # `is_held`, without the way there
                 job.begun = True
                 if self.limit_s is not None:
-                    job.port.begin(job, self.limit_s)
+                    port.begin(job, self.limit_s)
                 return job
         return None
 

@@ -17,6 +17,7 @@ import math
 import secrets
 from collections import deque
 from contextlib import suppress
+from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,6 +67,16 @@ class _Outbox:
     def clear(self) -> None:
         self.finished.clear()
         self.failed.clear()
+
+    def some_failed(self) -> list[m.JobReturn]:
+        """As many as one control message has room for, with their tracebacks."""
+        found: list[m.JobReturn] = []
+        size = 0
+        while self.failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
+            each = self.failed.popleft()
+            found.append(each)
+            size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
+        return found
 
 
 class QueuePort:
@@ -283,8 +294,22 @@ class QueuePort:
                 self._renewed.clear()
                 self._renew_now.set()
                 continue
-            if holder == self.holder:
+            if holder == self.holder and not self._took_run(answer):
                 await self._took(answer)
+
+    def _took_run(self, answer: m.JobsTaken) -> bool:
+        """What nearly all answers are: first attempts of jobs next to each other, with their messages."""
+        if len(answer.fresh) != 2 or answer.noted or answer.burial is not None:
+            return False
+        offsets = range(answer.fresh[0], sum(answer.fresh))
+        messages = self._bodies.find(answer.batches, offsets.start, offsets.stop)
+        if len(messages) != len(offsets) or not self.held.keys().isdisjoint(offsets):
+            return False
+        self._number += answer.used
+        jobs = list(map(Job, messages, repeat(1), repeat(self), repeat(self.holder)))
+        self.held.update(zip(offsets, jobs, strict=True))
+        self._consumer.deliver(jobs)
+        return True
 
     async def _took(self, answer: m.JobsTaken) -> None:
         holder = self.holder
@@ -297,11 +322,8 @@ class QueuePort:
             return
         self._number += answer.used
         if not (attempts.keys() <= messages.keys() and self.held.keys().isdisjoint(attempts)):
-            attempts = {
-                offset: attempt
-                for offset, attempt in attempts.items()
-                if offset in messages and not self._has(offset, attempt)
-            }
+            named = attempts.items()
+            attempts = {each: times for each, times in named if each in messages and not self._has(each, times)}
         jobs = [Job(messages[offset], attempt, self, holder) for offset, attempt in attempts.items()]
         self.held.update(zip(attempts, jobs, strict=True))
         if jobs:
@@ -326,14 +348,13 @@ class QueuePort:
             messages = self._bodies.find(batches, missing[0], missing[-1] + 1)
             found.update(zip(map(_offset, messages), messages, strict=True))
             missing = sorted(wanted - found.keys())
-            if missing:
-                asked = m.FetchJobs(**self._where, ranges=ranges(missing)[: 2 * m.JOBS_SETTLED_MAX])
-                batches = (await self._ask(asked)).batches
-                if not batches:
-                    logger.error(
-                        "queue %s/%d: jobs have no messages: %s", self._consumer.name, self.partition, missing[:5]
-                    )
-                    return found
+            if not missing:
+                break
+            asked = m.FetchJobs(**self._where, ranges=ranges(missing)[: 2 * m.JOBS_SETTLED_MAX])
+            batches = (await self._ask(asked)).batches
+            if not batches:
+                logger.error("queue %s/%d: jobs have no messages: %s", self._consumer.name, self.partition, missing[:5])
+                break
         return found
 
     def freed(self) -> None:
@@ -346,7 +367,8 @@ class QueuePort:
     def finish(self, job: Job) -> None:
         """A job is done."""
         self._out.finished.append(job)
-        self._wake()
+        if not self._out.awake:
+            self._wake()
 
     def give_back(
         self,
@@ -423,7 +445,7 @@ class QueuePort:
     async def _settle(self) -> None:
         most = _BESIDE_FAILED_MAX if self._out.failed else m.JOBS_SETTLED_MAX
         finished = [self._out.finished.popleft() for _ in range(min(len(self._out.finished), most))]
-        failed = self._some_failed()
+        failed = self._out.some_failed()
         holder = self.holder
         own = [job for job in finished if job.holder == holder]
         later = sorted((job.message.offset, job.attempt) for job in own if job.attempt != 1)
@@ -449,16 +471,6 @@ class QueuePort:
             return
         self._sequence += 1
         self._tell(own, failed, set(pairs(answer.refused)))
-
-    def _some_failed(self) -> list[m.JobReturn]:
-        """As many as one control message has room for, with their tracebacks."""
-        found: list[m.JobReturn] = []
-        size = 0
-        while self._out.failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
-            each = self._out.failed.popleft()
-            found.append(each)
-            size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
-        return found
 
     def _tell(self, finished: list[Job], failed: list[m.JobReturn], refused: set[tuple[int, int]]) -> None:
         """Whoever waits hears how it ended; nobody waits for most."""
