@@ -84,6 +84,7 @@ class Target:
 
 
 GB = 1e9
+ON_SLOW = ("catch up", "skip", "raise", "disconnect")
 TARGETS = (
     Target("clone", "time", times=2, system="redis"),
     Target("clone", "time", times=10, system="nats kv"),
@@ -99,9 +100,8 @@ TARGETS = (
     Target("workers", "in batches", least=1_500_000),
     Target("workers", "one by one", least=400_000),
     Target("workers", "gain of a second process", least=1.7),
-    Target("slow", "p99 ratio of catch up", most=1.2),
-    Target("slow", "p99 ratio of skip", most=1.2),
-    Target("slow", "p99 ratio of raise", most=1.2),
+    *(Target("slow", f"p99 ratio of {policy}", most=1.2) for policy in ON_SLOW),
+    *(Target("slow", f"more time left out beside {policy}", most=20) for policy in ON_SLOW),
     Target("queue", "time of a job", times=2, system="redis"),
     Target("queue", "time of a job", times=2, system="nats"),
     Target("queue", "time of a job", times=2, system="rabbitmq"),

@@ -16,7 +16,7 @@ import msgspec
 
 from stentor.broker import Broker
 from stentor.broker.sessions.admission import raise_descriptor_limit
-from stentor.memory import give_back_freed_memory, keep_freed_memory
+from stentor.memory import give_back_freed_memory, keep_freed_memory, keep_long_lived_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +138,9 @@ async def _run(config: BrokerConfig, on_ready: Callable[[BrokerInfo], None]) -> 
         return
     trimming = loop.create_task(give_back_freed_memory())
     try:
-        on_ready(starting.result())
+        info = starting.result()
+        keep_long_lived_objects()
+        on_ready(info)
         await stopping
     finally:
         stopping.cancel()

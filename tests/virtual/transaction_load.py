@@ -26,6 +26,9 @@ OUTPUTS = "outputs"
 PATIENCE_S = (0.003, 0.5, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0)  # of a transaction: some are given up half-way
 
 
+FAR_BEHIND = 500  # messages: then transactions are larger and quicker, so that a run comes to its end
+
+
 class GaveUpError(Exception):
     """A handler fails."""
 
@@ -54,7 +57,8 @@ class TransactionLoad(GroupLoad):
         fails = rng.random() < 0.05
         first = await group.get(timeout=1) if rng.random() < 0.5 else None  # it is in work when the transaction begins
         async with group.transaction(timeout=rng.choice(PATIENCE_S)) as out:
-            for _ in range(rng.choice([1, 1, 2, 5])):
+            self.hurries = sum(group.lag().values()) > FAR_BEHIND
+            for _ in range(FAR_BEHIND // 10 if self.hurries else rng.choice([1, 1, 2, 5])):
                 message = first or await group.get(timeout=1)
                 first = None
                 await self._handle(member, message)

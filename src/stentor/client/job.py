@@ -6,6 +6,8 @@ import math
 import traceback
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
 from stentor.core.queue_records import DELAY_S_MAX, TRACE_CHARACTERS_MAX, WHY_CHARACTERS_MAX
 from stentor.errors import InvalidArgument, LeaseLost
 from stentor.wire.queue_rows import own_headers
@@ -55,20 +57,27 @@ class JobPort(Protocol):
         """Until what was said about a job is committed."""
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One attempt at one job. It belongs to its consumer until it is settled, or its lease is over."""
 
-    __slots__ = ("_port", "_state", "attempt", "holder", "message", "until")
+    message: Message
+    attempt: int
+    """Which attempt this is; the first is 1."""
 
-    def __init__(self, message: Message, attempt: int, port: JobPort) -> None:
-        self.message = message
-        self.attempt = attempt
-        """Which attempt this is; the first is 1."""
-        self.holder = port.holder
-        self.until = math.inf
-        """Until when the work on it may take, by the clock of the client's loop; its consumer knows it."""
-        self._port = port
-        self._state = HELD
+    port: JobPort
+    """What ties it to its partition; for its consumer, as all that follows."""
+
+    holder: bytes = b""
+    """The id under which its consumer got it."""
+
+    until: float = math.inf
+    """Until when the work on it may take, by the clock of the client's loop."""
+
+    begun: bool = False
+    """Whether somebody was handed it."""
+
+    state: int = HELD
+    """Whether it was settled, or lost."""
 
     @property
     def key(self) -> bytes | None:
@@ -114,7 +123,7 @@ class Job:
     @property
     def is_held(self) -> bool:
         """Whether it is this consumer's, and not settled."""
-        return self._state == HELD and self._port.owns(self.holder, self.until)
+        return self.state == HELD and self.port.owns(self.holder, self.until)
 
     def __repr__(self) -> str:
         return f"Job({self.queue}/{self.partition}@{self.offset} attempt={self.attempt} value={self.value!r:.60})"
@@ -122,30 +131,31 @@ class Job:
     @property
     def is_settled(self) -> bool:
         """Whether it was acknowledged or given back."""
-        return self._state == SETTLED
+        return self.state == SETTLED
 
     # --- for the consumer -----------------------------------------------------------------------
 
     @property
-    def port(self) -> JobPort:
-        """What ties it to its partition."""
-        return self._port
+    def is_open(self) -> bool:
+        """Whether it is neither settled nor known to be lost."""
+        return self.state == HELD
 
     def settle(self) -> None:
         """It is being settled. LeaseLost if it was before, or is not this consumer's any more."""
-        if self._state == SETTLED:
+        if self.state == HELD and self.port.owns(self.holder, self.until):
+            self.state = SETTLED
+            return
+        if self.state == SETTLED:
             raise LeaseLost(
                 f"Job {self.queue}/{self.partition}@{self.offset} was acknowledged or given back before.",
                 hint="Settle each job once.",
                 object=self.queue,
             )
-        if not self.is_held:
-            raise lost(self)
-        self._state = SETTLED
+        raise lost(self)
 
     def lose(self) -> None:
         """It is another's now."""
-        self._state = LOST
+        self.state = LOST
 
 
 def lost(job: Job) -> LeaseLost:

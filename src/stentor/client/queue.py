@@ -160,8 +160,8 @@ class Queue(_QueueFace):
         consumer = self._core.consumer
         if consumer is None or self._core.rests:
             consumer = self._client._call(self._core.consume())  # noqa: SLF001
-        found = consumer.take_now(1) if not consumer.closed else []
-        return (found or self._client._call(consumer.take(1, timeout)))[0]  # noqa: SLF001
+        job = None if consumer.closed else consumer.take_one()
+        return self._client._call(consumer.take(1, timeout))[0] if job is None else job  # noqa: SLF001
 
     def __iter__(self) -> Iterator[Job]:
         while True:
@@ -228,7 +228,7 @@ class Queue(_QueueFace):
 
     def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
         """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
-        consumer = self._consumer()
+        consumer = self._core.consumer or self._consumer()
         consumer.finish(job)
         if wait:
             self._client._call(consumer.settled(job, timeout))  # noqa: SLF001

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stentor.client.dead_letters import Undertaker
 from stentor.client.deadline import Deadline
-from stentor.client.job import Job, reason_of
+from stentor.client.job import HELD, Job, reason_of
 from stentor.client.queue_port import QueuePort
 from stentor.errors import Closed, DeadlineExceeded, StentorError
 
@@ -47,7 +47,6 @@ class QueueConsumer:
         self.limit_s = limit_s
         self.lost = 0  # jobs that were taken from this consumer
         self._jobs: deque[Job] = deque()  # taken, and not begun
-        self._begun: set[Job] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._error: StentorError | None = None
         self._undertaker = Undertaker(self)
@@ -95,14 +94,9 @@ class QueueConsumer:
             if not waiting.done():
                 waiting.set_result(None)
 
-    def has_begun(self, job: Job) -> bool:
-        """Whether somebody was handed this job."""
-        return job in self._begun
-
     def note_lost(self, job: Job) -> None:
         """A job is another's now."""
         self.lost += 1
-        self._begun.discard(job)
         logger.warning("attempt %d of job %s/%d@%d is lost", job.attempt, job.queue, job.partition, job.offset)
 
     def bury(self, port: QueuePort, burial: BurialTask, messages: dict[int, Message]) -> None:
@@ -121,7 +115,9 @@ class QueueConsumer:
         deadline = timeout if isinstance(timeout, Deadline) else Deadline(timeout)
         while not stopped():
             self._check()
-            found = self.take_now(most)
+            found: list[Job] = []
+            while len(found) < most and (job := self.take_one()) is not None:
+                found.append(job)
             if found:
                 return found
             await self._news(deadline)
@@ -161,18 +157,21 @@ class QueueConsumer:
             if self._jobs and self._waiting:
                 self.deliver([])  # another one looks
 
-    def take_now(self, most: int) -> list[Job]:
-        """Jobs that are here already. Their work begins."""
-        found: list[Job] = []
-        with suppress(IndexError):  # other threads take, too
-            while len(found) < most:
-                job = self._jobs.popleft()
-                if job.is_held:
-                    found.append(job)
-                    if self.limit_s is not None:
-                        job.port.begin(job, self.limit_s)
-        self._begun.update(found)
-        return found
+    def take_one(self) -> Job | None:
+        """A job that is here already, if there is one. Its work begins. Any thread."""
+        jobs = self._jobs
+        while jobs:
+            try:
+                job = jobs.popleft()
+            except IndexError:  # another thread was faster
+                return None
+            port = job.port
+            if job.state == HELD and port.owns(job.holder, job.until):  # `is_held`, without the way there
+                job.begun = True
+                if self.limit_s is not None:
+                    port.begin(job, self.limit_s)
+                return job
+        return None
 
     def _draw_now(self, most: int) -> list[Job]:
         found: list[Job] = []
@@ -188,12 +187,14 @@ class QueueConsumer:
     def begin(self, jobs: list[Job]) -> list[Job]:
         """The work on jobs begins that were drawn. Those that are this consumer's no more are left out."""
         held = [job for job in jobs if job.is_held]
-        self._begun.update(held)
+        for job in held:
+            job.begun = True
         return held
 
     def unbegin(self, jobs: list[Job]) -> None:
         """Nobody came to work on these: they wait again."""
-        self._begun.difference_update(jobs)
+        for job in jobs:
+            job.begun = False
 
     def _check(self) -> None:
         self.core.check_loop()
@@ -206,7 +207,6 @@ class QueueConsumer:
     def finish(self, job: Job) -> None:
         """A job is done; told to the head soon. LeaseLost if it is not this consumer's any more. Any thread."""
         job.settle()
-        self._begun.discard(job)
         job.port.finish(job)
 
     def give_back(
@@ -214,7 +214,6 @@ class QueueConsumer:
     ) -> None:
         """A job is not done; told to the head soon. Any thread."""
         job.settle()
-        self._begun.discard(job)
         why, trace = reason_of(error)
         job.port.give_back(job, delay_ms=delay_ms, counted=counted, dead=dead, why=why, trace=trace)
 
@@ -299,4 +298,5 @@ class QueueConsumer:
 
     def statistics(self) -> dict[str, int]:
         """What this consumer holds."""
-        return {"held": sum(len(port.held) for port in self._ports), "begun": len(self._begun), "lost": self.lost}
+        held = [job for port in self._ports for job in list(port.held.values())]
+        return {"held": len(held), "begun": sum(job.begun and job.is_open for job in held), "lost": self.lost}

@@ -17,11 +17,13 @@ import math
 import secrets
 from collections import deque
 from contextlib import suppress
+from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
-from stentor.client.decode import decode_messages
 from stentor.client.job import Job, lost
+from stentor.client.job_messages import JobMessages
 from stentor.core.queue_jobs import pairs, ranges
 from stentor.errors import (
     ConnectionFailed,
@@ -35,6 +37,8 @@ from stentor.errors import (
 from stentor.wire import queue_messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from stentor.client.message import Message
     from stentor.client.queue_consumer import QueueConsumer
 
@@ -45,6 +49,7 @@ _RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
 _OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
 _LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for
 _BESIDE_FAILED_MAX: Final = 1_000  # jobs that are settled beside some with tracebacks, for the same reason
+_offset: Final = attrgetter("offset")
 _WAIT_MS: Final = 20_000  # a request for jobs that finds none is asked again after this
 
 
@@ -63,6 +68,16 @@ class _Outbox:
         self.finished.clear()
         self.failed.clear()
 
+    def some_failed(self) -> list[m.JobReturn]:
+        """As many as one control message has room for, with their tracebacks."""
+        found: list[m.JobReturn] = []
+        size = 0
+        while self.failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
+            each = self.failed.popleft()
+            found.append(each)
+            size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
+        return found
+
 
 class QueuePort:
     """One consumer's way to one partition."""
@@ -76,6 +91,7 @@ class QueuePort:
         self.lease_s = 0.0
         self._valid_until = 0.0  # by the loop's clock
         self.held: dict[int, Job] = {}
+        self._bodies = JobMessages(consumer.name, partition)
         self._number = self._sequence = 1
         self._out = _Outbox()
         self._limits: dict[int, tuple[int, int, int]] = {}  # jobs that began, and how long they may take
@@ -97,6 +113,7 @@ class QueuePort:
                 waiting.set_result(None)  # whoever waits looks at the job
         self.holder = secrets.token_bytes(m.HOLDER_BYTES)
         self.held, self._waiting, self._limits = {}, {}, {}
+        self._bodies.forget()
         self._out.clear()
         self._number = self._sequence = 1
         self._valid_until = 0.0
@@ -106,7 +123,8 @@ class QueuePort:
 
     def owns(self, holder: bytes, until: float = math.inf) -> bool:
         """Whether the lease of this id is not over, nor the time of an attempt. Any thread."""
-        return holder == self.holder and self._core.loop.time() < min(self._valid_until, until)
+        now = self._core.loop.time()
+        return now < self._valid_until and now < until and holder == self.holder
 
     def begin(self, job: Job, limit_s: float) -> None:
         """The work on a job begins, and may take so long."""
@@ -139,8 +157,8 @@ class QueuePort:
         renew, take, settle = self._tasks
         take.cancel()
         for job in list(self.held.values()):
-            if not job.is_settled:
-                self.give_back(job, delay_ms=0, counted=self._consumer.has_begun(job))
+            if job.is_open:
+                self.give_back(job, delay_ms=0, counted=job.begun)
                 job.lose()
         self._settle_now.set()
         with suppress(TimeoutError):
@@ -165,9 +183,11 @@ class QueuePort:
             if link is None:
                 await core.changes(limits.LINK_WATCH_S)
                 continue
+            self._bodies.ask(link)
             try:
                 return await link.request(request)
             except _AGAIN as error:
+                self._bodies.forget()
                 if isinstance(error, NotHead):
                     core.routing.redirected(consumer.name, self.partition, error)
                 core.refusals[consumer.name] = error
@@ -265,6 +285,7 @@ class QueuePort:
                 number=self._number,
                 jobs_max=min(room, m.JOBS_TAKEN_MAX),
                 wait_ms=_WAIT_MS,
+                known=self._bodies.known,
             )
             try:
                 answer = await self._ask(asked)
@@ -273,24 +294,38 @@ class QueuePort:
                 self._renewed.clear()
                 self._renew_now.set()
                 continue
-            if holder == self.holder:
+            if holder == self.holder and not self._took_run(answer):
                 await self._took(answer)
+
+    def _took_run(self, answer: m.JobsTaken) -> bool:
+        """What nearly all answers are: first attempts of jobs next to each other, with their messages."""
+        if len(answer.fresh) != 2 or answer.noted or answer.burial is not None:
+            return False
+        offsets = range(answer.fresh[0], sum(answer.fresh))
+        messages = self._bodies.find(answer.batches, offsets.start, offsets.stop)
+        if len(messages) != len(offsets) or not self.held.keys().isdisjoint(offsets):
+            return False
+        self._number += answer.used
+        jobs = list(map(Job, messages, repeat(1), repeat(self), repeat(self.holder)))
+        self.held.update(zip(offsets, jobs, strict=True))
+        self._consumer.deliver(jobs)
+        return True
 
     async def _took(self, answer: m.JobsTaken) -> None:
         holder = self.holder
         attempts = dict(zip(answer.noted, answer.attempts, strict=True))
-        attempts |= {offset: 1 for first, count in pairs(answer.fresh) for offset in range(first, first + count)}
+        for first, count in pairs(answer.fresh):
+            attempts.update(dict.fromkeys(range(first, first + count), 1))
         dead = [] if answer.burial is None else [job.offset for job in answer.burial.jobs]
-        messages = await self._messages(answer.batches, {*attempts, *dead})
+        messages = await self._messages(answer.batches, attempts.keys() | dead if dead else attempts.keys())
         if holder != self.holder:
             return
         self._number += answer.used
-        jobs = [
-            Job(message, attempt, self)
-            for offset, attempt in attempts.items()
-            if (message := messages.get(offset)) is not None and not self._has(offset, attempt)
-        ]
-        self.held.update((job.message.offset, job) for job in jobs)
+        if not (attempts.keys() <= messages.keys() and self.held.keys().isdisjoint(attempts)):
+            named = attempts.items()
+            attempts = {each: times for each, times in named if each in messages and not self._has(each, times)}
+        jobs = [Job(messages[offset], attempt, self, holder) for offset, attempt in attempts.items()]
+        self.held.update(zip(attempts, jobs, strict=True))
         if jobs:
             self._consumer.deliver(jobs)
         if answer.burial is not None:
@@ -305,22 +340,22 @@ class QueuePort:
         self._consumer.note_lost(job)
         return False
 
-    async def _messages(self, batches: bytes, wanted: set[int]) -> dict[int, Message]:
-        """The messages of jobs; those that an answer had no room for are fetched."""
+    async def _messages(self, batches: bytes, wanted: AbstractSet[int]) -> dict[int, Message]:
+        """The messages of jobs, and perhaps others; those that an answer had no room for are fetched."""
         found: dict[int, Message] = {}
-        while True:
-            for run in decode_messages(batches, self._consumer.name, self.partition, 0, None):
-                for message in run.messages:
-                    if message.offset in wanted:
-                        found[message.offset] = message
+        missing = sorted(wanted)
+        while missing:
+            messages = self._bodies.find(batches, missing[0], missing[-1] + 1)
+            found.update(zip(map(_offset, messages), messages, strict=True))
             missing = sorted(wanted - found.keys())
             if not missing:
-                return found
+                break
             asked = m.FetchJobs(**self._where, ranges=ranges(missing)[: 2 * m.JOBS_SETTLED_MAX])
             batches = (await self._ask(asked)).batches
             if not batches:
                 logger.error("queue %s/%d: jobs have no messages: %s", self._consumer.name, self.partition, missing[:5])
-                return found
+                break
+        return found
 
     def freed(self) -> None:
         """A job is not in the way of others any more, or somebody waits for one."""
@@ -332,7 +367,8 @@ class QueuePort:
     def finish(self, job: Job) -> None:
         """A job is done."""
         self._out.finished.append(job)
-        self._wake()
+        if not self._out.awake:
+            self._wake()
 
     def give_back(
         self,
@@ -409,7 +445,7 @@ class QueuePort:
     async def _settle(self) -> None:
         most = _BESIDE_FAILED_MAX if self._out.failed else m.JOBS_SETTLED_MAX
         finished = [self._out.finished.popleft() for _ in range(min(len(self._out.finished), most))]
-        failed = self._some_failed()
+        failed = self._out.some_failed()
         holder = self.holder
         own = [job for job in finished if job.holder == holder]
         later = sorted((job.message.offset, job.attempt) for job in own if job.attempt != 1)
@@ -417,7 +453,7 @@ class QueuePort:
             **self._where,
             holder=holder,
             sequence=self._sequence,
-            first=ranges(sorted(job.message.offset for job in own if job.attempt == 1)),
+            first=ranges(sorted([job.message.offset for job in own if job.attempt == 1])),
             later=[number for pair in later for number in pair],
             back=failed,
         )
@@ -436,20 +472,10 @@ class QueuePort:
         self._sequence += 1
         self._tell(own, failed, set(pairs(answer.refused)))
 
-    def _some_failed(self) -> list[m.JobReturn]:
-        """As many as one control message has room for, with their tracebacks."""
-        found: list[m.JobReturn] = []
-        size = 0
-        while self._out.failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
-            each = self._out.failed.popleft()
-            found.append(each)
-            size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
-        return found
-
     def _tell(self, finished: list[Job], failed: list[m.JobReturn], refused: set[tuple[int, int]]) -> None:
         """Whoever waits hears how it ended; nobody waits for most."""
-        for job in finished:
-            if refused and (job.message.offset, job.attempt) in refused:
+        for job in finished if refused else ():
+            if (job.message.offset, job.attempt) in refused:
                 job.lose()
                 self._consumer.note_lost(job)
         if not self._waiting:

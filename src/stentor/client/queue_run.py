@@ -60,8 +60,7 @@ class PlainRun:
         consumer = self._core.consumer
         if consumer is None or consumer.closed or self.stopping or self._core.rests:
             return None
-        found = consumer.take_now(1)
-        return found[0] if found else None
+        return consumer.take_one()
 
     async def next(self) -> Job | None:
         """The next job; None at the end. In the client's loop."""

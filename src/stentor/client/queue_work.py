@@ -110,7 +110,7 @@ class QueueSource:
         consumer = self.consumer
         for job in jobs:
             if job.is_held:
-                begun = consumer.has_begun(job)
+                begun = job.begun
                 why = "its consumer stopped before the handler had finished" if begun else None
                 with suppress(LeaseLost):
                     consumer.give_back(job, delay_ms=0, counted=begun, error=why)

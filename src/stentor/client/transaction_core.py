@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.client.transaction_copies import TransactionCopies
-from stentor.core import group_limits
+from stentor.core import group_limits, refusals
 from stentor.errors import (
     Closed,
     ConnectionFailed,
@@ -350,7 +350,7 @@ class MemberTransactions:
                 object=self._owner.name,
             ) from error
         if self._copying is copying:
-            self._copying = None
+            self._copying = self._finishing = None
 
     async def settle(self, seconds: float) -> None:
         """Finish the last one and tell the head, if that is possible in time; otherwise another member will."""
@@ -400,7 +400,4 @@ class MemberTransactions:
 
 def _check_features(link: BrokerLink) -> None:
     if frames.TRANSACTIONS not in link.features:
-        raise NotReady(
-            "The cluster is being upgraded; transactions cannot be used until every broker knows them.",
-            hint="Upgrade all brokers, then try again.",
-        )
+        raise refusals.being_upgraded("transactions")

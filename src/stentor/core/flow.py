@@ -33,7 +33,9 @@ class Cursor:
         self.credit = credit  # bytes the reader can still take
         self.reading = False  # a read of history is under way
         self.reads = 0  # how many reads of history there were
-        self.untaken: deque[list[int]] = deque()  # pushes: [first offset, bytes not granted again, when appended (µs)]
+        # Pushes: (first offset, bytes not granted again, when appended in µs). Tuples of numbers: thousands of lists
+        # that wait for a second would make the garbage collector walk over all there is, and everybody wait for it.
+        self.untaken: deque[tuple[int, int, int]] = deque()
 
     def limit(self, committed: int) -> int:
         """The offset that a push may not reach beyond."""
@@ -67,8 +69,9 @@ class Cursor:
         untaken = self.untaken
         while untaken and size >= untaken[0][1]:
             size -= untaken.popleft()[1]
-        if untaken:
-            untaken[0][1] -= size
+        if untaken and size:
+            first, left, appended_at_us = untaken[0]
+            untaken[0] = (first, left - size, appended_at_us)
 
     def start_reading(self) -> None:
         assert not self.reading
@@ -80,8 +83,9 @@ class Cursor:
         assert next_offset > self.position
         untaken = self.untaken
         if len(untaken) < _PUSHES_APART_MAX or untaken[-1][1] >= limits.UNTAKEN_PUSH_BYTES:
-            untaken.append([self.position, size, appended_at_us])
+            untaken.append((self.position, size, appended_at_us))
         else:
-            untaken[-1][1] += size
+            first, left, since_us = untaken[-1]
+            untaken[-1] = (first, left + size, since_us)
         self.position = next_offset
         self.credit -= size

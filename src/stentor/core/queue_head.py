@@ -378,7 +378,7 @@ class QueueHead:
             return None
         holds = self._state.holds
         offsets = (offset for first, count in pairs(holder.fresh) for offset in range(first, first + count))
-        fresh = ranges(offset for offset in offsets if holds(holder, offset, 1))
+        fresh = ranges([offset for offset in offsets if holds(holder, offset, 1)])
         noted = [pair for pair in zip(holder.noted, holder.attempts, strict=True) if holds(holder, *pair)]
         return q.GiveJobs(asked.ticket, fresh, [offset for offset, _ in noted], [attempt for _, attempt in noted])
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 UNIQUE_MAX: Final = 1_000_000
@@ -111,9 +111,11 @@ def pairs(flat: list[int]) -> Iterable[tuple[int, int]]:
     return zip(ends, ends, strict=True)
 
 
-def ranges(offsets: Iterable[int]) -> list[int]:
+def ranges(offsets: Sequence[int]) -> list[int]:
     """Rising offsets as [first, count, …]."""
-    found: list[Any] = []
+    if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:  # no gap, as most often
+        return [offsets[0], len(offsets)]
+    found: list[int] = []
     for offset in offsets:
         if found and offset == found[-2] + found[-1]:
             found[-1] += 1

@@ -163,3 +163,12 @@ def not_found(error: SequenceError) -> StentorError:
 def busy_searching() -> StentorError:
     """Too many wait for the same."""
     return NotReady("Too many old batches are being looked for in this partition.", hint="Try again in a moment.")
+
+
+def being_upgraded(what: str, name: str = "", *, made: bool = False) -> NotReady:
+    """Not every broker of the cluster knows something yet (C27)."""
+    return NotReady(
+        f"The cluster is being upgraded; {what} cannot be {'made' if made else 'used'} until every broker knows them.",
+        hint="Upgrade all brokers, then try again.",
+        object=name,
+    )

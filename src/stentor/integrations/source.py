@@ -48,8 +48,7 @@ class JobSource:
             job = self.early.popleft()
             if job.is_held:
                 return job
-        found = self.consumer.take_now(1)
-        return found[0] if found else None
+        return self.consumer.take_one()
 
     def take(self, timeout_s: float) -> Job | None:
         """A job, if one comes in time."""

@@ -3,17 +3,22 @@
 import asyncio
 import json
 import sys
+from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from bench.model import BenchError, NotAvailableError
-from bench.patterns import data, queue, tasks
+from bench.patterns import data, queue, standstill, tasks
 from bench.patterns.__main__ import chosen_plan, parsed
 from bench.patterns.clients import Crowd, Light
 from bench.patterns.faults import Account
 from bench.patterns.plan import QUICK, Plan
 from bench.patterns.queue_rabbitmq import IN_FLIGHT_MAX, _Filling
-from bench.patterns.rows import Row, Target, add, merged, rounded, write
+from bench.patterns.rows import TARGETS, Row, Target, add, merged, rounded, write
+from bench.patterns.slow import KINDS, NOBODY, POLICIES, Phase, check_complete, compared, order_of
+from bench.patterns.standstill import AFTER_S, BEFORE_S, undisturbed
 from bench.patterns.tasks import _watched
 from bench.patterns.updates import digest, latencies, shared
 
@@ -278,3 +283,81 @@ def test_peers_that_are_not_installed_are_left_out(monkeypatch, module, said):
     needed = queue._need_pika if module == "pika" else tasks._need_celery
     with pytest.raises(NotAvailableError, match=f"{said} package is not installed"):
         needed()
+
+
+# --- slow -----------------------------------------------------------------------------------------
+
+
+def _slow_verdicts(late_s=lambda _policy, _index: 0.01, calm=lambda _policy, _index: True, rounds=1):
+    """The verdicts on 100 messages of each kind, late by so much."""
+    order = [(number, policy) for number in range(rounds) for policy in KINDS]
+    phases = [Phase(*each, 100.0 * place, 100.0 * place + 100) for place, each in enumerate(order)]
+    sent = np.concatenate([phase.began + np.arange(100) for phase in phases])
+    late = np.array([late_s(phase.policy, index) for phase in phases for index in range(100)])
+    good = np.array([calm(phase.policy, index) for phase in phases for index in range(100)])
+    rows = compared(phases, sent, late, good, lambda _: None)
+    judged = {target.figure: target.judge(rows) for target in TARGETS if target.work == "slow"}
+    return {figure: verdict[1] for figure, verdict in judged.items()}
+
+
+def test_in_ten_rounds_each_kind_is_everywhere_and_follows_each_other_equally_often():
+    orders = [order_of(number) for number in range(10)]
+    places = Counter((place, kind) for order in orders for place, kind in enumerate(order))
+    pairs = Counter(pair for order in orders for pair in pairwise(order))
+    assert len(places) == 25
+    assert set(places.values()) == {2}
+    assert len(pairs) == 20
+    assert set(pairs.values()) == {2}
+
+
+def test_who_is_late_beside_a_policy_misses_its_target_and_no_other():
+    met = _slow_verdicts(lambda policy, index: 0.013 if policy == "skip" and index > 90 else 0.01)
+    assert {figure for figure, well in met.items() if not well} == {"p99 ratio of skip"}
+    assert len(met) == 2 * len(POLICIES)
+    assert all(_slow_verdicts(lambda policy, _: 0.0119 if policy else 0.01).values())
+
+
+def test_what_was_due_in_a_standstill_counts_for_no_kind():
+    met = _slow_verdicts(lambda _, index: 0.5 if index > 90 else 0.01, lambda _, index: index <= 90)
+    assert all(met.values())
+
+
+def test_a_standstill_that_comes_with_a_policy_is_held_against_it():
+    met = _slow_verdicts(calm=lambda policy, index: policy != "raise" or index > 30)
+    assert {figure for figure, well in met.items() if not well} == {"more time left out beside raise"}
+
+
+def test_a_machine_that_hardly_ever_goes_on_measures_nothing():
+    with pytest.raises(BenchError, match="stood still too often"):
+        _slow_verdicts(calm=lambda policy, index: policy != NOBODY or index < 40, rounds=2)
+
+
+def test_rounds_beside_other_programs_do_not_count():
+    phases = [Phase(number, kind, 0.0, 9.0, 0.5 if number else 0.0) for number in range(2) for kind in KINDS]
+    with pytest.raises(BenchError, match="too much else to do"):
+        compared(phases, np.arange(9.0), np.ones(9), np.ones(9, bool), lambda _: None)
+
+
+def test_cores_of_the_work_itself_are_not_taken_by_others(monkeypatch):
+    lines = iter(["cpu 100 0 0 7 7 0 0 0 0 0", "cpu 200 50 30 9 9 0 0 20 0 0"])
+    clock, used = iter([10.0, 20.0]), iter([1.0, 1.5])
+    monkeypatch.setattr(standstill, "TICKS_PER_S", 100)
+    monkeypatch.setattr(standstill, "_cpu_line", lambda: next(lines))
+    monkeypatch.setattr(standstill, "cpu_seconds", lambda _: next(used))
+    monkeypatch.setattr(standstill.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(standstill.time, "process_time", lambda: 0.0)
+    assert standstill.Others([7]).cores() == pytest.approx((2.0 - 0.5) / 10)
+
+
+def test_only_when_a_message_was_due_decides_whether_it_counts():
+    due = np.array([5 - BEFORE_S - 0.01, 5 - BEFORE_S / 2, 5.5, 6 + AFTER_S / 2, 6 + AFTER_S + 0.01])
+    assert undisturbed(due, [(5.0, 6.0), (50.0, 60.0)]).tolist() == [True, False, False, False, True]
+
+
+def test_a_message_that_did_not_reach_everybody_spoils_the_figures():
+    phases = [Phase(0, NOBODY, 1.0, 2.0)]
+    check_complete(phases, np.array([0.5, 1.1, 1.1, 1.2, 1.2]), 2)
+    with pytest.raises(BenchError, match="2 messages came 3 times to 2"):
+        check_complete(phases, np.array([1.1, 1.1, 1.2]), 2)
+    with pytest.raises(BenchError, match="0 messages"):
+        check_complete(phases, np.array([0.5]), 2)

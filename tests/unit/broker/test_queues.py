@@ -1,13 +1,20 @@
 """Queues and the log below them: retention waits for jobs, a restarted broker knows them, nonsense is refused."""
 
+from contextlib import suppress
+from itertools import cycle
+
 import pytest
 
 from stentor import limits
+from stentor.broker.partitions.tail_cache import TailCache
 from stentor.broker.queues import heads
-from stentor.broker.queues.bodies import WantedJobs
-from stentor.errors import InvalidArgument, LeaseLost, NotReady, StentorError
+from stentor.broker.queues.bodies import READS_KEPT_MAX, JobReads, LogRead, WantedJobs, _chosen
+from stentor.errors import DeadlineExceeded, InvalidArgument, LeaseLost, NotReady, StentorError
+from stentor.storage.log import PartitionLog
 from stentor.testing import broker
+from stentor.wire import batch, queue_rows
 from stentor.wire import queue_messages as m
+from stentor.wire.header import extents, stamp, unpack
 
 SEGMENT = limits.SEGMENT_BYTES_MIN
 VALUE = b"v" * 20_000  # three in a segment
@@ -75,6 +82,7 @@ def ask(client, request):
         (lambda **at: m.SettleJobs(**at, holder=b"x" * 16, sequence=1, first=[0, 1_000_000]), InvalidArgument),
         (lambda **at: m.SettleJobs(**at, holder=b"x" * 16, sequence=0), StentorError),
         (lambda **at: m.TakeJobs(**at, holder=b"x" * 16, number=0, jobs_max=1, wait_ms=0), StentorError),
+        (lambda **at: m.TakeJobs(**at, holder=b"x" * 16, number=1, jobs_max=1, known=[7]), InvalidArgument),
         (lambda **at: m.RenewJobs(**at, holder=b"short"), StentorError),
     ],
 )
@@ -130,3 +138,81 @@ def test_jobs_in_large_batches_come_in_answers_that_fit_a_frame(local, client):
         client.publish("q", b"v" * limits.MESSAGE_VALUE_BYTES_MAX)
         sizes = [len(queue.get(timeout=10).value) for _ in range(29)]
     assert sorted(sizes) == [*[600_000] * 24, *[900_000] * 4, limits.MESSAGE_VALUE_BYTES_MAX]
+
+
+def test_messages_that_a_consumer_has_are_not_sent_again(local, client):
+    client.create_topic("q", kind="queue")
+    for number in range(10):
+        client.publish("q", b"job %d" % number)
+    ask(client, lambda **at: m.RenewJobs(**at, holder=b"x" * 16))
+
+    def offsets(**wish):
+        taken = ask(client, lambda **at: m.TakeJobs(**at, holder=b"x" * 16, jobs_max=5, **wish))
+        return taken.fresh, [base for _, _, base, _ in extents(taken.batches)]
+
+    assert offsets(number=1, known=[1, 3]) == ([0, 5], [0, 4])
+    assert offsets(number=1, known=[3, 40]) == ([0, 5], [0, 1, 2])
+    assert offsets(number=1) == ([0, 5], [0, 1, 2, 3, 4])
+    assert offsets(number=2, known=[0, 40]) == ([5, 5], [])
+
+
+def test_several_consumers_get_the_right_messages_from_the_log(local, client, monkeypatch):
+    """Their jobs are next to each other in the same batches, which memory does not hold any more."""
+    monkeypatch.setattr(TailCache, "take", lambda *_: None)
+    reads = []
+    monkeypatch.setattr(PartitionLog, "read", counted(PartitionLog.read, reads))
+    client.create_topic("q", kind="queue")
+    with client.queue("q", prefetch=7) as one, client.queue("q", prefetch=5) as other:
+        one.put_many([b"%d" % number for number in range(100)])
+        for number in range(100, 200):
+            client.publish("q", b"%d" % number)
+        found = []
+        for queue in cycle((one, other)):
+            with suppress(DeadlineExceeded):  # the other one has the last jobs
+                job = queue.get(timeout=5 if len(found) < 180 else 0.1)
+                found.append((job.offset, job.value))
+                queue.ack(job)
+            if len(found) == 200:
+                break
+    values = [value for _, value in sorted(found)]
+    assert values == [b"%d" % number for number in range(200)]
+    assert len(reads) < 20
+
+
+def counted(method, calls):
+    def call(*arguments, **settings):
+        calls.append(arguments)
+        return method(*arguments, **settings)
+
+    return call
+
+
+def stored(base, values):
+    encoded = batch.encode([7] * len(values), [None] * len(values), values, None)
+    chunk = queue_rows.whole(encoded, topic_id=1, partition=0)
+    stamp(memoryview(chunk), 0, base_offset=base, epoch=1, appended_at_us=7)
+    return bytes(chunk)
+
+
+def test_batches_are_passed_on_in_one_piece_and_cut_only_where_much_is_not_wanted():
+    small = [stored(base, [b"v"] * 20) for base in (0, 20, 40, 60)]
+    chunk = b"".join(small)
+    assert _chosen(chunk, extents(chunk), WantedJobs([(25, 20)])) == [small[1] + small[2]]
+    assert _chosen(chunk, extents(chunk), WantedJobs([(0, 1), (60, 1)])) == [small[0], small[3]]
+    large = stored(80, [b"v" * 40_000] * 20)
+    cut, after = _chosen(large + small[0], extents(large + small[0]), WantedJobs([(0, 82), (99, 1)]))
+    assert (unpack(cut, 0).count, after) == (3, small[0])
+    assert _chosen(large, extents(large), WantedJobs([(80, 19)])) == [large]
+
+
+def test_few_reads_are_kept_and_none_of_those_who_lead_no_more():
+    reads = JobReads()
+    for lead in range(READS_KEPT_MAX + 1):
+        reads.keep(lead, LogRead(stored(10, [b"v"] * 5), 15))
+    assert reads.find(0, 10) is None
+    assert reads.find(1, 14) is not None
+    assert (reads.find(1, 9), reads.find(1, 15)) == (None, None)
+    reads.forget(1)
+    assert reads.find(1, 14) is None
+    reads.keep(2, LogRead(b"", 15))
+    assert reads.find(2, 14) is None

@@ -10,6 +10,7 @@ from stentor import limits
 from stentor.broker.groups import transactions
 from stentor.client import transaction_copies
 from stentor.client.transaction_copies import TransactionCopies
+from stentor.client.transaction_core import MemberTransactions
 from stentor.core import group_limits
 from stentor.core.dedupe import LASTING
 from stentor.errors import (
@@ -439,6 +440,28 @@ def bill_this(group, message):
         out.send("invoices", f"invoice of {message.value.decode()}", key=message.key)
 
 
+def test_a_lease_that_ends_while_a_transaction_is_decided(orders, monkeypatch):
+    """What is read again begins behind it, although the member is the owner as before."""
+    decide = MemberTransactions._decide
+
+    async def losing(self, *arguments):
+        tie = self._owner.tie
+        tie.life.lease_ends = 0.0
+        tie._look_at_lease()
+        tie._news.set()
+        while not self._owner.readers:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)  # it reads again, from where the transaction began
+        await decide(self, *arguments)
+
+    with orders.group("billing", "orders") as group:
+        with monkeypatch.context() as late:
+            late.setattr(MemberTransactions, "_decide", losing)
+            bill(group, 1)
+        bill(group, 19)
+        with pytest.raises(DeadlineExceeded):
+            group.get(timeout=0.3)
+
+
 def test_a_lease_that_ends_while_a_transaction_is_committed_doubles_nothing(orders, monkeypatch, wait_until):
     """The member gets its partitions back before the transaction is decided, and begins where the group was."""
     with orders.group("billing", "orders") as group:
@@ -703,3 +726,16 @@ def test_outputs_are_sent_under_ids_that_anybody_may_use(orders):
         )
         with pytest.raises(InvalidArgument, match="numbered"):
             ask(orders, request, Kind.TRANSACTION)
+
+
+def test_a_message_whose_partition_was_lost_before_the_transaction_began(orders):
+    """It is handed out again; so its outputs must not count."""
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        group.pause()
+        group.resume()  # it is read anew, from this message on
+        out = group.transaction()
+        with pytest.raises(StaleGeneration), out:
+            out.send("invoices", message.value)
+        bill(group, 20)
+    assert invoices(orders) == WANTED

@@ -1,3 +1,4 @@
+import gc
 import random
 
 from stentor import limits
@@ -116,3 +117,12 @@ def test_what_is_remembered_of_pushes_is_bounded_and_ends_up_exact():
     assert cursor.untaken_since_us == cursor.taken
     cursor.grant(100 * pushes // 2)
     assert cursor.taken == pushes
+
+
+def test_pushes_that_wait_for_credit_are_nothing_to_the_garbage_collector():
+    cursor = Cursor(0, None, limits.STREAM_CREDIT_BYTES_MAX)
+    for offset in range(100):
+        cursor.pushed(offset + 1, 100, offset)
+    cursor.grant(50)
+    gc.collect()
+    assert not any(map(gc.is_tracked, cursor.untaken))

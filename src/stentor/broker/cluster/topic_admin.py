@@ -148,29 +148,13 @@ class TopicAdmin:
         _check_cleanup(name, settings)
         check_queue(name, settings)
         if settings.kind == "table" and not self._trust.tables:
-            raise NotReady(
-                "The cluster is being upgraded; tables cannot be made until every broker knows them.",
-                hint="Upgrade all brokers, then try again.",
-                object=name,
-            )
+            raise refusals.being_upgraded("tables", name, made=True)
         if settings.kind == "queue" and not self._trust.queues:
-            raise NotReady(
-                "The cluster is being upgraded; queues cannot be made until every broker knows them.",
-                hint="Upgrade all brokers, then try again.",
-                object=name,
-            )
+            raise refusals.being_upgraded("queues", name, made=True)
         if settings.cleanup != "delete" and not self._trust.compaction:
-            raise NotReady(
-                "The cluster is being upgraded; compacted topics cannot be made until every broker knows them.",
-                hint="Upgrade all brokers, then try again.",
-                object=name,
-            )
+            raise refusals.being_upgraded("compacted topics", name, made=True)
         if settings.durability == "memory" and not self._trust.memory:
-            raise NotReady(
-                "The cluster is being upgraded; memory topics cannot be made until every broker knows them.",
-                hint="Upgrade all brokers, then try again.",
-                object=name,
-            )
+            raise refusals.being_upgraded("memory topics", name, made=True)
         record = TopicRecord(name, secrets.randbits(62) + 1, settings, self._environment.clock.now_us())
         return HeldTopic(record, 0)
 

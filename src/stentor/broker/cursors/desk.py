@@ -78,10 +78,7 @@ class CursorDesk:
 
     def check_enabled(self) -> None:
         if not self.enabled:
-            raise NotReady(
-                "The cluster is being upgraded; cursors cannot be used until every broker knows them.",
-                hint="Upgrade all brokers, then try again.",
-            )
+            raise refusals.being_upgraded("cursors")
 
     # --- what clients ask -----------------------------------------------------------------------
 

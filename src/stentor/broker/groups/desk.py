@@ -15,12 +15,12 @@ from stentor.broker.cluster.trust import GROUPS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
 from stentor.broker.groups.heads import groups_of
 from stentor.broker.groups.transactions import TransactionDesk, transactions_of
-from stentor.core import group_limits
+from stentor.core import group_limits, refusals
 from stentor.core.cursors import Forgotten, Moved
 from stentor.core.group_coordinator import MemberBeat
 from stentor.core.groups import EMPTY, GroupMember, GroupStep
 from stentor.core.names import check_group_name, check_pattern, matches, printable
-from stentor.errors import GroupInUse, GroupNotFound, InvalidArgument, NotReady, StaleGeneration
+from stentor.errors import GroupInUse, GroupNotFound, InvalidArgument, StaleGeneration
 from stentor.wire import cursor_records
 from stentor.wire import group_messages as m
 
@@ -98,10 +98,7 @@ class GroupDesk:
     def _check(self, group: str) -> None:
         check_group_name(group)
         if not self._enabled:
-            raise NotReady(
-                "The cluster is being upgraded; groups cannot be used until every broker knows them.",
-                hint="Upgrade all brokers, then try again.",
-            )
+            raise refusals.being_upgraded("groups")
 
     # --- members --------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stentor.broker.cluster.trust import TRANSACTIONS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
-from stentor.core import group_limits
+from stentor.core import group_limits, refusals
 from stentor.core.dedupe import LASTING
 from stentor.core.names import check_group_name, printable
 from stentor.core.transactions import GroupTransaction, TransactionDone, Transactions
@@ -71,10 +71,7 @@ class TransactionDesk:
     def _check(self, group: str) -> None:
         check_group_name(group)
         if not self._identity.alone and self._trust.level < TRANSACTIONS:
-            raise NotReady(
-                "The cluster is being upgraded; transactions cannot be used until every broker knows them.",
-                hint="Upgrade all brokers, then try again.",
-            )
+            raise refusals.being_upgraded("transactions")
 
     # --- members --------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The messages of jobs, as the batches that hold them: from memory if they are new, else from the log.
 
-A batch is passed on as it is, unless only few of its messages are wanted, or it is very large: then it is sent with
-some of them.
+A batch is passed on as it is, unless much of it is not wanted, or it is very large: then it is sent with some of its
+messages. What was read from the log has more batches than one request asks for, so the last reads are kept: consumers
+take jobs in the order of the log, and most requests go on where another one stopped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from stentor.wire.header import HEADER_BYTES, extents, unpack
 
 if TYPE_CHECKING:
     from asyncio import Future
+    from collections.abc import Iterable
 
     from stentor.broker.partitions.partition import Partition
     from stentor.errors import StentorError
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
 BODIES_BYTES_MAX: Final = 4 * limits.MIB
 """What one answer brings, but for a single larger message; a client asks for the rest."""
 
+READS_KEPT_MAX: Final = 32
+"""Reads of logs that are kept for queues, one of a partition: 16 MiB together."""
+
 _CUT_FROM: Final = 16  # a batch of fewer messages is not worth being cut
+_WASTE_BYTES_MAX: Final = 256 * limits.KIB  # what is sent in vain: to cut a batch costs more than to send so much
 
 
 class WantedJobs:
@@ -64,29 +70,83 @@ class WantedJobs:
         return place >= 0 and end <= sum(self._ranges[place])
 
 
-async def read_bodies(partition: Partition, ranges: list[tuple[int, int]]) -> bytes:
-    """The batches that hold these jobs, in order, up to a limit."""
+class JobReads:
+    """The last reads of logs for queues, one of a partition, by whoever leads it."""
+
+    def __init__(self) -> None:
+        self._reads: dict[object, LogRead] = {}
+
+    def find(self, lead: object, offset: int) -> LogRead | None:
+        """What was read, if it holds an offset."""
+        read = self._reads.get(lead)
+        return read if read is not None and read.holds(offset) else None
+
+    def keep(self, lead: object, read: LogRead) -> None:
+        """Keep a read instead of the one before, unless it is large; the oldest ones go."""
+        self._reads.pop(lead, None)
+        if len(read.data) <= limits.DELIVERY_BYTES:
+            self._reads[lead] = read
+        if len(self._reads) > READS_KEPT_MAX:
+            del self._reads[next(iter(self._reads))]
+
+    def forget(self, lead: object) -> None:
+        """It does not lead any more."""
+        self._reads.pop(lead, None)
+
+
+class LogRead:
+    """Batches that were read at once, and where each of them is."""
+
+    def __init__(self, data: bytes, following: int) -> None:
+        self.data = data
+        self.following = following  # the offset behind them
+        self._batches = list(extents(data))
+        self._bases = [base for _, _, base, _ in self._batches]
+
+    def holds(self, offset: int) -> bool:
+        """Whether an offset is in one of them."""
+        return bool(self._bases) and self._bases[0] <= offset < self.following
+
+    def chosen(self, wanted: WantedJobs, offset: int) -> list[bytes]:
+        """Its batches with messages that are wanted from an offset on."""
+        return _chosen(self.data, self._batches[max(0, bisect_right(self._bases, offset) - 1) :], wanted)
+
+
+async def read_bodies(
+    partition: Partition, ranges: list[tuple[int, int]], reads: JobReads | None = None, lead: object = None
+) -> bytes:
+    """The batches that hold these jobs, in order, up to a limit. `reads`: what is kept for who leads the partition."""
     wanted, size = WantedJobs(ranges), 0
     found: list[bytes] = []
     offset = wanted.next(0)
     while offset is not None and size < BODIES_BYTES_MAX:
         taken = partition.tail.take(offset, partition.committed, limits.DELIVERY_BYTES)
-        chunks, following = taken[:2] if taken is not None else await _from_log(partition, offset)
-        for chunk in chunks:
-            for part in _chosen(chunk, wanted):
-                if found and size + len(part) > BODIES_BYTES_MAX:
-                    return b"".join(found)  # with more, the answer might not fit a frame
-                found.append(part)
-                size += len(part)
+        if taken is not None:
+            following = taken[1]
+            parts = [part for chunk in taken[0] for part in _chosen(chunk, extents(chunk), wanted)]
+        else:
+            read = None if reads is None else reads.find(lead, offset)
+            if read is None:
+                read = await _from_log(partition, offset)
+                if reads is not None:
+                    reads.keep(lead, read)
+            parts, following = read.chosen(wanted, offset), read.following
+        for part in parts:
+            if found and size + len(part) > BODIES_BYTES_MAX:
+                return b"".join(found)  # with more, the answer might not fit a frame
+            found.append(part)
+            size += len(part)
         if following <= offset:
             break
         offset = wanted.next(following)
-    return b"".join(found)
+    return found[0] if len(found) == 1 else b"".join(found)
 
 
-def _chosen(chunk: bytes, wanted: WantedJobs) -> list[bytes]:
+def _chosen(chunk: bytes, batches: Iterable[tuple[int, int, int, int]], wanted: WantedJobs) -> list[bytes]:
+    """The batches with messages that are wanted; neighbours that are passed on as they are in one piece."""
     parts: list[bytes] = []
-    for position, length, base, end in extents(chunk):
+    begin = stop = 0  # of that piece
+    for position, length, base, end in batches:
         following = wanted.next(base)
         if following is None:
             break
@@ -95,16 +155,33 @@ def _chosen(chunk: bytes, wanted: WantedJobs) -> list[bytes]:
         header = unpack(chunk, position)
         if header.passed_over:
             continue
-        if header.count > 1 and length > BODIES_BYTES_MAX:
-            parts.append(_cut(chunk, position, header, wanted.within(base, end)))
-            break  # so much is enough
-        if header.count >= _CUT_FROM and not wanted.whole(base, end):
-            within = wanted.within(base, end)
-            if 2 * len(within) < header.count:
-                parts.append(_cut(chunk, position, header, within))
-                continue
-        parts.append(chunk[position : position + length])
+        within = _cut_to(header, length, wanted)
+        if within is None and position == stop and stop - begin + length <= BODIES_BYTES_MAX:
+            stop += length
+            continue
+        if stop > begin:
+            parts.append(chunk[begin:stop])
+        begin, stop = position, position + length
+        if within is not None:
+            parts.append(_cut(chunk, position, header, within))
+            begin = stop
+            if length > BODIES_BYTES_MAX:
+                break  # so much is enough
+    if stop > begin:
+        parts.append(chunk[begin:stop])
     return parts
+
+
+def _cut_to(header: BatchHeader, length: int, wanted: WantedJobs) -> list[int] | None:
+    """The messages to which a batch is cut; None: it is passed on as it is."""
+    base, end, count = header.base_offset, header.end_offset, header.count
+    if count > 1 and length > BODIES_BYTES_MAX:
+        return wanted.within(base, end)
+    if count < _CUT_FROM or length <= _WASTE_BYTES_MAX or wanted.whole(base, end):
+        return None
+    within = wanted.within(base, end)
+    wasted = length - length * len(within) // count
+    return within if 2 * len(within) < count and wasted > _WASTE_BYTES_MAX else None
 
 
 def _cut(chunk: bytes, position: int, header: BatchHeader, within: list[int]) -> bytes:
@@ -118,8 +195,8 @@ def _cut(chunk: bytes, position: int, header: BatchHeader, within: list[int]) ->
         within = within[: len(within) // 2]
 
 
-async def _from_log(partition: Partition, offset: int) -> tuple[list[bytes], int]:
-    done: Future[tuple[list[bytes], int]] = partition.loop.create_future()
+async def _from_log(partition: Partition, offset: int) -> LogRead:
+    done: Future[LogRead] = partition.loop.create_future()
 
     def finish(found: Any, error: StentorError | None) -> None:
         if done.done():
@@ -127,7 +204,7 @@ async def _from_log(partition: Partition, offset: int) -> tuple[list[bytes], int
         if error is not None:
             done.set_exception(partition.read_failed(error))
         else:
-            done.set_result(([found.data], found.next_offset))
+            done.set_result(LogRead(found.data, found.next_offset))
 
     partition.reads.submit(partial(partition.log.read, offset, partition.committed, limits.DELIVERY_BYTES), finish)
     return await done

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.broker.partitions.read_end import until_known
-from stentor.broker.queues.bodies import read_bodies
 from stentor.core import queue_events as q
+from stentor.core import refusals
 from stentor.core.queue import ENDED, HELD
 from stentor.core.queue_jobs import pairs
 from stentor.errors import InvalidArgument, NotReady
@@ -43,10 +43,7 @@ class QueueDesk:
     async def serve(self, request: Any) -> Any:
         """Answer one request about a queue."""
         if not self._trust.queues:
-            raise NotReady(
-                "The cluster is being upgraded; queues cannot be used until every broker knows them.",
-                hint="Upgrade all brokers, then try again.",
-            )
+            raise refusals.being_upgraded("queues")
         return await _HANDLERS[type(request)](self, request)
 
     def _lead(self, request: m.QueueRequest) -> QueueLead:
@@ -76,6 +73,7 @@ class QueueDesk:
         return m.JobsRenewed(lease_ms=lead.head.policy.lease_us // 1_000, overdue=heard.overdue)
 
     async def _take(self, request: m.TakeJobs) -> m.JobsTaken:
+        known = _pairs(request.known)
         lead = self._lead(request)
         ticket, answer = lead.ask(lambda ticket: q.JobsWanted(ticket, request.holder, request.number, request.jobs_max))
         given: Any = None
@@ -85,13 +83,15 @@ class QueueDesk:
                     given = await answer
         finally:
             lead.forget(ticket, request.holder)
-        return m.JobsTaken() if given is None else await self._given(lead, given)
+        return m.JobsTaken() if given is None else await self._given(lead, given, known)
 
-    async def _given(self, lead: QueueLead, given: q.GiveJobs) -> m.JobsTaken:
+    async def _given(self, lead: QueueLead, given: q.GiveJobs, known: list[tuple[int, int]]) -> m.JobsTaken:
         burial, jobs = given.burial, lead.state.jobs
         dead = [] if burial is None else [offset for offset in burial.offsets if offset in jobs]
         ranges = [*pairs(given.fresh), *((offset, 1) for offset in (*given.noted, *dead))]
-        batches = await read_bodies(lead.partition, ranges) if ranges else b""
+        if known:
+            ranges = _without(ranges, *known[0])
+        batches = await lead.bodies(ranges) if ranges else b""
         task = None
         if burial is not None:
             told = [
@@ -114,7 +114,7 @@ class QueueDesk:
         ranges = [
             (first, count) for first, count in _pairs(request.ranges) if count and first < lead.partition.committed
         ]
-        return m.JobBatches(batches=await read_bodies(lead.partition, ranges))
+        return m.JobBatches(batches=await lead.bodies(ranges))
 
     async def _settle(self, request: m.SettleJobs) -> m.SettledJobs:
         _check_claims(request)
@@ -191,6 +191,14 @@ def _pairs(numbers: list[int]) -> list[tuple[int, int]]:
     if len(numbers) % 2:
         raise InvalidArgument("Numbers that stand in pairs are not even.")
     return list(pairs(numbers))
+
+
+def _without(ranges: list[tuple[int, int]], first: int, count: int) -> list[tuple[int, int]]:
+    """Ranges without what is in another one."""
+    end = first + count
+    below = [(begin, min(begin + size, first) - begin) for begin, size in ranges if begin < first]
+    above = [(max(begin, end), begin + size - max(begin, end)) for begin, size in ranges if begin + size > end]
+    return below + above
 
 
 def _check_claims(request: m.SettleJobs) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from stentor import limits
 from stentor.broker.partitions.interfaces import Request
-from stentor.broker.queues.bodies import read_bodies
+from stentor.broker.queues.bodies import JobReads, read_bodies
 from stentor.core import decisions, refusals
 from stentor.core import queue_events as q
 from stentor.core.acks import ALL
@@ -48,8 +48,9 @@ _MOVE_AGAIN_S: Final = 5.0  # by then the steps before are applied
 class QueueLead:
     """One partition of a queue that this broker leads, in one epoch."""
 
-    def __init__(self, partition: Partition, clock: Clock) -> None:
+    def __init__(self, partition: Partition, clock: Clock, reads: JobReads) -> None:
         self.partition = partition
+        self._reads = reads
         self.epoch = partition.replica.epoch
         self.state = queue_of(partition)
         self.head = QueueHead(self.state, policy_of(partition.settings))
@@ -79,6 +80,13 @@ class QueueLead:
         """Nobody waits for this answer any more: jobs that this holder asked for, or what is decided at once."""
         if self._waiting.pop(ticket, None) is not None and holder is not None and not self._ended:
             self._step(q.AskerGone(ticket, holder))
+
+    async def bodies(self, ranges: list[tuple[int, int]]) -> bytes:
+        """The batches that hold these jobs, up to a limit."""
+        found = await read_bodies(self.partition, ranges, self._reads, self)
+        if self._ended:
+            self._reads.forget(self)
+        return found
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -151,6 +159,7 @@ class QueueLead:
         """Another one leads, or will: whoever waits asks again."""
         self._ended = True
         self.partition.followers.forget(self)
+        self._reads.forget(self)
         self.state.news = None
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
@@ -167,6 +176,7 @@ class QueueHeads:
         self._serving = serving
         self._background = background
         self._leads: dict[Key, QueueLead] = {}
+        self._reads = JobReads()
         self._moving: dict[Key, float] = {}  # when jobs of a partition may be appended again the next time
 
     def lead(self, topic_id: int, index: int) -> QueueLead:
@@ -188,7 +198,7 @@ class QueueHeads:
             )
         if lead is not None:
             lead.end()
-        lead = self._leads[partition.key] = QueueLead(partition, self._clock)
+        lead = self._leads[partition.key] = QueueLead(partition, self._clock, self._reads)
         if not lead.is_current:
             raise NotReady(f"{partition.name} is not at work yet.", hint="Try again in a moment.")
         return lead
