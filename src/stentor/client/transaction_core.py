@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.client.transaction_copies import TransactionCopies
-from stentor.core import group_limits, refusals
+from stentor.core import group_limits
 from stentor.errors import (
     Closed,
     ConnectionFailed,
@@ -400,4 +400,6 @@ class MemberTransactions:
 
 def _check_features(link: BrokerLink) -> None:
     if frames.TRANSACTIONS not in link.features:
-        raise refusals.being_upgraded("transactions")
+        raise NotReady(
+            "The broker is older, and does not know transactions.", hint="Upgrade all brokers, then try again."
+        )
