@@ -22,7 +22,9 @@ from stentor.errors import (
     CoordinationUnavailable,
     DeadlineExceeded,
     DiskFull,
+    InternalError,
     InvalidArgument,
+    LogFailed,
     NotReady,
     PublishError,
     SequenceError,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NOT_TAKEN = (CoordinationUnavailable, DiskFull, NotReady)  # such an answer says that nothing was written
+_BROKEN = (InternalError, LogFailed)  # it may have been, before something went wrong
 _DOUBTFUL = (ConnectionFailed, UnknownOutcome)
 _PAUSE_S = 1.0  # before a topic is looked for again that a transaction sends to
 
@@ -281,7 +284,7 @@ class MemberTransactions:
                 except _DOUBTFUL as error:
                     asked.refusal = error
                 except StentorError as error:
-                    asked.doubtful, asked.refusal = before, error
+                    asked.doubtful, asked.refusal = before or isinstance(error, _BROKEN), error
                     if not isinstance(error, _NOT_TAKEN):
                         raise
                 else:

@@ -739,3 +739,20 @@ def test_a_message_whose_partition_was_lost_before_the_transaction_began(orders)
             out.send("invoices", message.value)
         bill(group, 20)
     assert invoices(orders) == WANTED
+
+
+def test_a_broker_that_fails_may_have_taken_a_transaction(orders, monkeypatch):
+    publish = transactions.publish_record
+
+    def break_down(partition, encoded):
+        publish(partition, encoded)
+        raise RuntimeError("broken")
+
+    with orders.group("billing", "orders") as group:
+        message = group.get(timeout=10)
+        with monkeypatch.context() as broken:
+            broken.setattr(transactions, "publish_record", break_down)
+            with pytest.raises(UnknownOutcome):
+                bill_this(group, message)
+        bill(group, 19)
+    assert invoices(orders) == WANTED
