@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 SECOND = 1_000_000
-STEPS_MAX = 500_000  # several times what any seed needs
+STEPS_MAX = 1_500_000  # several times what nearly all seeds need
 STUCK_US = 20_000  # until it is looked again whether a process goes on
 
 
