@@ -123,6 +123,8 @@ class Run:
             self.layout = self.layout._replace(table=True)
         if self.layout.groups or self.layout.transactions:  # a group must see every message
             self.layout = self.layout._replace(retains=False, groups=True)
+        if self.layout.transactions:  # each costs several commits
+            self.world.steps_max *= 3
         self.history = History(self.world)
         self.load = Workload(self.cluster, self.history, retains=self.layout.retains)
         self.tables = TableLoad(self.cluster)

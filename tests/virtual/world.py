@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 SECOND = 1_000_000
-STEPS_MAX = 1_500_000  # several times what nearly all seeds need
+STEPS_MAX = 500_000  # several times what any seed needs
 STUCK_US = 20_000  # until it is looked again whether a process goes on
 
 
@@ -41,6 +41,7 @@ class World:
         self.touched: dict[Any, None] = {}  # what may have changed in this step, for `check`
         self.check: Callable[[], None] | None = None  # looks at what was touched, after every step
         self.steps = 0
+        self.steps_max = STEPS_MAX
         self.trace = 0  # of when everything happened: the same in two runs of a seed
         self._heap: list[tuple[int, int, Process, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = 0
@@ -88,7 +89,7 @@ class World:
         self.trace = (self.trace * 31 + when) & 0xFFFFFFFF
         if self.touched and self.check is not None:
             self.check()
-        self.require(self.steps < STEPS_MAX, "far too much happens: somebody repeats itself")
+        self.require(self.steps < self.steps_max, "far too much happens: somebody repeats itself")
         if self.broken:
             raise BrokenError(self.broken[0])
 

@@ -196,16 +196,17 @@ def test_whoever_comes_next_finishes_what_a_lost_member_left(orders, local, monk
 
 
 def abandon(client):
-    """Close its connections, as a killed process does."""
+    """Close its connections without a word and end its thread, as a killed process does."""
     core = client._core
 
     async def cut():
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+        core.closed = True  # it connects no more
+        await core.home.end()
         for link in core.links.alive():
             link.connection.abort()
 
     asyncio.run_coroutine_threadsafe(cut(), core.loop).result()
+    client._thread.stop()
 
 
 def test_outputs_of_a_deleted_topic_are_dropped_and_the_group_goes_on(orders, local, monkeypatch):
