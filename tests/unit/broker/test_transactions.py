@@ -175,7 +175,9 @@ def send_three(group, value):
         out.send("audit", b"third of " + value)
 
 
-@pytest.mark.parametrize("copied", [0, 1, 2])
+@pytest.mark.parametrize(
+    "copied", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(2, marks=pytest.mark.long)]
+)
 def test_whoever_comes_next_finishes_what_a_lost_member_left(orders, local, monkeypatch, copied):
     """Its handler is not called again, and nothing is written twice."""
     lost = stentor.connect(local.url, name="lost", timeout=1)
