@@ -228,10 +228,10 @@ def test_transactions_send_one_output_for_each_message_whoever_dies(three, tmp_p
     with Scene(three, tmp_path) as scene:
         scene.client.create_topic(OUTPUTS, partitions=2)
         for number in range(3):
-            scene.add(workers=TRANSACTIONS)
+            scene.add(workers=TRANSACTIONS, silence=6.0)  # a new head may not know who is dead
             scene.cluster.wait_for(lambda: len(outputs(scene)) > 50 * number, 30, "outputs")  # noqa: B023 - at once
         scene.workers[0].signal(signal.SIGKILL)
-        scene.add(workers=TRANSACTIONS)
+        scene.add(workers=TRANSACTIONS, silence=6.0)
         scene.kill_the_head()
         scene.workers[1].signal(signal.SIGKILL)
         made = len(outputs(scene))
