@@ -96,21 +96,24 @@ class GroupLoad:
         member.process.run(self._work(name, member))
 
     async def _work(self, name: str, member: Member) -> None:
-        rng = self.world.rng
+        rng, group = self.world.rng, await self._join(name, member)
+        workers = rng.choice([0, 0, 1, 3])
+        if workers:
+            order = rng.choice(["key", "partition", None])
+            await group.run(lambda message: self._handle(member, message), workers=workers, ordered_by=order)
+            return
+        async for message in group:
+            await self._handle(member, message)
+
+    async def _join(self, name: str, member: Member) -> AsyncGroup:
         while True:
             try:
                 client = await self.cluster.client(name)
                 member.group = await client.group(GROUP, TOPIC, silence=SILENCE_S, timeout=20)
-                break
             except StentorError:
                 await asyncio.sleep(0.1)
-        workers = rng.choice([0, 0, 1, 3])
-        if workers:
-            order = rng.choice(["key", "partition", None])
-            await member.group.run(lambda message: self._handle(member, message), workers=workers, ordered_by=order)
-            return
-        async for message in member.group:
-            await self._handle(member, message)
+            else:
+                return member.group
 
     async def _handle(self, member: Member, message: Message) -> None:
         self._check_owners(member)

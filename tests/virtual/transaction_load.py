@@ -10,8 +10,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tests.virtual.group_load import GROUP, SILENCE_S, GroupLoad, Member
-from tests.virtual.workload import TOPIC
+from tests.virtual.group_load import GroupLoad, Member
 
 from stentor.errors import StentorError
 from stentor.wire import sparse
@@ -37,13 +36,7 @@ class TransactionLoad(GroupLoad):
     """Members, until they are told to stop."""
 
     async def _work(self, name: str, member: Member) -> None:
-        while True:
-            try:
-                client = await self.cluster.client(name)
-                member.group = await client.group(GROUP, TOPIC, silence=SILENCE_S, timeout=20)
-                break
-            except StentorError:
-                await asyncio.sleep(0.1)
+        await self._join(name, member)
         while (group := member.group) is not None:
             try:
                 await self._handle_some(member, group)

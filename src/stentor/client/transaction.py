@@ -25,7 +25,6 @@ from stentor.errors import Closed, InvalidArgument, LimitExceeded
 from stentor.wire import batch
 
 if TYPE_CHECKING:
-    from stentor.client.deadline import Deadline
     from stentor.client.group_core import GroupCore
     from stentor.client.group_progress import GroupProgress
     from stentor.client.options import HeadersLike, TimestampLike
@@ -44,7 +43,6 @@ class _TransactionFace:
     def __init__(self, core: GroupCore, progress: GroupProgress, timeout: float | None) -> None:
         self._core = core
         self._progress = progress
-        self._deadline: Deadline = core.core.deadline(timeout)
         self._timeout = timeout
         self._entered = False
         self._over = False
@@ -123,8 +121,7 @@ class _TransactionFace:
         return outputs
 
     async def _begin(self) -> None:
-        self._deadline = self._core.core.deadline(self._timeout)
-        await self._transactions.begin(self._deadline)
+        await self._transactions.begin(self._core.core.deadline(self._timeout))
 
     async def _commit(self) -> None:
         await self._transactions.commit(self._encode, self._core.core.deadline(self._timeout))
