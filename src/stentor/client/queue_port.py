@@ -175,10 +175,12 @@ class QueuePort:
         return {"topic_id": self._consumer.topic_id, "partition": self.partition}
 
     async def _ask(self, request: Any) -> Any:
-        """Ask the head of the partition, until it answers."""
+        """Ask the head of the partition, until it answers. LeaseLost if the id that asks is this consumer's no more."""
         core, consumer = self._core, self._consumer
         while True:
             core.check_open()
+            if getattr(request, "holder", self.holder) != self.holder:  # no head may ever know it: it held nothing
+                raise LeaseLost(f"The lease of this consumer of queue {consumer.name} was over.", object=consumer.name)
             link = core.routing.head_link(consumer.name, consumer.topic_id, self.partition)
             if link is None:
                 await core.changes(limits.LINK_WATCH_S)
@@ -225,7 +227,8 @@ class QueuePort:
             async with asyncio.timeout(patience_s):
                 answer = await self._ask(m.RenewJobs(**self._where, holder=holder, limits=named))
         except LeaseLost:
-            self._lost_lease()
+            if holder == self.holder:
+                self._lost_lease()
             return
         except TimeoutError as error:
             if isinstance(error, StentorError):

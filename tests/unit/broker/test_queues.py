@@ -5,6 +5,7 @@ from itertools import cycle
 
 import pytest
 
+import stentor
 from stentor import limits
 from stentor.broker.partitions.tail_cache import TailCache
 from stentor.broker.queues import heads
@@ -49,6 +50,23 @@ def test_jobs_outlive_retention_and_late_ones_keep_no_old_files(local, client, w
         (late,) = queue.peek()
         assert (late.message.value, late.state, late.priority) == (b"late", "delayed", 3)
         assert queue.purge() == 1
+
+
+def test_a_consumer_that_held_nothing_goes_on_after_a_long_outage(served, wait_until):
+    """Its lease was over meanwhile, and no head knows the id under which it asked for jobs then."""
+    process = served().start()
+    with stentor.Client(process.url) as client:
+        client.create_topic("q", kind="queue", lease_s=1)
+        with client.queue("q") as queue:
+            with pytest.raises(DeadlineExceeded):
+                queue.get(timeout=0.1)  # it asks from now on
+            port = queue._core.consumer._ports[0]
+            before = port.holder
+            process.kill()
+            wait_until(lambda: port.holder != before, "its lease is over")
+            process.start()
+            queue.put("x")
+            assert queue.get(timeout=10).value == b"x"
 
 
 def test_a_broker_that_starts_again_knows_jobs_attempts_and_dead_letters(tmp_path, wait_until):
