@@ -1,4 +1,4 @@
-"""Dead letters: jobs that are not tried again go into a topic of their own, each exactly once; and back, on demand.
+"""Dead letters: jobs that are not tried again go into a topic of their own, each exactly once (`client.redrive`: back).
 
 The head of a queue's partition gives dead jobs to one of its consumers, as numbered burials, one at a time. It
 publishes them under a producer identity that belongs to the partition, with the number as its generation. If it dies
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stentor import limits
-from stentor.errors import PublishError, StentorError, TopicNotFound
+from stentor.errors import StentorError
 from stentor.wire import batch
 from stentor.wire import queue_messages as m
 from stentor.wire.queue_rows import DEAD_PREFIX, own_headers
@@ -22,7 +23,6 @@ from stentor.wire.queue_rows import DEAD_PREFIX, own_headers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stentor.client.async_client import AsyncClient
     from stentor.client.message import Message
     from stentor.client.queue_consumer import QueueConsumer
     from stentor.client.queue_port import QueuePort
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REDRIVE_CURSOR: Final = "redrive"
-"""The cursor of a dead-letter topic that says how far its letters were put back."""
-
 _BATCH_BYTES: Final = 4 * limits.MIB  # far below what a batch may have
 _AGAIN_S: Final = 1.0  # when dead jobs are put aside again that could not be
-_REDRIVEN_AT_ONCE: Final = 500  # letters whose messages are in memory at one time
+_PATIENCE_S: Final = 3.0  # of somebody who leaves, with dead jobs that are not put aside
+_LOOK_AGAIN_MS: Final = 200  # another consumer may be at it meanwhile
 
 
 def dead_topic(queue: str, named: str) -> str:
@@ -66,6 +64,7 @@ class Undertaker:
     def __init__(self, consumer: QueueConsumer) -> None:
         self._consumer = consumer
         self._under_way: dict[tuple[int, int], asyncio.Task[None]] = {}  # by partition and number
+        self._expected: set[int] = set()  # partitions of which jobs died here
 
     def begin(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> None:
         """Bury some jobs, unless that is under way."""
@@ -74,6 +73,26 @@ class Undertaker:
             task = self._consumer.core.loop.create_task(self._bury(port, burial, messages))
             self._under_way[key] = task
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
+
+    def expect(self, port: QueuePort) -> None:
+        """A job is dead, by what this consumer says. Any thread."""
+        self._expected.add(port.partition)
+
+    async def finish_own(self, port: QueuePort) -> None:
+        """Before the consumer leaves: what died here need not wait for the next one."""
+        if port.partition in self._expected:
+            await self.finish(port)
+
+    async def finish(self, port: QueuePort) -> None:
+        """Until a partition has no dead jobs left to bury, or the patience is over; the rest is left to others."""
+        with suppress(TimeoutError, StentorError):
+            async with asyncio.timeout(_PATIENCE_S):
+                while await port.has_dead_jobs():
+                    await port.take_dead_jobs(_LOOK_AGAIN_MS)
+                    under_way = [
+                        task for (partition, _), task in self._under_way.items() if partition == port.partition
+                    ]
+                    await asyncio.gather(*under_way)
 
     async def _bury(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> None:
         while True:
@@ -151,45 +170,3 @@ def _told(outcome: asyncio.Future[None]) -> object:
             outcome.set_exception(error)
 
     return tell
-
-
-async def redrive(client: AsyncClient, queue: str, topic: str, limit: int | None, timeout: float | None) -> int:
-    """Put dead letters back into their queue, as new jobs; how many. Each letter once, unless this is killed: then
-    the last few may be put back twice.
-    """
-    deadline = client._core.deadline(timeout)  # noqa: SLF001 - a part of the client
-    try:
-        found = await client.describe_topic(topic, timeout=deadline.left())
-    except TopicNotFound:
-        return 0
-    moved: dict[int, int] = {}
-    for cursor in await client.cursors(topic, timeout=deadline.left()):
-        if cursor.name == REDRIVE_CURSOR:
-            moved = dict(cursor.positions)
-    start = {topic: {each.partition: max(each.start, moved.get(each.partition, 0)) for each in found.partitions}}
-    done = 0
-    pending: list[Message] = []
-    async for message in client.read(topic, start=start, end="now", limit=limit, timeout=deadline.left()):
-        pending.append(message)
-        if len(pending) == _REDRIVEN_AT_ONCE:
-            done += await _put_back(client, queue, topic, pending)
-            pending = []
-    return done + await _put_back(client, queue, topic, pending)
-
-
-async def _put_back(client: AsyncClient, queue: str, topic: str, letters: list[Message]) -> int:
-    outcomes = await asyncio.gather(
-        *(
-            client.publish(queue, letter.value, key=letter.key, headers=own_headers(letter.headers) or None)
-            for letter in letters
-            if dict(letter.headers).get(DEAD_PREFIX + "topic", b"") in (queue.encode(), b"")
-        ),
-        return_exceptions=True,
-    )
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise PublishError(f"Dead letters of {topic} could not be put back: {outcome}") from outcome
-    if letters:
-        positions = {letter.partition: letter.offset + 1 for letter in letters}
-        await client.move_cursor(topic, REDRIVE_CURSOR, positions)
-    return len(outcomes)

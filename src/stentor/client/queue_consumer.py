@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from stentor.client.async_client import AsyncClient
-    from stentor.client.message import Message
     from stentor.client.queue_work import QueueRun
     from stentor.wire.messages import TopicRoute
-    from stentor.wire.queue_messages import BurialTask
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +47,7 @@ class QueueConsumer:
         self._jobs: deque[Job] = deque()  # taken, and not begun
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._error: StentorError | None = None
-        self._undertaker = Undertaker(self)
+        self.undertaker = Undertaker(self)
         share = max(1, prefetch // len(route.partitions))
         self._ports = [QueuePort(self, index, share) for index in range(len(route.partitions))]
         self.is_paused = False  # it takes no more, and gives back what comes
@@ -98,10 +96,6 @@ class QueueConsumer:
         """A job is another's now."""
         self.lost += 1
         logger.warning("attempt %d of job %s/%d@%d is lost", job.attempt, job.queue, job.partition, job.offset)
-
-    def bury(self, port: QueuePort, burial: BurialTask, messages: dict[int, Message]) -> None:
-        """Put dead jobs into the dead-letter topic."""
-        self._undertaker.begin(port, burial, messages)
 
     # --- working --------------------------------------------------------------------------------
 
@@ -248,6 +242,10 @@ class QueueConsumer:
                 raise
             raise self.core.late("settle", deadline.seconds, self.core.refusals.get(self.name)) from error
 
+    async def bury_all(self) -> None:
+        """Put all dead jobs aside that wait for it. For a consumer that takes no jobs."""
+        await asyncio.gather(*(self.undertaker.finish(port) for port in self._ports))
+
     def hold_at_most(self, prefetch: int) -> None:
         """Hold so many jobs from now on. With 0 take no more, and give back those that nobody has begun."""
         self.is_paused = not prefetch
@@ -291,8 +289,8 @@ class QueueConsumer:
 
     async def _close(self) -> None:
         self.core.leavers.discard(self.close)
-        await self._undertaker.close()
         await asyncio.gather(*(port.close() for port in self._ports), return_exceptions=True)
+        await self.undertaker.close()
         self._jobs.clear()
         self.failed(Closed(f"This consumer of queue {self.name} is closed."))
 

@@ -13,10 +13,11 @@ import msgspec
 
 from stentor import limits
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
-from stentor.client.dead_letters import dead_topic, redrive
+from stentor.client.dead_letters import dead_topic
 from stentor.client.job import as_delay_ms
 from stentor.client.message import Receipt
 from stentor.client.queue_consumer import QueueConsumer
+from stentor.client.redrive import redrive
 from stentor.core import queue_limits
 from stentor.core.names import check_topic_name
 from stentor.core.queue_records import PRIORITY_MAX
@@ -306,7 +307,14 @@ class QueueCore:
         return queue_rows.with_terms(encoded, unique=False) if terms else encoded
 
     async def redrive(self, limit: int | None, timeout: float | None) -> int:
-        """Put dead letters back."""
+        """Put dead letters back, and before that aside what waits for it."""
+        undertaker = QueueConsumer(self.client, self.route, prefetch=1, limit_s=None)
+        undertaker.hold_at_most(0)
+        undertaker.start()
+        try:
+            await undertaker.bury_all()
+        finally:
+            await undertaker.close()
         return await redrive(self.client, self.name, self.dead_letters, limit, timeout)
 
 

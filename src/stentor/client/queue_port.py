@@ -1,7 +1,7 @@
 """One partition of a queue, as one consumer works on it: takes jobs, settles them, keeps its lease.
 
     take loop     asks for jobs while there is room for them        one request under way
-    settle loop   sends what was settled meanwhile, as one request  one request under way
+    settle loop   tells how jobs ended (`client.queue_settling`)    one request under way
     renew loop    keeps the lease, beside whatever handlers do
 
 All of them talk to the head of the partition, find the new one when it changes, and ask again with the same number: the
@@ -15,15 +15,15 @@ import asyncio
 import logging
 import math
 import secrets
-from collections import deque
 from contextlib import suppress
 from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
-from stentor.client.job import Job, lost
+from stentor.client.job import Job
 from stentor.client.job_messages import JobMessages
+from stentor.client.queue_settling import JobSettling
 from stentor.core.queue_jobs import pairs, ranges
 from stentor.errors import (
     ConnectionFailed,
@@ -37,6 +37,7 @@ from stentor.errors import (
 from stentor.wire import queue_messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from collections.abc import Set as AbstractSet
 
     from stentor.client.message import Message
@@ -48,35 +49,8 @@ _AGAIN: Final = (ConnectionFailed, CoordinationUnavailable, NotReady)
 _RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
 _OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
 _LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for
-_BESIDE_FAILED_MAX: Final = 1_000  # jobs that are settled beside some with tracebacks, for the same reason
 _offset: Final = attrgetter("offset")
 _WAIT_MS: Final = 20_000  # a request for jobs that finds none is asked again after this
-
-
-class _Outbox:
-    """What was settled, and is not sent yet. Any thread adds to it."""
-
-    def __init__(self) -> None:
-        self.finished: deque[Job] = deque()
-        self.failed: deque[m.JobReturn] = deque()
-        self.awake = False  # the loop will look by itself
-
-    def __bool__(self) -> bool:
-        return bool(self.finished or self.failed)
-
-    def clear(self) -> None:
-        self.finished.clear()
-        self.failed.clear()
-
-    def some_failed(self) -> list[m.JobReturn]:
-        """As many as one control message has room for, with their tracebacks."""
-        found: list[m.JobReturn] = []
-        size = 0
-        while self.failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
-            each = self.failed.popleft()
-            found.append(each)
-            size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
-        return found
 
 
 class QueuePort:
@@ -92,15 +66,13 @@ class QueuePort:
         self._valid_until = 0.0  # by the loop's clock
         self.held: dict[int, Job] = {}
         self._bodies = JobMessages(consumer.name, partition)
-        self._number = self._sequence = 1
-        self._out = _Outbox()
+        self._number = 1
         self._limits: dict[int, tuple[int, int, int]] = {}  # jobs that began, and how long they may take
-        self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}  # who wants to hear how a job was settled
-        self._settle_now = asyncio.Event()
         self._renew_now = asyncio.Event()
         self._room_now = asyncio.Event()
         self._renewed = asyncio.Event()
-        self._closing = False
+        self._settling = JobSettling(self, consumer)
+        self.finish = self._settling.finish  # called for each job: one way less to go
         self._tasks: list[asyncio.Task[bool]] = []
         self._begin_life()
 
@@ -108,14 +80,11 @@ class QueuePort:
         """Under another id: nothing of what was held is this consumer's."""
         for job in self.held.values():
             job.lose()
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(None)  # whoever waits looks at the job
+        self._settling.begin_anew()
         self.holder = secrets.token_bytes(m.HOLDER_BYTES)
-        self.held, self._waiting, self._limits = {}, {}, {}
+        self.held, self._limits = {}, {}
         self._bodies.forget()
-        self._out.clear()
-        self._number = self._sequence = 1
+        self._number = 1
         self._valid_until = 0.0
         self._renewed.clear()
         self._renew_now.set()
@@ -135,7 +104,7 @@ class QueuePort:
 
     def start(self) -> None:
         """Begin to take jobs."""
-        work = (self._renew_loop, self._take_loop, self._settle_loop)
+        work = (self._renew_loop, self._take_loop, self._settling.loop)
         self._tasks = [self._core.loop.create_task(self._go_on(loop)) for loop in work]
 
     async def _go_on(self, work: Any) -> bool:
@@ -153,28 +122,62 @@ class QueuePort:
 
     async def close(self) -> None:
         """Send what is settled, give the rest back, and leave."""
-        self._closing = True
         renew, take, settle = self._tasks
         take.cancel()
         for job in list(self.held.values()):
             if job.is_open:
                 self.give_back(job, delay_ms=0, counted=job.begun)
                 job.lose()
-        self._settle_now.set()
+        self._settling.end()
         with suppress(TimeoutError):
-            async with asyncio.timeout(limits.LINK_CLOSE_S * 2):
-                if await asyncio.shield(settle):  # else what it holds may have begun, and that counts
-                    await self._ask(m.LeaveQueue(**self._where, holder=self.holder))
+            if await self._soon(asyncio.shield(settle)):  # else what it holds may have begun, and that counts
+                await self._consumer.undertaker.finish_own(self)
+                await self._soon(self.ask(m.LeaveQueue(**self.where, holder=self.holder)))
         for task in (renew, settle):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._begin_life()
 
+    @staticmethod
+    async def _soon(work: Awaitable[Any]) -> Any:
+        async with asyncio.timeout(limits.LINK_CLOSE_S * 2):
+            return await work
+
+    def give_back(
+        self,
+        job: Job,
+        *,
+        delay_ms: int | None = None,
+        counted: bool = True,
+        dead: bool = False,
+        why: str = "",
+        trace: str = "",
+    ) -> None:
+        """A job is not done. Any thread."""
+        if dead or (counted and job.attempt >= self._consumer.settings.max_attempts):
+            self._consumer.undertaker.expect(self)
+        self._settling.give_back(
+            m.JobReturn(
+                offset=job.message.offset,
+                attempt=job.attempt,
+                delay_ms=delay_ms,
+                counted=counted,
+                dead=dead,
+                why=why,
+                trace=trace,
+            )
+        )
+
+    async def settled(self, job: Job) -> None:
+        """Until what was said about a job is committed; LeaseLost if it was not its consumer's any more."""
+        await self._settling.settled(job)
+
     @property
-    def _where(self) -> dict[str, int]:
+    def where(self) -> dict[str, int]:
+        """Its topic and number, as requests name it."""
         return {"topic_id": self._consumer.topic_id, "partition": self.partition}
 
-    async def _ask(self, request: Any) -> Any:
+    async def ask(self, request: Any) -> Any:
         """Ask the head of the partition, until it answers. LeaseLost if the id that asks is this consumer's no more."""
         core, consumer = self._core, self._consumer
         while True:
@@ -200,9 +203,19 @@ class QueuePort:
                     raise
                 await core.changes(limits.LINK_WATCH_S)
 
+    async def has_dead_jobs(self) -> bool:
+        """Whether there are some that are not in the dead-letter topic yet."""
+        return bool((await self.ask(m.DescribeQueue(**self.where))).dead)
+
+    async def take_dead_jobs(self, wait_ms: int) -> None:
+        """Bury dead jobs, if the head has some for this consumer soon. Nobody else may ask for jobs beside this."""
+        await self._renewed.wait()
+        asked = m.TakeJobs(**self.where, holder=self.holder, number=self._number, jobs_max=0, wait_ms=wait_ms, known=[])
+        await self._took(await self.ask(asked))
+
     async def confirm_burial(self, number: int) -> None:
         """Dead jobs are in the dead-letter topic."""
-        await self._ask(m.ConfirmBurial(**self._where, number=number))
+        await self.ask(m.ConfirmBurial(**self.where, number=number))
 
     # --- the lease ------------------------------------------------------------------------------
 
@@ -225,7 +238,7 @@ class QueuePort:
         patience_s = self.lease_s or self._core.timeout
         try:
             async with asyncio.timeout(patience_s):
-                answer = await self._ask(m.RenewJobs(**self._where, holder=holder, limits=named))
+                answer = await self.ask(m.RenewJobs(**self.where, holder=holder, limits=named))
         except LeaseLost:
             if holder == self.holder:
                 self._lost_lease()
@@ -233,11 +246,11 @@ class QueuePort:
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
-            self._check_lease()
+            self.check_lease()
             return
         if holder != self.holder:
             return
-        if self._check_lease():
+        if self.check_lease():
             return  # it came too late: jobs may have been passed over meanwhile
         self.lease_s = answer.lease_ms / 1_000
         self._valid_until = max(self._valid_until, sent_at + _OWN_SHARE * self.lease_s)
@@ -258,7 +271,7 @@ class QueuePort:
                 self._consumer.note_lost(job)
                 self._room_now.set()
 
-    def _check_lease(self) -> bool:
+    def check_lease(self) -> bool:
         """Whether the lease is over; then everything begins anew."""
         over = self._renewed.is_set() and self._core.loop.time() >= self._valid_until
         if over:
@@ -283,7 +296,7 @@ class QueuePort:
                 continue
             holder = self.holder
             asked = m.TakeJobs(
-                **self._where,
+                **self.where,
                 holder=holder,
                 number=self._number,
                 jobs_max=min(room, m.JOBS_TAKEN_MAX),
@@ -291,9 +304,9 @@ class QueuePort:
                 known=self._bodies.known,
             )
             try:
-                answer = await self._ask(asked)
+                answer = await self.ask(asked)
             except LeaseLost:
-                self._check_lease()
+                self.check_lease()
                 self._renewed.clear()
                 self._renew_now.set()
                 continue
@@ -332,7 +345,7 @@ class QueuePort:
         if jobs:
             self._consumer.deliver(jobs)
         if answer.burial is not None:
-            self._consumer.bury(self, answer.burial, messages)
+            self._consumer.undertaker.begin(self, answer.burial, messages)
 
     def _has(self, offset: int, attempt: int) -> bool:
         """Whether it came before. A later attempt says that the one before it was taken from this consumer."""
@@ -353,8 +366,8 @@ class QueuePort:
             missing = sorted(wanted - found.keys())
             if not missing:
                 break
-            asked = m.FetchJobs(**self._where, ranges=ranges(missing)[: 2 * m.JOBS_SETTLED_MAX])
-            batches = (await self._ask(asked)).batches
+            asked = m.FetchJobs(**self.where, ranges=ranges(missing)[: 2 * m.JOBS_SETTLED_MAX])
+            batches = (await self.ask(asked)).batches
             if not batches:
                 logger.error("queue %s/%d: jobs have no messages: %s", self._consumer.name, self.partition, missing[:5])
                 break
@@ -365,37 +378,7 @@ class QueuePort:
         if self.share - len(self.held) >= self._consumer.least_room(self.share):
             self._room_now.set()
 
-    # --- settling: any thread -------------------------------------------------------------------
-
-    def finish(self, job: Job) -> None:
-        """A job is done."""
-        self._out.finished.append(job)
-        if not self._out.awake:
-            self._wake()
-
-    def give_back(
-        self,
-        job: Job,
-        *,
-        delay_ms: int | None = None,
-        counted: bool = True,
-        dead: bool = False,
-        why: str = "",
-        trace: str = "",
-    ) -> None:
-        """A job is not done."""
-        self._out.failed.append(
-            m.JobReturn(
-                offset=job.message.offset,
-                attempt=job.attempt,
-                delay_ms=delay_ms,
-                counted=counted,
-                dead=dead,
-                why=why,
-                trace=trace,
-            )
-        )
-        self._wake()
+    # --- how long the work on a job may take ----------------------------------------------------
 
     def limit(self, job: Job, seconds: float) -> None:
         """The work on a job begins, or goes on: it may take so long from now on."""
@@ -418,86 +401,3 @@ class QueuePort:
         job.lose()
         self._consumer.note_lost(job)
         self.give_back(job, why="the attempt took longer than its consumer allows")
-
-    def _wake(self) -> None:
-        if not self._out.awake:
-            self._out.awake = True
-            self._core.loop.call_soon_threadsafe(self._settle_now.set)
-
-    async def settled(self, job: Job) -> None:
-        """Until what was said about a job is committed; LeaseLost if it was not its consumer's any more."""
-        key = job.message.offset, job.attempt
-        if not self.owns(job.holder):
-            raise lost(job)
-        waiting = self._waiting.get(key)
-        if waiting is None:
-            waiting = self._waiting[key] = self._core.loop.create_future()
-        holder = self.holder
-        await asyncio.shield(waiting)
-        if holder != self.holder:
-            raise lost(job)
-
-    async def _settle_loop(self) -> None:
-        while not self._closing or self._out:
-            await self._settle_now.wait()
-            self._settle_now.clear()
-            self._out.awake = False  # before looking: who adds something now wakes this again
-            while self._out:
-                await self._settle()
-
-    async def _settle(self) -> None:
-        most = _BESIDE_FAILED_MAX if self._out.failed else m.JOBS_SETTLED_MAX
-        finished = [self._out.finished.popleft() for _ in range(min(len(self._out.finished), most))]
-        failed = self._out.some_failed()
-        holder = self.holder
-        own = [job for job in finished if job.holder == holder]
-        later = sorted((job.message.offset, job.attempt) for job in own if job.attempt != 1)
-        asked = m.SettleJobs(
-            **self._where,
-            holder=holder,
-            sequence=self._sequence,
-            first=ranges(sorted([job.message.offset for job in own if job.attempt == 1])),
-            later=[number for pair in later for number in pair],
-            back=failed,
-        )
-        for job in own:
-            self.held.pop(job.message.offset, None)
-        for each in failed:
-            self.held.pop(each.offset, None)
-        self.freed()
-        try:
-            answer = await self._ask(asked)
-        except LeaseLost:
-            self._check_lease()
-            return
-        if holder != self.holder:
-            return
-        self._sequence += 1
-        self._tell(own, failed, set(pairs(answer.refused)))
-
-    def _tell(self, finished: list[Job], failed: list[m.JobReturn], refused: set[tuple[int, int]]) -> None:
-        """Whoever waits hears how it ended; nobody waits for most."""
-        for job in finished if refused else ():
-            if (job.message.offset, job.attempt) in refused:
-                job.lose()
-                self._consumer.note_lost(job)
-        if not self._waiting:
-            return
-        keys = [(job.message.offset, job.attempt) for job in finished]
-        keys += [(each.offset, each.attempt) for each in failed]
-        for key in keys:
-            waiting = self._waiting.pop(key, None)
-            if waiting is None or waiting.done():
-                continue
-            if key in refused:
-                waiting.set_exception(
-                    LeaseLost(
-                        f"Attempt {key[1]} of job {self._consumer.name}/{self.partition}@{key[0]} is not this"
-                        " consumer's any more.",
-                        hint="The job is handed out again. Whatever its handler did may be done twice.",
-                        object=self._consumer.name,
-                    )
-                )
-                waiting.exception()
-            else:
-                waiting.set_result(None)

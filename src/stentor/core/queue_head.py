@@ -356,7 +356,7 @@ class QueueHead:
                     steps.append(Took(name, asked.number, fresh, noted))
                     attempts = [state.attempts(offset) + 1 for offset in noted]
                     given = q.GiveJobs(asked.ticket, fresh, noted, attempts)
-            burial = None if buries else self._burial(name, steps)
+            burial = None if buries else self._burial(asked, steps)
             buries = buries or burial is not None
             if given is not None or burial is not None:
                 del waiting[name]
@@ -368,8 +368,11 @@ class QueueHead:
         waiting = self._wanted
         again = [name for name in self._again if name in waiting]
         self._again.clear()
-        most = len(waiting) if all_of_them else min(len(waiting), self._ready.available(turn.committed))
-        return list(dict.fromkeys((*again, *nsmallest(most, waiting, key=self._held))))
+        if all_of_them:
+            return list(dict.fromkeys((*again, *sorted(waiting, key=self._held))))
+        wanting = [name for name, asked in waiting.items() if asked.jobs_max]
+        most = min(len(wanting), self._ready.available(turn.committed))
+        return list(dict.fromkeys((*again, *nsmallest(most, wanting, key=self._held))))
 
     def _given_before(self, asked: q.JobsWanted) -> q.GiveJobs | None:
         """The answer to a request that was decided before, perhaps by an earlier head: the jobs that are still so."""
@@ -382,13 +385,14 @@ class QueueHead:
         noted = [pair for pair in zip(holder.noted, holder.attempts, strict=True) if holds(holder, *pair)]
         return q.GiveJobs(asked.ticket, fresh, [offset for offset, _ in noted], [attempt for _, attempt in noted])
 
-    def _burial(self, name: bytes, steps: list[QueueStep]) -> q.GiveBurial | None:
+    def _burial(self, asked: q.JobsWanted, steps: list[QueueStep]) -> q.GiveBurial | None:
         """Dead jobs that this holder shall put into the dead-letter topic, if there are some; one burial at a time."""
-        state, burial = self._state, self._state.burial
+        state, burial, name = self._state, self._state.burial, asked.holder
         if burial is not None and burial.holder == name:
             number, told, at_us = self._burying
-            if (number, told) == (burial.number, name) and self._counted_us - at_us < _TELL_AGAIN_US:
-                return None  # it was told
+            was_told = (number, told) == (burial.number, name) and self._counted_us - at_us < _TELL_AGAIN_US
+            if was_told and asked.jobs_max:  # else it leaves, and asks for nothing but this
+                return None
         elif burial is not None and not burial.holder:
             steps.append(Bury(name, burial.number, burial.offsets))
         elif burial is None and state.dead:

@@ -67,7 +67,7 @@ class TakeJobs(_OfPartition, frozen=True):
 
     holder: Holder16
     number: Number  # counts up when an answer says that it is used
-    jobs_max: Annotated[int, msgspec.Meta(ge=1, le=JOBS_TAKEN_MAX)]
+    jobs_max: Annotated[int, msgspec.Meta(ge=0, le=JOBS_TAKEN_MAX)]  # none: it only wants to bury dead ones
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 20_000
     known: Annotated[list[U63], msgspec.Meta(max_length=2)] = []  # a range of messages that need not be sent
 

@@ -4,10 +4,12 @@ import asyncio
 import threading
 import uuid
 from datetime import UTC, datetime, timedelta
+from unittest.mock import AsyncMock
 
 import pytest
 
 import stentor
+from stentor.client.dead_letters import Undertaker
 from stentor.errors import DeadlineExceeded, InvalidArgument, LeaseLost
 
 
@@ -122,6 +124,73 @@ def test_dead_letters_are_put_back_once(client, jobs, wait_until):
     job = jobs.get(timeout=5)
     assert (job.value, job.key, job.headers, job.attempt) == (b"x", b"k", [("own", b"header")], 1)
     jobs.ack(job)
+
+
+def test_who_leaves_puts_aside_what_died(client, name):
+    with client.queue(name) as queue:
+        queue.put("x")
+        queue.nack(queue.get(timeout=5), dead=True)
+    assert [letter.value for letter in client.read(f"{name}.dead")] == [b"x"]
+
+
+def test_dead_jobs_that_nobody_put_aside_are_put_back(client, name, monkeypatch):
+    with monkeypatch.context() as without, client.queue(name) as queue:
+        without.setattr(Undertaker, "begin", lambda *_: None)
+        without.setattr(Undertaker, "finish", AsyncMock())
+        queue.put("x")
+        queue.nack(queue.get(timeout=5), dead=True)
+    with client.queue(name) as queue:
+        assert queue.describe().partitions[0].dead == 1
+        assert (queue.redrive(), queue.redrive()) == (1, 0)
+        assert drain(queue, 1)[0].value == b"x"
+
+
+def test_queues_that_share_a_topic_for_dead_letters_get_back_their_own(client, name, wait_until):
+    dead = f"{name}.both"
+    with (
+        make(client, f"{name}.a", dead_letter_topic=dead) as first,
+        make(client, f"{name}.b", dead_letter_topic=dead) as second,
+    ):
+        for queue in (first, second):
+            queue.put(queue.name)
+            queue.nack(queue.get(timeout=5), dead=True)
+            wait_until(lambda queue=queue: queue.describe().died == 1, "it is put aside")
+        assert (first.redrive(), second.redrive()) == (1, 1)
+        assert [drain(queue, 1)[0].value.decode() for queue in (first, second)] == [first.name, second.name]
+
+
+def test_letters_are_put_back_once_by_several_at_a_time(client, name, wait_until):
+    with make(client, name, partitions=2) as queue:
+        queue.put_many([b"%d" % number for number in range(1_500)])
+        for _ in range(1_500):
+            queue.nack(queue.get(timeout=10), dead=True, wait=False)
+        wait_until(lambda: queue.describe().died == 1_500, "they are put aside")
+        counts = []
+        others = [threading.Thread(target=lambda: counts.append(queue.redrive())) for _ in range(3)]
+        for other in others:
+            other.start()
+        for other in others:
+            other.join()
+        assert sum(counts) == 1_500
+        assert sorted(int(job.value) for job in drain(queue, 1_500)) == list(range(1_500))
+
+
+def test_a_large_letter_is_put_back(client, jobs, wait_until):
+    jobs.put(bytes(3_000_000))
+    jobs.nack(jobs.get(timeout=5), dead=True)
+    wait_until(lambda: jobs.describe().died == 1, "it is put aside")
+    assert jobs.redrive() == 1
+    assert len(drain(jobs, 1)[0].value) == 3_000_000
+
+
+def test_what_an_earlier_version_put_back_stays_so(client, jobs, wait_until):
+    for number in range(2):
+        jobs.put(f"{number}")
+        jobs.nack(jobs.get(timeout=5), dead=True)
+    wait_until(lambda: jobs.describe().died == 2, "they are put aside")
+    client.move_cursor(f"{jobs.name}.dead", "redrive", {0: 1})
+    assert jobs.redrive() == 1
+    assert drain(jobs, 1)[0].value == b"1"
 
 
 def test_many_consumers_share_one_partition(client, jobs):

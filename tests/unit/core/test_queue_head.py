@@ -481,3 +481,27 @@ def test_jobs_that_move_again_and_again_leave_nothing_behind(log):
     log.now += 3_601 * S
     log.hear(A)
     assert log.take(A, 1) == [(offset, 1)]
+
+
+def test_who_only_wants_to_bury_is_told_at_once_and_takes_no_job(log):
+    log.put(b"bad", b"good")
+    log.commit()
+    log.take(A, 1, 1)
+    log.settle(A, 1, back=[failed(0, 1, dead=True)])
+    told = log.answers[log.ask(q.JobsWanted, A, 2, 0)]
+    assert (told.fresh, told.used, told.burial) == ([], False, q.GiveBurial(1, [0]))
+    again = log.answers[log.ask(q.JobsWanted, A, 2, 0)]
+    assert again.burial == q.GiveBurial(1, [0])
+
+
+def test_who_only_wants_to_bury_keeps_no_job_from_others(log):
+    log.put(*[b"job"] * 5)
+    log.commit()
+    assert len(log.take(B, 1, 5)) == 5
+    log.hear(C)
+    mourners = [log.ask(q.JobsWanted, name, 1, 0) for name in (A, C)]  # who hold less are served first
+    waiting = log.ask(q.JobsWanted, B, 2, 1)
+    log.put(b"one")
+    log.commit()
+    log.turn()
+    assert [log.given(ticket) for ticket in (*mourners, waiting)] == [None, None, [(6, 1)]]

@@ -1,0 +1,160 @@
+"""How the jobs of one partition ended, told to its head: what gathers while a request is under way is the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from stentor import limits
+from stentor.client.job import lost
+from stentor.core.queue_jobs import pairs, ranges
+from stentor.errors import LeaseLost
+from stentor.wire import queue_messages as m
+
+if TYPE_CHECKING:
+    from stentor.client.job import Job
+    from stentor.client.queue_consumer import QueueConsumer
+    from stentor.client.queue_port import QueuePort
+
+_BESIDE_FAILED_MAX: Final = 1_000  # jobs that are settled beside some with tracebacks: one control message has them
+
+
+class JobSettling:
+    """Of one consumer, at one partition. Any thread adds to it; the rest is for the client's loop."""
+
+    def __init__(self, port: QueuePort, consumer: QueueConsumer) -> None:
+        self._port = port
+        self._consumer = consumer
+        self._loop = consumer.core.loop
+        self._finished: deque[Job] = deque()
+        self._failed: deque[m.JobReturn] = deque()
+        self._awake = False  # the loop will look by itself
+        self._now = asyncio.Event()
+        self._sequence = 1
+        self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}  # who wants to hear how a job was settled
+        self._ending = False
+
+    def begin_anew(self) -> None:
+        """The consumer has another id: nothing of what was held is its own any more."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result(None)  # whoever waits looks at the job
+        self._waiting = {}
+        self._finished.clear()
+        self._failed.clear()
+        self._sequence = 1
+
+    def finish(self, job: Job) -> None:
+        """A job is done. Any thread."""
+        self._finished.append(job)
+        if not self._awake:
+            self._wake()
+
+    def give_back(self, returned: m.JobReturn) -> None:
+        """A job is not done. Any thread."""
+        self._failed.append(returned)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon_threadsafe(self._now.set)
+
+    async def settled(self, job: Job) -> None:
+        """Until what was said about a job is committed; LeaseLost if it was not its consumer's any more."""
+        port, key = self._port, (job.message.offset, job.attempt)
+        if not port.owns(job.holder):
+            raise lost(job)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = self._loop.create_future()
+        holder = port.holder
+        await asyncio.shield(waiting)
+        if holder != port.holder:
+            raise lost(job)
+
+    def end(self) -> None:
+        """Nothing more comes: the loop ends when all is told."""
+        self._ending = True
+        self._now.set()
+
+    async def loop(self) -> None:
+        """Tell the head."""
+        while not self._ending or self._has_news:
+            await self._now.wait()
+            self._now.clear()
+            self._awake = False  # before looking: who adds something now wakes this again
+            while self._has_news:
+                await self._settle()
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._finished or self._failed)
+
+    async def _settle(self) -> None:
+        port, holder = self._port, self._port.holder
+        most = _BESIDE_FAILED_MAX if self._failed else m.JOBS_SETTLED_MAX
+        finished = [self._finished.popleft() for _ in range(min(len(self._finished), most))]
+        failed = self._some_failed()
+        own = [job for job in finished if job.holder == holder]
+        later = sorted((job.message.offset, job.attempt) for job in own if job.attempt != 1)
+        asked = m.SettleJobs(
+            **port.where,
+            holder=holder,
+            sequence=self._sequence,
+            first=ranges(sorted([job.message.offset for job in own if job.attempt == 1])),
+            later=[number for pair in later for number in pair],
+            back=failed,
+        )
+        for job in own:
+            port.held.pop(job.message.offset, None)
+        for each in failed:
+            port.held.pop(each.offset, None)
+        port.freed()
+        try:
+            answer = await port.ask(asked)
+        except LeaseLost:
+            port.check_lease()
+            return
+        if holder != port.holder:
+            return
+        self._sequence += 1
+        self._tell(own, failed, set(pairs(answer.refused)))
+
+    def _some_failed(self) -> list[m.JobReturn]:
+        """As many as one control message has room for, with their tracebacks."""
+        found: list[m.JobReturn] = []
+        size = 0
+        while self._failed and size < limits.CONTROL_BODY_BYTES_MAX // 4:
+            each = self._failed.popleft()
+            found.append(each)
+            size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
+        return found
+
+    def _tell(self, finished: list[Job], failed: list[m.JobReturn], refused: set[tuple[int, int]]) -> None:
+        """Whoever waits hears how it ended; nobody waits for most."""
+        for job in finished if refused else ():
+            if (job.message.offset, job.attempt) in refused:
+                job.lose()
+                self._consumer.note_lost(job)
+        if not self._waiting:
+            return
+        keys = [(job.message.offset, job.attempt) for job in finished]
+        keys += [(each.offset, each.attempt) for each in failed]
+        for key in keys:
+            waiting = self._waiting.pop(key, None)
+            if waiting is None or waiting.done():
+                continue
+            if key not in refused:
+                waiting.set_result(None)
+                continue
+            waiting.set_exception(
+                LeaseLost(
+                    f"Attempt {key[1]} of job {self._consumer.name}/{self._port.partition}@{key[0]} is not this"
+                    " consumer's any more.",
+                    hint="The job is handed out again. Whatever its handler did may be done twice.",
+                    object=self._consumer.name,
+                )
+            )
+            waiting.exception()  # nobody may look at it

@@ -1,0 +1,137 @@
+"""Dead letters go back into their queue, as new jobs.
+
+Whoever does this is a member of a consumer group of the dead-letter topic, and puts letters back in transactions. So
+several may do it at once, and be killed meanwhile: each letter becomes one job.
+
+    redrive.jobs     the group that puts letters back into the queue "jobs"; its lag says how many are left
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from stentor.core import group_limits
+from stentor.errors import DeadlineExceeded, StaleGeneration, TopicNotFound
+from stentor.wire.queue_rows import DEAD_PREFIX, own_headers
+
+if TYPE_CHECKING:
+    from stentor.client.async_client import AsyncClient
+    from stentor.client.deadline import Deadline
+    from stentor.client.group import AsyncGroup
+    from stentor.client.message import Message
+    from stentor.client.transaction import AsyncTransaction
+
+_LETTERS_AT_ONCE: Final = 500  # in one transaction,
+_BYTES_AT_ONCE: Final = group_limits.TRANSACTION_BYTES_MAX // 4  # unless these are more
+_LARGE_BYTES: Final = group_limits.TRANSACTION_BYTES_MAX // 2  # a letter that may not fit into one
+_LOOK_S: Final = 0.25  # how often to look whether another one has put back what is left
+_SILENCE_S: Final = 10.0  # others go on without one that stands still for so long
+
+_EARLIER_CURSOR: Final = "redrive"
+"""What earlier versions moved past the letters that were put back."""
+
+
+async def redrive(client: AsyncClient, queue: str, topic: str, limit: int | None, timeout: float | None) -> int:
+    """Put those dead letters of a queue back that are there now; how many this call has put back."""
+    try:
+        found = await client.describe_topic(topic, timeout=timeout)
+    except TopicNotFound:
+        return 0
+    there = {each.partition: range(each.start, each.end) for each in found.partitions}
+    return await _Redrive(client, queue, topic, there, timeout).put_back(limit)
+
+
+class _Redrive:
+    """The letters of one queue that are there, by partition."""
+
+    def __init__(
+        self, client: AsyncClient, queue: str, topic: str, there: dict[int, range], timeout: float | None
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._topic = topic
+        self._there = there
+        self._timeout = timeout
+        self._group = f"redrive.{queue}"
+
+    async def put_back(self, limit: int | None) -> int:
+        """All of them, or so many."""
+        await self._heed_earlier_versions()
+        left, done = await self._left(), 0
+        if not left or limit == 0:
+            return 0
+        joining = self._client.group(
+            self._group, self._topic, start="earliest", auto_commit=False, silence=_SILENCE_S, timeout=self._timeout
+        )
+        async with joining as group:
+            deadline = self._deadline()
+            while left and (limit is None or done < limit):
+                most = left if limit is None else min(left, limit - done)
+                done += await self._put_some_back(group, most)
+                before, left = left, await self._left()
+                if left < before:  # by this call, or by another one
+                    deadline = self._deadline()
+                elif deadline.has_passed():
+                    raise DeadlineExceeded(
+                        f"{left} dead letters of {self._topic} could not be read within {deadline.seconds:g} s.",
+                        hint=f"`stentor group describe {self._group}` shows who has them.",
+                        operation="redrive",
+                        object=self._topic,
+                    )
+        return done
+
+    def _deadline(self) -> Deadline:
+        return self._client._core.deadline(self._timeout)  # noqa: SLF001 - a part of the client
+
+    async def _heed_earlier_versions(self) -> None:
+        if self._topic != f"{self._queue}.dead":
+            return
+        for cursor in await self._client.cursors(self._topic, timeout=self._timeout):
+            if cursor.name == _EARLIER_CURSOR:
+                await self._client.move_cursor(self._topic, self._group, cursor.positions, timeout=self._timeout)
+
+    async def _left(self) -> int:
+        """How many of them the group has not come to."""
+        positions: dict[int, int] = {}
+        for cursor in await self._client.cursors(self._topic, timeout=self._timeout):
+            if cursor.name == self._group:
+                positions = dict(cursor.positions)
+        return sum(len(range(max(there.start, positions.get(p, 0)), there.stop)) for p, there in self._there.items())
+
+    async def _put_some_back(self, group: AsyncGroup, most: int) -> int:
+        """As many as one transaction has room for, of those that are here soon; how many."""
+        done = size = 0
+        with suppress(StaleGeneration):  # another one came, and has these letters now
+            async with group.transaction(self._timeout) as out:
+                for _ in range(min(most, _LETTERS_AT_ONCE)):
+                    try:
+                        letter = await group.get(timeout=_LOOK_S)
+                    except DeadlineExceeded:
+                        break
+                    if self._is_own(letter):
+                        await self._put_one_back(out, letter)
+                        done += 1
+                    size += _size(letter)
+                    if size > _BYTES_AT_ONCE:
+                        break
+            return done
+        return 0
+
+    def _is_own(self, letter: Message) -> bool:
+        """Several queues may have one topic for their letters."""
+        return dict(letter.headers).get(DEAD_PREFIX + "topic", b"") in (self._queue.encode(), b"")
+
+    async def _put_one_back(self, out: AsyncTransaction, letter: Message) -> None:
+        headers = own_headers(letter.headers) or None
+        if _size(letter) < _LARGE_BYTES:
+            await out.send(self._queue, letter.value, key=letter.key, headers=headers)
+        else:  # it is there twice if this is killed before the transaction is committed
+            await self._client.publish(
+                self._queue, letter.value, key=letter.key, headers=headers, timeout=self._timeout
+            )
+
+
+def _size(letter: Message) -> int:
+    own = len(letter.value or b"") + len(letter.key or b"")
+    return own + sum(len(name.encode()) + len(value or b"") for name, value in letter.headers)
