@@ -29,6 +29,7 @@ import re
 import zlib
 from array import array
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -228,10 +229,7 @@ class QueueState:
             self._firsts.append((batch.end_offset, first))
 
     def _skip_to(self, offset: int) -> None:
-        """The log begins here; or its copy is damaged, and what it should have before is not there."""
-        if not self._marks:
-            self._base = self._first = offset
-            return
+        """This copy of the log is damaged, and what it should have before is not there."""
         missing = offset - self.end
         assert missing > 0
         self._torn = True
@@ -283,11 +281,14 @@ class QueueState:
 
     def _apply_whole(self, step: r.QueueStep, now_us: int) -> None:
         """Behind damage, a step may speak of what is not there: the rest of the log counts nevertheless (K2)."""
-        try:
+        if not self._torn:
             self._apply(step, now_us)
-        except (KeyError, IndexError):
-            if not self._torn:
-                raise
+            return
+        known = queue_jobs.without_missing(
+            step, self.jobs, lambda offset: self.mark(offset) == FRESH, lambda offset: self.mark(offset) != ENDED
+        )
+        with suppress(KeyError, IndexError):
+            self._apply(known, now_us)
 
     def _apply(self, step: r.QueueStep, now_us: int) -> None:
         match step:
@@ -392,10 +393,12 @@ class QueueState:
     def _left(self, step: r.HolderLeft, now_us: int) -> None:
         for each in step.back:
             self._back(each, now_us)
-        holder = self.holders.pop(step.holder, None)
+        holder = self.holders.get(step.holder)
         if holder is None:
             return
-        del self._by_number[holder.number]
+        for offset in list(self.held_by(holder)) if self._torn else ():  # what became of these is not there
+            self._back(r.JobBack(offset), now_us)
+        del self.holders[step.holder], self._by_number[holder.number]
         self.gone[step.holder] = holder
         if len(self.gone) > queue_jobs.GONE_MAX:
             del self.gone[next(iter(self.gone))]

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from stentor.core import queue_records as r
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
 
 UNIQUE_MAX: Final = 1_000_000
@@ -122,3 +124,30 @@ def ranges(offsets: Sequence[int]) -> list[int]:
         else:
             found += offset, 1
     return found
+
+
+def without_missing(
+    step: r.QueueStep, jobs: Container[int], is_fresh: Callable[[int], bool], is_open: Callable[[int], bool]
+) -> r.QueueStep:
+    """What a step says of jobs that are there: noted ones, fresh ones, and all that have not ended."""
+
+    def runs(numbers: list[int], counts: Callable[[int], bool]) -> list[int]:
+        return ranges(
+            [offset for first, count in pairs(numbers) for offset in range(first, first + count) if counts(offset)]
+        )
+
+    def back(given: list[r.JobBack]) -> list[r.JobBack]:
+        return [each for each in given if is_open(each.offset)]
+
+    replace = msgspec.structs.replace
+    match step:
+        case r.Took():
+            noted = [offset for offset in step.noted if offset in jobs]
+            return replace(step, fresh=runs(step.fresh, is_fresh), noted=noted)
+        case r.Settled():
+            return replace(step, done=runs(step.done, is_open), back=back(step.back))
+        case r.Returned() | r.HolderLeft():
+            return replace(step, back=back(step.back))
+        case r.Bury():
+            return replace(step, offsets=[offset for offset in step.offsets if offset in jobs])
+    return step

@@ -1,18 +1,20 @@
 """The state of a queue: a function of its log."""
 
 import time
+from itertools import combinations
 
 import pytest
 from tests.queue_log import WALL, QueueLog, S, new_state
 
+from stentor.core import queue_events as q
 from stentor.core import queue_jobs
-from stentor.core.queue import QueueState
+from stentor.core.queue import ENDED, QueueState
 from stentor.core.queue_records import HolderLeft, JobBack, Purged, Settled, Took
 from stentor.errors import CorruptData
 from stentor.wire import queue_rows
 from stentor.wire.header import HEADER_BYTES, unpack
 
-A, B = b"a" * 16, b"b" * 16
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
 
 def write(log, *steps):
@@ -175,3 +177,71 @@ def test_a_million_jobs_are_cheap():
     began = time.perf_counter()
     assert state.first_open() > 899_000 - 1_000
     assert time.perf_counter() - began < 0.01
+
+
+def lively_log(ordered):
+    """All kinds of steps, on jobs of all kinds."""
+    log = QueueLog(ordered=ordered)
+    log.lead()
+    for holder in (A, B):
+        log.hear(holder)
+    numbers = {A: 0, B: 0}
+
+    def take(holder, jobs):
+        numbers[holder] += 1
+        return log.take(holder, numbers[holder], jobs)
+
+    for turn in range(1, 6):
+        log.put(*[b"job"] * 4, keys=[b"%d" % key for key in range(4)])
+        log.put(b"urgent", priority=3)
+        log.put(b"late", delay_us=S)
+        log.commit()
+        taken = take(A, 3)
+        done = [offset for offset, attempt in taken if attempt == 1][:1]
+        failed = [q.GivenBack(offset, attempt, dead=turn == 2, why="bad") for offset, attempt in taken[-1:]]
+        log.settle(A, turn, first=[each for offset in done for each in (offset, 1)], back=failed)
+        take(B, 2)
+        log.passes(1)
+    log.ask(q.JobsBuried, 1)
+    log.ask(q.HolderLeaving, A)
+    log.put(*[b"more"] * 3)
+    log.commit()
+    return log
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_damaged_copy_counts_what_is_left_of_it(ordered):
+    """K2: whichever batches cannot be read, at the beginning too, the others do."""
+    log = lively_log(ordered)
+    count = len(log.batches)
+    for first, last in combinations(range(count), 2):
+        state = new_state(ordered=ordered)
+        for place, data in enumerate(log.batches):
+            if place not in (first, last):
+                header = unpack(data)
+                state.apply(header, memoryview(data)[HEADER_BYTES:])
+                assert state.end == header.end_offset
+        assert state.end == log.end or count - 1 in (first, last)
+        assert all(state.mark(offset) != ENDED for offset in state.jobs)
+        if last == first + 1:
+            work_off(state, ordered)
+
+
+def work_off(state, ordered):
+    """What is left can be handed out, settled and buried; whoever held something is gone."""
+    log = QueueLog(ordered=ordered)
+    log.state, log.end, log.committed = state, state.end, state.end
+    log.lead()
+    log.passes(60)
+    log.hear(C)
+    for number in range(1, 100):
+        taken = log.take(C, number, 50) or []
+        for offset, attempt in taken:
+            log.settle(C, log.tickets, later=[offset, attempt])
+        if state.burial is not None:
+            log.ask(q.JobsBuried, state.burial.number)
+        if state.first_open() == state.end:
+            return
+        log.passes(1)
+        log.hear(C)
+    pytest.fail(f"{state.statistics()}: jobs do not end")
