@@ -30,6 +30,16 @@ USELESS: Final = {
     "slow": "what it sends passes at 256 kbit/s",
 }
 
+PEERS: Final = {
+    "redis": "Redis Streams",
+    "rabbitmq": "RabbitMQ quorum queue",
+    "nats": "NATS work queue",
+    "celery": "Celery on Redis",
+    "nats core": "NATS core",
+    "redis lists": "Redis lists",
+}
+SLOW: Final = tuple(f"p99 ratio of {policy}" for policy in ("catch up", "skip", "raise", "disconnect"))
+
 
 def _load(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
@@ -146,6 +156,25 @@ def patterns() -> str:
     return "\n".join(lines) + "\n"
 
 
+def sharing() -> str:
+    """Queues, tasks, requests and workers, each beside those that do the same in the same run."""
+    found = _load("patterns.json")["rows"]
+    values = {(row["work"], row["system"], row["figure"]): row["value"] for row in found}
+    lines = ["| | Stentor | others |", "|---|---|---|"]
+    for work, figure, words, shown in SHARING:
+        peers = sorted(
+            (value, PEERS[system])
+            for (of, system, what), value in values.items()
+            if (of, what) == (work, figure) and system in PEERS
+        )
+        others = ", ".join(f"{name} {shown(value)}" for value, name in peers)
+        lines.append(f"| {words} | {shown(values[work, 'stentor', figure])} | {others} |")
+    ratios = [value for (of, _, what), value in values.items() if of == "slow" and what in SLOW]
+    words = "99 % of messages reach 100 subscribers within: beside a slow one ÷ without it"
+    lines.append(f"| {words} | {min(ratios):.2f} to {max(ratios):.2f} | |")
+    return "\n".join(lines) + "\n"
+
+
 def _best(values: dict[Any, Any], work: str, system: str, figure: str, shown: Callable[[float], str]) -> str:
     """A system has several ways; the best of them counts."""
     found = [
@@ -166,6 +195,22 @@ def _milliseconds(value: float) -> str:
 
 def _nanoseconds(value: float) -> str:
     return f"{value:,.0f} ns" if value < 1000 else f"{value / 1000:,.0f} µs"
+
+
+def _microseconds(value: float) -> str:
+    return f"{value:.1f} µs" if value < 20 else f"{value:,.0f} µs"
+
+
+def _job(value: float) -> str:
+    return _microseconds(value / 1000)
+
+
+def _rate(value: float) -> str:
+    return f"{value / 1e6:.1f} M/s" if value >= 1e6 else f"{value / 1e3:.0f} k/s"
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f} ×"
 
 
 def _bytes(value: float) -> str:
@@ -189,3 +234,14 @@ def weight() -> str:
     from bench.weight import table
 
     return table(_load("weight.json")) + "\n"
+
+
+SHARING: Final = (
+    ("queue", "time of a job", "a job of a queue, taken and acknowledged by itself", _job),
+    ("tasks", "time of a task", "a task of `stentor work`, two processes", _job),
+    ("requests", "median", "a request and its answer, one at a time, median", _microseconds),
+    ("requests", "requests a second", "requests, 1,000 under way", _rate),
+    ("workers", "one by one", "messages of a group through `run`, a handler that does nothing", _rate),
+    ("workers", "in batches", "the same in batches", _rate),
+    ("workers", "gain of a second process", "a handler that computes: two processes against one", _times),
+)
