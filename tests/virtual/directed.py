@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -50,6 +51,41 @@ def restored_head() -> None:
         for name in chain[1:]:
             end, committed = s.partition(name).log.end, s.checker.committed[s.key]
             require(end >= committed, "committed batches were cut off", name, end, committed)
+
+
+def restored_in_vain() -> None:
+    """C3: a data directory comes back from a copy, and its broker is started while the store is away, more than once.
+    It is as old as before when the store is back: its log counts for nothing.
+    """
+    with scene(64, replicas=2, min_replicas=2) as s:  # so that the copy has all that the store knows of
+        head, last = s.chain
+        spare = next(name for name in s.disks if name not in s.chain)
+        s.ask(lambda client: client.drain_broker(spare), 5)
+        directory = s.disks[last].directory
+        s.kill(last, power=False)
+        kept = shutil.copytree(directory, directory.with_name("kept"))
+        s.go(1)
+        s.start(last)
+        require(s.go(5, lambda: s.chain == [head, last]), "it does not come back", s.record)
+        s.go(1)
+        for name in s.chain:
+            s.kill(name, power=False)
+        shutil.rmtree(directory)
+        shutil.copytree(kept, directory)
+        s.disks[last].forget()
+        s.checker.forget_journal(last)
+        s.checker.excuse(last)
+        s.store.away = True
+        for _ in range(3):
+            s.start(last)
+            s.go(0.5)
+            s.kill(last, power=False)
+        s.store.away = False
+        s.start(last)
+        s.go(3)
+        require(s.chain == [head, last], "an old copy leads", s.record)
+        s.start(head)
+        s.waits_less_than(1.0, 5)
 
 
 def shortened_head() -> None:
@@ -574,10 +610,11 @@ def _takes_state(s: Scene, name: str) -> bool:
 RUNS: dict[str, Callable[[], None]] = {
     run.__name__: run
     for run in (
-        restored_head, shortened_head, shortened_alone, early_retention, restored_store, replaced_controller,
-        lost_proposal, shorter_head, isolated_head, mute_head, sidelined_head, paused_head, grey_member, full_member,
-        blame, all_full, useless_joiner, slow_joiner, joiner_hangs, neighbours_cut, one_way_cut, unheard_complaint,
-        standstill, lone_observer, lapsed_leases, wave_of_silence, storeless_controller, one_of_three_returns, liar,
-        poisoned_producer, unreached_head, overtaken_reading, undrained_meanwhile, state_in_pieces,
+        restored_head, restored_in_vain, shortened_head, shortened_alone, early_retention, restored_store,
+        replaced_controller, lost_proposal, shorter_head, isolated_head, mute_head, sidelined_head, paused_head,
+        grey_member, full_member, blame, all_full, useless_joiner, slow_joiner, joiner_hangs, neighbours_cut,
+        one_way_cut, unheard_complaint, standstill, lone_observer, lapsed_leases, wave_of_silence,
+        storeless_controller, one_of_three_returns, liar, poisoned_producer, unreached_head, overtaken_reading,
+        undrained_meanwhile, state_in_pieces,
     )
 } | directed_operators.RUNS | directed_cursors.RUNS | directed_expiry.RUNS | directed_compaction.RUNS  # fmt: skip

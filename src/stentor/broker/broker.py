@@ -121,10 +121,10 @@ class Broker:
         """Open the logs on this disk, unless others remember a later life of this broker than the disk does (C3)."""
         journal, identity, catalogue = parts.ground.journal, parts.ground.identity, parts.ground.catalogue
         remembered = parts.cluster.remembered_incarnation()
-        if remembered >= journal.incarnation:
-            journal.pass_incarnation(remembered)
-            await asyncio.to_thread(journal.store)
-            self._choice.outlived(parts)
+        if remembered > journal.incarnation:
+            self._choice.outlived(parts)  # before the disk says otherwise: it would not be noticed again
+        journal.begin_life(remembered)
+        await asyncio.to_thread(journal.store)
         identity.incarnation = journal.incarnation
         await self._choice.remove_deleted(parts)
         await parts.replicas.open_all(catalogue.topics.values(), self._choice.named_logs(parts))
@@ -291,7 +291,7 @@ class _Doors:
 
     async def open(self) -> str:
         parts, ground = self._parts, self._parts.ground
-        ground.identity.incarnation = ground.journal.incarnation
+        ground.identity.incarnation = ground.journal.incarnation + 1  # not one that was a member of chains
         await parts.replicas.open_all(ground.catalogue.topics.values(), {})
         await self._broker._listen(parts)  # noqa: SLF001 - the other half of this file
         return f"reads of {len(ground.partitions)} partitions are served on {self._broker.address}"

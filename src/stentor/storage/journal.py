@@ -110,7 +110,7 @@ class ReplicaJournal:
 
     @classmethod
     def open(cls, path: Path, *, expected: bool = False) -> ReplicaJournal:
-        """Load the journal, raise its incarnation, and store it.
+        """Load the journal, and store it.
 
         With `expected`, a journal that is not there is an error: logs exist that it should know.
         """
@@ -122,7 +122,6 @@ class ReplicaJournal:
                 object=str(path),
             )
         journal = cls(path, content or JournalContent(0, []))
-        journal._incarnation += 1
         if not _has_changes(path):
             # Before a whole that counts on it: what lies there follows something else, or nothing does.
             journal._file.clear()
@@ -131,13 +130,17 @@ class ReplicaJournal:
 
     @property
     def incarnation(self) -> int:
-        """Which start of this broker this is; grows at every one (C3)."""
+        """Which life of this broker this is, or was the last on this disk, before one begins (C3)."""
         return self._incarnation
 
-    def pass_incarnation(self, registered: int) -> None:
-        """Begin a life after one that others remember and this disk does not (C3)."""
+    def begin_life(self, remembered: int) -> None:
+        """After the last on this disk, and after the one that others remember (C3).
+
+        Not before these were asked: a start that did not get so far would make an old copy of a data directory look
+        younger, and a few of them as young as what others remember.
+        """
         with self._lock:
-            self._incarnation = max(self._incarnation, registered + 1)
+            self._incarnation = max(self._incarnation, remembered) + 1
             self._head_changed = True
 
     @property

@@ -14,9 +14,21 @@ from stentor.storage.files import FileKind, seal, sealed_version
 from stentor.storage.journal import ReplicaState, changes_path, load_journal
 
 
-def test_the_incarnation_grows_at_every_start(tmp_path):
+def test_every_life_is_after_the_last_on_this_disk_and_the_one_that_others_remember(tmp_path):
     path = tmp_path / "replicas"
-    assert [ReplicaJournal.open(path).incarnation for _ in range(4)] == [1, 2, 3, 4]
+    lives = []
+    for remembered in (0, 1, 0, 7):
+        journal = ReplicaJournal.open(path)
+        journal.begin_life(remembered)
+        journal.store()
+        lives.append(journal.incarnation)
+    assert lives == [1, 2, 3, 8]
+
+
+def test_a_start_that_begins_no_life_leaves_the_journal_as_old_as_it_is(tmp_path):
+    """C3: an old copy of a data directory must not grow as young as what others remember."""
+    path = tmp_path / "replicas"
+    assert [ReplicaJournal.open(path).incarnation for _ in range(4)] == [0] * 4
 
 
 def test_what_was_stored_is_there_after_a_restart(tmp_path):
@@ -55,7 +67,7 @@ def test_a_journal_from_before_revisions_were_noted_is_read(tmp_path):
     path = tmp_path / "replicas"
     path.write_bytes(seal(FileKind.JOURNAL, msgspec.msgpack.encode([3, [(1, 0, [2, 5, 100, 90])]])))
     journal = ReplicaJournal.open(path)
-    assert (journal.incarnation, journal.store_revision) == (4, 0)
+    assert (journal.incarnation, journal.store_revision) == (3, 0)
     assert journal.get(1, 0) == ReplicaState(2, 5, 100, 90)
 
 
@@ -178,7 +190,7 @@ def test_every_change_is_found_again_also_a_removal_and_a_revision(tmp_path):
     journal.store()
     found = load_journal(path)
     assert {(topic_id, number): state for topic_id, number, state in found.replicas} == journal.replicas()
-    assert (found.store_revision, found.incarnation) == (77, 1)
+    assert (found.store_revision, found.incarnation) == (77, 0)
 
 
 def stored(path):
@@ -266,7 +278,7 @@ def test_changes_beside_a_whole_of_the_old_format_are_not_followed(tmp_path):
     stored(path)
     path.write_bytes(seal(FileKind.JOURNAL, msgspec.msgpack.encode([6, [(1, 0, [2, 7, 100, 90])], 5])))
     journal = ReplicaJournal.open(path)
-    assert (journal.incarnation, journal.get(1, 0)) == (7, ReplicaState(2, 7, 100, 90))
+    assert (journal.incarnation, journal.get(1, 0)) == (6, ReplicaState(2, 7, 100, 90))
     assert ReplicaJournal.open(path).get(1, 0).epoch == 7
 
 
