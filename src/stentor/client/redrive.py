@@ -38,20 +38,20 @@ async def redrive(client: AsyncClient, queue: str, topic: str, limit: int | None
         found = await client.describe_topic(topic, timeout=timeout)
     except TopicNotFound:
         return 0
-    there = {each.partition: range(each.start, each.end) for each in found.partitions}
-    return await _Redrive(client, queue, topic, there, timeout).put_back(limit)
+    ends = {each.partition: each.committed for each in found.partitions}
+    return await _Redrive(client, queue, topic, ends, timeout).put_back(limit)
 
 
 class _Redrive:
-    """The letters of one queue that are there, by partition."""
+    """The letters of one queue that are there: those before an end, in each partition."""
 
     def __init__(
-        self, client: AsyncClient, queue: str, topic: str, there: dict[int, range], timeout: float | None
+        self, client: AsyncClient, queue: str, topic: str, ends: dict[int, int], timeout: float | None
     ) -> None:
         self._client = client
         self._queue = queue
         self._topic = topic
-        self._there = there
+        self._ends = ends
         self._timeout = timeout
         self._group = f"redrive.{queue}"
 
@@ -59,7 +59,7 @@ class _Redrive:
         """All of them, or so many."""
         await self._heed_earlier_versions()
         left, done = await self._left(), 0
-        if not left or limit == 0:
+        if limit == 0 or not left:
             return 0
         joining = self._client.group(
             self._group, self._topic, start="earliest", auto_commit=False, silence=_SILENCE_S, timeout=self._timeout
@@ -67,18 +67,15 @@ class _Redrive:
         async with joining as group:
             deadline = self._deadline()
             while left and (limit is None or done < limit):
-                most = left if limit is None else min(left, limit - done)
-                done += await self._put_some_back(group, most)
-                before, left = left, await self._left()
-                if left < before:  # by this call, or by another one
+                count = _count(left)
+                done += await self._put_some_back(group, count if limit is None else min(count, limit - done))
+                left = await self._left()
+                if _count(left) < count:  # by this call, or by another one
                     deadline = self._deadline()
+                elif not await self._holds_letters(left):
+                    left = {}
                 elif deadline.has_passed():
-                    raise DeadlineExceeded(
-                        f"{left} dead letters of {self._topic} could not be read within {deadline.seconds:g} s.",
-                        hint=f"`stentor group describe {self._group}` shows who has them.",
-                        operation="redrive",
-                        object=self._topic,
-                    )
+                    raise self._late(f"{count} dead letters of {self._topic} could not be read", done, deadline)
         return done
 
     def _deadline(self) -> Deadline:
@@ -91,13 +88,29 @@ class _Redrive:
             if cursor.name == _EARLIER_CURSOR:
                 await self._client.move_cursor(self._topic, self._group, cursor.positions, timeout=self._timeout)
 
-    async def _left(self) -> int:
-        """How many of them the group has not come to."""
+    async def _left(self) -> dict[int, range]:
+        """What the group has not come to, and retention has not deleted, by partition."""
+        found = await self._client.describe_topic(self._topic, timeout=self._timeout)
         positions: dict[int, int] = {}
         for cursor in await self._client.cursors(self._topic, timeout=self._timeout):
             if cursor.name == self._group:
                 positions = dict(cursor.positions)
-        return sum(len(range(max(there.start, positions.get(p, 0)), there.stop)) for p, there in self._there.items())
+        starts = {each.partition: max(each.start, positions.get(each.partition, 0)) for each in found.partitions}
+        return {index: range(starts[index], end) for index, end in self._ends.items() if starts[index] < end}
+
+    async def _holds_letters(self, left: dict[int, range]) -> bool:
+        """Whether there is anything to read. A log also has the steps of a queue, and gaps where it was compacted."""
+        start = {self._topic: {index: offsets.start for index, offsets in left.items()}}
+        reading = self._client.read(self._topic, start=start, partition=list(left), limit=1, timeout=self._timeout)
+        return bool([letter async for letter in reading])
+
+    def _late(self, what: str, done: int, deadline: Deadline) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"{what} within {deadline.seconds:g} s. {done} were put back.",
+            hint=f"`stentor group describe {self._group}` shows who has them.",
+            operation="redrive",
+            object=self._topic,
+        )
 
     async def _put_some_back(self, group: AsyncGroup, most: int) -> int:
         """As many as one transaction has room for, of those that are here soon; how many."""
@@ -130,6 +143,10 @@ class _Redrive:
             await self._client.publish(
                 self._queue, letter.value, key=letter.key, headers=headers, timeout=self._timeout
             )
+
+
+def _count(left: dict[int, range]) -> int:
+    return sum(map(len, left.values()))
 
 
 def _size(letter: Message) -> int:

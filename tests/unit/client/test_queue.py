@@ -6,6 +6,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from unittest.mock import AsyncMock
 
+import msgspec
 import pytest
 
 import stentor
@@ -181,6 +182,29 @@ def test_a_large_letter_is_put_back(client, jobs, wait_until):
     wait_until(lambda: jobs.describe().died == 1, "it is put aside")
     assert jobs.redrive() == 1
     assert len(drain(jobs, 1)[0].value) == 3_000_000
+
+
+def test_letters_in_a_queue_are_put_back(client, name, wait_until):
+    with make(client, f"{name}.failed") as letters, make(client, name, dead_letter_topic=letters.name) as queue:
+        queue.put("x")
+        queue.nack(queue.get(timeout=5), dead=True)
+        letters.ack(letters.get(timeout=5))
+        wait_until(lambda: queue.describe().died == 1, "it is put aside")
+        assert (queue.redrive(timeout=5), queue.redrive(timeout=5)) == (1, 0)
+
+
+def test_what_retention_deletes_meanwhile_is_not_waited_for(client, jobs, wait_until, monkeypatch):
+    jobs.put("x")
+    jobs.nack(jobs.get(timeout=5), dead=True)
+    wait_until(lambda: jobs.describe().died == 1, "it is put aside")
+    topic = client.describe_topic(f"{jobs.name}.dead")
+    deleted = [msgspec.structs.replace(each, start=1) for each in topic.partitions]
+    monkeypatch.setattr(
+        stentor.AsyncClient,
+        "describe_topic",
+        AsyncMock(side_effect=[topic, msgspec.structs.replace(topic, partitions=deleted)]),
+    )
+    assert jobs.redrive(timeout=5) == 0
 
 
 def test_what_an_earlier_version_put_back_stays_so(client, jobs, wait_until):
