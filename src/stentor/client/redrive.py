@@ -8,11 +8,13 @@ several may do it at once, and be killed meanwhile: each letter becomes one job.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from stentor.client.groups import describe_group
 from stentor.core import group_limits
-from stentor.errors import DeadlineExceeded, StaleGeneration, TopicNotFound
+from stentor.errors import DeadlineExceeded, GroupNotFound, StaleGeneration, TopicNotFound
 from stentor.wire.queue_rows import DEAD_PREFIX, own_headers
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class _Redrive:
         """All of them, or so many."""
         await self._heed_earlier_versions()
         left, done = await self._left(), 0
-        if limit == 0 or not left:
+        if limit == 0 or not (left or await self._is_unfinished()):
             return 0
         joining = self._client.group(
             self._group, self._topic, start="earliest", auto_commit=False, silence=_SILENCE_S, timeout=self._timeout
@@ -76,6 +78,8 @@ class _Redrive:
                     left = {}
                 elif deadline.has_passed():
                     raise self._late(f"{count} dead letters of {self._topic} could not be read", done, deadline)
+            if not left:
+                await self._finish(group, done)
         return done
 
     def _deadline(self) -> Deadline:
@@ -103,6 +107,25 @@ class _Redrive:
         start = {self._topic: {index: offsets.start for index, offsets in left.items()}}
         reading = self._client.read(self._topic, start=start, partition=list(left), limit=1, timeout=self._timeout)
         return bool([letter async for letter in reading])
+
+    async def _is_unfinished(self) -> bool:
+        """Whether somebody has decided to put letters back that are not in the queue yet."""
+        try:
+            state = await describe_group(self._client._core, self._group, self._deadline())  # noqa: SLF001 - as above
+        except GroupNotFound:
+            return False
+        return bool(state.unfinished)
+
+    async def _finish(self, group: AsyncGroup, done: int) -> None:
+        """Until they are: one that was killed leaves them to the next member that gets its partitions."""
+        deadline = self._deadline()
+        with suppress(TimeoutError):
+            async with deadline.bound():
+                await group._core.transactions.tell()  # noqa: SLF001 - as above: this one's are
+        while await self._is_unfinished():
+            if deadline.has_passed():
+                raise self._late(f"Dead letters of {self._topic} that another one took are not back", done, deadline)
+            await asyncio.sleep(_LOOK_S)
 
     def _late(self, what: str, done: int, deadline: Deadline) -> DeadlineExceeded:
         return DeadlineExceeded(

@@ -11,7 +11,8 @@ import pytest
 
 import stentor
 from stentor.client.dead_letters import Undertaker
-from stentor.errors import DeadlineExceeded, InvalidArgument, LeaseLost
+from stentor.client.transaction_copies import TransactionCopies
+from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument, LeaseLost, PublishError
 
 
 @pytest.fixture
@@ -205,6 +206,18 @@ def test_what_retention_deletes_meanwhile_is_not_waited_for(client, jobs, wait_u
         AsyncMock(side_effect=[topic, msgspec.structs.replace(topic, partitions=deleted)]),
     )
     assert jobs.redrive(timeout=5) == 0
+
+
+def test_letters_that_were_put_back_by_half_come_back_with_the_next_redrive(client, jobs, wait_until, monkeypatch):
+    jobs.put("x")
+    jobs.nack(jobs.get(timeout=5), dead=True)
+    wait_until(lambda: jobs.describe().died == 1, "it is put aside")
+    with monkeypatch.context() as broken:
+        broken.setattr(TransactionCopies, "publish", AsyncMock(side_effect=InternalError("killed")))
+        with pytest.raises(PublishError):
+            jobs.redrive()
+    assert jobs.redrive() == 0  # this one has taken no letter
+    assert drain(jobs, 1)[0].value == b"x"
 
 
 def test_what_an_earlier_version_put_back_stays_so(client, jobs, wait_until):
