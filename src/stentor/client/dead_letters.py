@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -85,7 +84,7 @@ class Undertaker:
 
     async def finish(self, port: QueuePort) -> None:
         """Until a partition has no dead jobs left to bury, or the patience is over; the rest is left to others."""
-        with suppress(TimeoutError, StentorError):
+        try:
             async with asyncio.timeout(_PATIENCE_S):
                 while await port.has_dead_jobs():
                     await port.take_dead_jobs(_LOOK_AGAIN_MS)
@@ -93,6 +92,10 @@ class Undertaker:
                         task for (partition, _), task in self._under_way.items() if partition == port.partition
                     ]
                     await asyncio.gather(*under_way)
+        except (TimeoutError, StentorError) as error:
+            logger.info("dead jobs of queue %s are left to others: %r", self._consumer.name, error)
+        except Exception:  # a bug of ours must not keep a consumer from leaving
+            logger.exception("dead jobs of queue %s/%d", self._consumer.name, port.partition)
 
     async def _bury(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> None:
         while True:

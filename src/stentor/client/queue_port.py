@@ -129,7 +129,7 @@ class QueuePort:
                 self.give_back(job, delay_ms=0, counted=job.begun)
                 job.lose()
         self._settling.end()
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, StentorError):  # whoever does not hear of it counts this one as gone soon
             if await self._soon(asyncio.shield(settle)):  # else what it holds may have begun, and that counts
                 await self._consumer.undertaker.finish_own(self)
                 await self._soon(self.ask(m.LeaveQueue(**self.where, holder=self.holder)))

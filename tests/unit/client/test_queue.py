@@ -4,13 +4,14 @@ import asyncio
 import threading
 import uuid
 from datetime import UTC, datetime, timedelta
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
 
 import stentor
 from stentor.client.dead_letters import Undertaker
+from stentor.client.queue_port import QueuePort
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument, LeaseLost, PublishError
 
@@ -133,6 +134,18 @@ def test_who_leaves_puts_aside_what_died(client, name):
         queue.put("x")
         queue.nack(queue.get(timeout=5), dead=True)
     assert [letter.value for letter in client.read(f"{name}.dead")] == [b"x"]
+
+
+@pytest.mark.parametrize("broken", [(Undertaker, "_batches", KeyError(0)), (QueuePort, "_soon", LeaseLost("late"))])
+def test_who_leaves_is_gone_whatever_goes_wrong(client, name, monkeypatch, broken):
+    where, method, error = broken
+    queue = client.queue(name)
+    queue.put("x")
+    queue.nack(queue.get(timeout=5), dead=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(where, method, Mock(side_effect=error))
+        queue.close()
+    assert not [task for task in asyncio.all_tasks(client._core.loop) if "QueuePort" in repr(task)]
 
 
 def test_dead_jobs_that_nobody_put_aside_are_put_back(client, name, monkeypatch):
