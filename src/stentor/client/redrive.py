@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+from stentor import limits
 from stentor.client.groups import describe_group
 from stentor.core import group_limits
 from stentor.errors import DeadlineExceeded, GroupNotFound, StaleGeneration, TopicNotFound
@@ -55,7 +57,7 @@ class _Redrive:
         self._topic = topic
         self._ends = ends
         self._timeout = timeout
-        self._group = f"redrive.{queue}"
+        self._group = _group_of(queue)
 
     async def put_back(self, limit: int | None) -> int:
         """All of them, or so many."""
@@ -166,6 +168,13 @@ class _Redrive:
             await self._client.publish(
                 self._queue, letter.value, key=letter.key, headers=headers, timeout=self._timeout
             )
+
+
+def _group_of(queue: str) -> str:
+    name = f"redrive.{queue}"
+    if len(name) <= limits.TOPIC_NAME_CHARACTERS_MAX:
+        return name
+    return f"redrive.{blake2b(queue.encode(), digest_size=16).hexdigest()}"
 
 
 def _count(left: dict[int, range]) -> int:

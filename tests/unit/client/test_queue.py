@@ -198,6 +198,19 @@ def test_a_large_letter_is_put_back(client, jobs, wait_until):
     assert len(drain(jobs, 1)[0].value) == 3_000_000
 
 
+@pytest.mark.parametrize("limit", [-1, True, "2"])
+def test_a_limit_of_letters_is_a_number(jobs, limit):
+    with pytest.raises(InvalidArgument, match="limit"):
+        jobs.redrive(limit)
+
+
+def test_letters_of_a_queue_with_a_long_name_are_put_back(client, name):
+    with client.queue(name.ljust(195, "x")) as queue:
+        queue.put("x")
+        queue.nack(queue.get(timeout=5), dead=True)
+        assert queue.redrive() == 1
+
+
 def test_letters_in_a_queue_are_put_back(client, name, wait_until):
     with make(client, f"{name}.failed") as letters, make(client, name, dead_letter_topic=letters.name) as queue:
         queue.put("x")
