@@ -82,16 +82,22 @@ class Undertaker:
         if port.partition in self._expected:
             await self.finish(port)
 
-    async def finish(self, port: QueuePort) -> None:
-        """Until a partition has no dead jobs left to bury, or the patience is over; the rest is left to others."""
+    async def finish(self, port: QueuePort, *, while_it_helps: bool = False) -> None:
+        """Until the dead jobs that a partition has now are buried, or the patience is over; others do the rest."""
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                while await port.has_dead_jobs():
+            async with asyncio.timeout(_PATIENCE_S) as patience:
+                found = await port.describe()
+                end, done = found.died + found.dead, found.died
+                while found.dead and found.died < end:
+                    if while_it_helps and found.died > done:
+                        patience.reschedule(self._consumer.core.loop.time() + _PATIENCE_S)
+                    done = found.died
                     await port.take_dead_jobs(_LOOK_AGAIN_MS)
                     under_way = [
                         task for (partition, _), task in self._under_way.items() if partition == port.partition
                     ]
                     await asyncio.gather(*under_way)
+                    found = await port.describe()
         except (TimeoutError, StentorError) as error:
             logger.info("dead jobs of queue %s are left to others: %r", self._consumer.name, error)
         except Exception:  # a bug of ours must not keep a consumer from leaving

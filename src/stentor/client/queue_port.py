@@ -203,9 +203,10 @@ class QueuePort:
                     raise
                 await core.changes(limits.LINK_WATCH_S)
 
-    async def has_dead_jobs(self) -> bool:
-        """Whether there are some that are not in the dead-letter topic yet."""
-        return bool((await self.ask(m.DescribeQueue(**self.where))).dead)
+    async def describe(self) -> m.QueueDescribed:
+        """What is in the partition."""
+        described: m.QueueDescribed = await self.ask(m.DescribeQueue(**self.where))
+        return described
 
     async def take_dead_jobs(self, wait_ms: int) -> None:
         """Bury dead jobs, if the head has some for this consumer soon. Nobody else may ask for jobs beside this."""

@@ -160,6 +160,25 @@ def test_dead_jobs_that_nobody_put_aside_are_put_back(client, name, monkeypatch)
         assert drain(queue, 1)[0].value == b"x"
 
 
+def test_many_dead_jobs_are_put_aside_before_a_redrive(client, name, monkeypatch):
+    with monkeypatch.context() as without, client.queue(name) as queue:
+        without.setattr(Undertaker, "begin", lambda *_: None)
+        without.setattr(Undertaker, "finish", AsyncMock())
+        queue.put_many([b"x"] * 1_000)
+        for _ in range(1_000):
+            queue.nack(queue.get(timeout=5), dead=True, wait=False)
+    bury, patience_s = Undertaker._bury, 0.5
+
+    async def slowly(*burial):
+        await asyncio.sleep(patience_s / 4)  # 10 burials
+        await bury(*burial)
+
+    monkeypatch.setattr(Undertaker, "_bury", slowly)
+    monkeypatch.setattr("stentor.client.dead_letters._PATIENCE_S", patience_s)
+    with client.queue(name) as queue:
+        assert queue.redrive() == 1_000
+
+
 def test_queues_that_share_a_topic_for_dead_letters_get_back_their_own(client, name, wait_until):
     dead = f"{name}.both"
     with (
