@@ -20,8 +20,9 @@ from stentor.wire import queue_messages as m
 from stentor.wire.queue_rows import DEAD_PREFIX, own_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from stentor.client.async_client import AsyncClient
     from stentor.client.message import Message
     from stentor.client.queue_consumer import QueueConsumer
     from stentor.client.queue_port import QueuePort
@@ -121,19 +122,7 @@ class Undertaker:
             await client.create_topic(topic, exist_ok=True)
             await consumer.core.refresh_routes()
         identity = f"dead letters of {consumer.topic_id}/{port.partition}"
-        producer = await client._producer_core(topic, identity=identity, secret="", generation=burial.number)  # noqa: SLF001
-        try:
-            lane = producer.lanes[0]
-            outcomes = []
-            for encoded in self._batches(port, burial, messages):
-                outcome: asyncio.Future[None] = consumer.core.loop.create_future()
-                outcomes.append(outcome)
-                lane.add_encoded(encoded, [(0, _told(outcome), encoded.first_timestamp_us)])
-            lane.awake = True
-            lane.pump()
-            await asyncio.gather(*outcomes)
-        finally:
-            producer.discard()
+        await publish_once(client, topic, 0, self._batches(port, burial, messages), identity, burial.number)
 
     def _batches(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> Iterator[Encoded]:
         """Always the same ones for the same burial: they may be sent by several consumers."""
@@ -157,6 +146,25 @@ class Undertaker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def publish_once(
+    client: AsyncClient, topic: str, partition: int, batches: Iterable[Encoded], identity: str, generation: int
+) -> None:
+    """Publish batches that are the same for everybody who may do so: they are written once."""
+    producer = await client._producer_core(topic, identity=identity, secret="", generation=generation)  # noqa: SLF001 - a part of the client
+    try:
+        lane = producer.lanes[partition]
+        outcomes = []
+        for encoded in batches:
+            outcome: asyncio.Future[None] = producer.core.loop.create_future()
+            outcomes.append(outcome)
+            lane.add_encoded(encoded, [(0, _told(outcome), encoded.first_timestamp_us)])
+        lane.awake = True
+        lane.pump()
+        await asyncio.gather(*outcomes)
+    finally:
+        producer.discard()
 
 
 def _encoded(gathered: list[tuple[Message, Headers]]) -> Encoded:

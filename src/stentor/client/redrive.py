@@ -12,11 +12,14 @@ import asyncio
 from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from stentor import limits
+from stentor.client.dead_letters import publish_once
 from stentor.client.groups import describe_group
 from stentor.core import group_limits
-from stentor.errors import DeadlineExceeded, GroupNotFound, StaleGeneration, TopicNotFound
+from stentor.errors import DeadlineExceeded, GroupNotFound, StaleGeneration, StentorError, TopicNotFound
+from stentor.wire import batch
 from stentor.wire.queue_rows import DEAD_PREFIX, own_headers
 
 if TYPE_CHECKING:
@@ -25,10 +28,12 @@ if TYPE_CHECKING:
     from stentor.client.group import AsyncGroup
     from stentor.client.message import Message
     from stentor.client.transaction import AsyncTransaction
+    from stentor.wire.rows import Headers
 
 _LETTERS_AT_ONCE: Final = 500  # in one transaction,
 _BYTES_AT_ONCE: Final = group_limits.TRANSACTION_BYTES_MAX // 4  # unless these are more
 _LARGE_BYTES: Final = group_limits.TRANSACTION_BYTES_MAX // 2  # a letter that may not fit into one
+_GENERATIONS: Final = 2**31  # of one producer
 _LOOK_S: Final = 0.25  # how often to look whether another one has put back what is left
 _SILENCE_S: Final = 10.0  # others go on without one that stands still for so long
 
@@ -164,10 +169,25 @@ class _Redrive:
         headers = own_headers(letter.headers) or None
         if _size(letter) < _LARGE_BYTES:
             await out.send(self._queue, letter.value, key=letter.key, headers=headers)
-        else:  # it is there twice if this is killed before the transaction is committed
-            await self._client.publish(
-                self._queue, letter.value, key=letter.key, headers=headers, timeout=self._timeout
-            )
+        else:
+            await self._publish(letter, own_headers(letter.headers))
+
+    async def _publish(self, letter: Message, headers: Headers) -> None:
+        """One that is too large for a transaction, so that it is written once, whoever does this again."""
+        core = self._client._core  # noqa: SLF001 - as above
+        dead, queue = await core.topic(self._topic), await core.topic(self._queue)
+        share = letter.offset if letter.key is None else crc32(letter.key)
+        encoded = batch.encode([letter.timestamp_us], [letter.key], [letter.value], [headers] if headers else None)
+        era, generation = divmod(letter.offset, _GENERATIONS)
+        identity = f"redrive of {dead.id}/{letter.partition} {era}"
+        partition, deadline = share % len(queue.partitions), self._deadline()
+        try:
+            async with deadline.bound():
+                await publish_once(self._client, self._queue, partition, [encoded], identity, generation)
+        except TimeoutError as error:
+            if isinstance(error, StentorError):
+                raise
+            raise core.late("redrive", deadline.seconds, core.refusals.get(self._queue)) from error
 
 
 def _group_of(queue: str) -> str:

@@ -13,6 +13,7 @@ import stentor
 from stentor.client.dead_letters import Undertaker
 from stentor.client.queue_port import QueuePort
 from stentor.client.transaction_copies import TransactionCopies
+from stentor.client.transaction_core import MemberTransactions
 from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument, LeaseLost, PublishError
 
 
@@ -209,12 +210,18 @@ def test_letters_are_put_back_once_by_several_at_a_time(client, name, wait_until
         assert sorted(int(job.value) for job in drain(queue, 1_500)) == list(range(1_500))
 
 
-def test_a_large_letter_is_put_back(client, jobs, wait_until):
-    jobs.put(bytes(3_000_000))
+def test_a_large_letter_is_put_back_once(client, jobs, wait_until, monkeypatch):
+    jobs.put(bytes(3_000_000), key="7", headers={"who": "me"})
     jobs.nack(jobs.get(timeout=5), dead=True)
     wait_until(lambda: jobs.describe().died == 1, "it is put aside")
-    assert jobs.redrive() == 1
-    assert len(drain(jobs, 1)[0].value) == 3_000_000
+    with monkeypatch.context() as broken:
+        broken.setattr(MemberTransactions, "commit", AsyncMock(side_effect=InternalError("killed")))
+        with pytest.raises(InternalError):
+            jobs.redrive()
+    assert (jobs.redrive(), jobs.redrive()) == (1, 0)
+    assert jobs.describe().waiting + jobs.describe().held == 1
+    job = drain(jobs, 1)[0]
+    assert (len(job.value), job.key, job.headers) == (3_000_000, b"7", [("who", b"me")])
 
 
 @pytest.mark.parametrize("limit", [-1, True, "2"])
