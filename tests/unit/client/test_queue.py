@@ -137,6 +137,15 @@ def test_who_leaves_puts_aside_what_died(client, name):
     assert [letter.value for letter in client.read(f"{name}.dead")] == [b"x"]
 
 
+def test_jobs_of_many_partitions_are_settled_at_once(client, name):
+    with make(client, name, partitions=100) as queue:
+        queue.put_many([b"x"] * 1_000, keys=[b"%d" % number for number in range(1_000)])
+        for _ in range(1_000):
+            queue.nack(queue.get(timeout=10), dead=True, wait=False)
+    with client.queue(name) as queue:
+        assert queue.describe().died == 1_000
+
+
 @pytest.mark.parametrize("broken", [(Undertaker, "_batches", KeyError(0)), (QueuePort, "_soon", LeaseLost("late"))])
 def test_who_leaves_is_gone_whatever_goes_wrong(client, name, monkeypatch, broken):
     where, method, error = broken
