@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -21,8 +20,9 @@ from stentor.wire import queue_messages as m
 from stentor.wire.queue_rows import DEAD_PREFIX, own_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from stentor.client.async_client import AsyncClient
     from stentor.client.message import Message
     from stentor.client.queue_consumer import QueueConsumer
     from stentor.client.queue_port import QueuePort
@@ -83,16 +83,26 @@ class Undertaker:
         if port.partition in self._expected:
             await self.finish(port)
 
-    async def finish(self, port: QueuePort) -> None:
-        """Until a partition has no dead jobs left to bury, or the patience is over; the rest is left to others."""
-        with suppress(TimeoutError, StentorError):
-            async with asyncio.timeout(_PATIENCE_S):
-                while await port.has_dead_jobs():
+    async def finish(self, port: QueuePort, *, while_it_helps: bool = False) -> None:
+        """Until the dead jobs that a partition has now are buried, or the patience is over; others do the rest."""
+        try:
+            async with asyncio.timeout(_PATIENCE_S) as patience:
+                found = await port.describe()
+                end, done = found.died + found.dead, found.died
+                while found.dead and found.died < end:
+                    if while_it_helps and found.died > done:
+                        patience.reschedule(self._consumer.core.loop.time() + _PATIENCE_S)
+                    done = found.died
                     await port.take_dead_jobs(_LOOK_AGAIN_MS)
                     under_way = [
                         task for (partition, _), task in self._under_way.items() if partition == port.partition
                     ]
                     await asyncio.gather(*under_way)
+                    found = await port.describe()
+        except (TimeoutError, StentorError) as error:
+            logger.info("dead jobs of queue %s are left to others: %r", self._consumer.name, error)
+        except Exception:  # a bug of ours must not keep a consumer from leaving
+            logger.exception("dead jobs of queue %s/%d", self._consumer.name, port.partition)
 
     async def _bury(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> None:
         while True:
@@ -112,19 +122,7 @@ class Undertaker:
             await client.create_topic(topic, exist_ok=True)
             await consumer.core.refresh_routes()
         identity = f"dead letters of {consumer.topic_id}/{port.partition}"
-        producer = await client._producer_core(topic, identity=identity, secret="", generation=burial.number)  # noqa: SLF001
-        try:
-            lane = producer.lanes[0]
-            outcomes = []
-            for encoded in self._batches(port, burial, messages):
-                outcome: asyncio.Future[None] = consumer.core.loop.create_future()
-                outcomes.append(outcome)
-                lane.add_encoded(encoded, [(0, _told(outcome), encoded.first_timestamp_us)])
-            lane.awake = True
-            lane.pump()
-            await asyncio.gather(*outcomes)
-        finally:
-            producer.discard()
+        await publish_once(client, topic, 0, self._batches(port, burial, messages), identity, burial.number)
 
     def _batches(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> Iterator[Encoded]:
         """Always the same ones for the same burial: they may be sent by several consumers."""
@@ -148,6 +146,25 @@ class Undertaker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def publish_once(
+    client: AsyncClient, topic: str, partition: int, batches: Iterable[Encoded], identity: str, generation: int
+) -> None:
+    """Publish batches that are the same for everybody who may do so: they are written once."""
+    producer = await client._producer_core(topic, identity=identity, secret="", generation=generation)  # noqa: SLF001 - a part of the client
+    try:
+        lane = producer.lanes[partition]
+        outcomes = []
+        for encoded in batches:
+            outcome: asyncio.Future[None] = producer.core.loop.create_future()
+            outcomes.append(outcome)
+            lane.add_encoded(encoded, [(0, _told(outcome), encoded.first_timestamp_us)])
+        lane.awake = True
+        lane.pump()
+        await asyncio.gather(*outcomes)
+    finally:
+        producer.discard()
 
 
 def _encoded(gathered: list[tuple[Message, Headers]]) -> Encoded:

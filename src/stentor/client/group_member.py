@@ -111,6 +111,7 @@ class GroupTie:
         self._news = asyncio.Event()  # the head should hear from this member now
         self._joined: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._parting: set[asyncio.Task[None]] = set()  # members that this one was before, as they leave
         self._ending = False
         self._refusal: StentorError | None = None  # why the head does not answer yet
 
@@ -148,7 +149,7 @@ class GroupTie:
         await self._owner.transactions.settle(group_limits.GROUP_GRACE_S)
         self._drop_all()
         self.life.holding = {}
-        await self._leave()
+        await asyncio.gather(self._leave(), *self._parting)
 
     async def _leave(self) -> None:
         """A static member only says that it holds nothing: who comes back under its name can begin at once."""
@@ -381,7 +382,9 @@ class GroupTie:
             return  # it leaves anyway
         leaving = group_messages.LeaveGroup(group=self._owner.name, member=self.life.member)
         self._begin_anew()
-        self.spawn(self._tell(leaving))
+        task = self._core.loop.create_task(self._tell(leaving))
+        self._parting.add(task)
+        task.add_done_callback(self._parting.discard)
         self._news.set()
 
     def _begin_anew(self) -> None:

@@ -244,7 +244,7 @@ class QueueConsumer:
 
     async def bury_all(self) -> None:
         """Put all dead jobs aside that wait for it. For a consumer that takes no jobs."""
-        await asyncio.gather(*(self.undertaker.finish(port) for port in self._ports))
+        await asyncio.gather(*(self.undertaker.finish(port, while_it_helps=True) for port in self._ports))
 
     def hold_at_most(self, prefetch: int) -> None:
         """Hold so many jobs from now on. With 0 take no more, and give back those that nobody has begun."""

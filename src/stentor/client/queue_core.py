@@ -12,7 +12,7 @@ from zlib import crc32
 import msgspec
 
 from stentor import limits
-from stentor.client.convert import as_bytes, as_headers, as_timestamp_us
+from stentor.client.convert import as_bytes, as_headers, as_timestamp_us, check_limit
 from stentor.client.dead_letters import dead_topic
 from stentor.client.job import as_delay_ms
 from stentor.client.message import Receipt
@@ -308,6 +308,7 @@ class QueueCore:
 
     async def redrive(self, limit: int | None, timeout: float | None) -> int:
         """Put dead letters back, and before that aside what waits for it."""
+        check_limit(limit)
         undertaker = QueueConsumer(self.client, self.route, prefetch=1, limit_s=None)
         undertaker.hold_at_most(0)
         undertaker.start()

@@ -129,7 +129,7 @@ class QueuePort:
                 self.give_back(job, delay_ms=0, counted=job.begun)
                 job.lose()
         self._settling.end()
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, StentorError):  # whoever does not hear of it counts this one as gone soon
             if await self._soon(asyncio.shield(settle)):  # else what it holds may have begun, and that counts
                 await self._consumer.undertaker.finish_own(self)
                 await self._soon(self.ask(m.LeaveQueue(**self.where, holder=self.holder)))
@@ -190,7 +190,10 @@ class QueuePort:
                 continue
             self._bodies.ask(link)
             try:
-                return await link.request(request)
+                if isinstance(request, m.TakeJobs):  # it waits for jobs
+                    return await link.request(request)
+                async with link.turns.settling:
+                    return await link.request(request)
             except _AGAIN as error:
                 self._bodies.forget()
                 if isinstance(error, NotHead):
@@ -203,9 +206,10 @@ class QueuePort:
                     raise
                 await core.changes(limits.LINK_WATCH_S)
 
-    async def has_dead_jobs(self) -> bool:
-        """Whether there are some that are not in the dead-letter topic yet."""
-        return bool((await self.ask(m.DescribeQueue(**self.where))).dead)
+    async def describe(self) -> m.QueueDescribed:
+        """What is in the partition."""
+        described: m.QueueDescribed = await self.ask(m.DescribeQueue(**self.where))
+        return described
 
     async def take_dead_jobs(self, wait_ms: int) -> None:
         """Bury dead jobs, if the head has some for this consumer soon. Nobody else may ask for jobs beside this."""

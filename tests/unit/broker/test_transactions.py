@@ -407,6 +407,34 @@ def test_a_transaction_that_is_committed_too_late_may_count(orders, monkeypatch)
     assert invoices(orders) == WANTED
 
 
+def test_who_leaves_in_the_middle_of_a_transaction_leaves_nobody_behind(orders, local, monkeypatch):
+    """It is another member by then; the one that it was has its partitions."""
+
+    async def cancelled():
+        asked = asyncio.Event()
+
+        async def ask(self, request, about):
+            about.doubtful = True
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(MemberTransactions, "_ask", ask)
+        async with stentor.connect_async(local.url) as client:
+
+            async def work():
+                async with client.group("billing", "orders") as group, group.transaction() as out:
+                    await out.send("invoices", (await group.get(timeout=10)).value)
+
+            task = asyncio.create_task(work())
+            await asked.wait()
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    asyncio.run(cancelled())
+    assert orders.describe_group("billing").members == []
+
+
 def test_what_a_failed_transaction_took_of_a_partition_that_goes_away_is_not_done(orders, local, wait_until):
     """It took whole deliveries; whoever gets the partition next begins before them."""
     other = stentor.connect(local.url, name="other")

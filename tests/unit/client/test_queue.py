@@ -4,13 +4,17 @@ import asyncio
 import threading
 import uuid
 from datetime import UTC, datetime, timedelta
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
+import msgspec
 import pytest
 
 import stentor
 from stentor.client.dead_letters import Undertaker
-from stentor.errors import DeadlineExceeded, InvalidArgument, LeaseLost
+from stentor.client.queue_port import QueuePort
+from stentor.client.transaction_copies import TransactionCopies
+from stentor.client.transaction_core import MemberTransactions
+from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument, LeaseLost, PublishError
 
 
 @pytest.fixture
@@ -133,6 +137,27 @@ def test_who_leaves_puts_aside_what_died(client, name):
     assert [letter.value for letter in client.read(f"{name}.dead")] == [b"x"]
 
 
+def test_jobs_of_many_partitions_are_settled_at_once(client, name):
+    with make(client, name, partitions=100) as queue:
+        queue.put_many([b"x"] * 1_000, keys=[b"%d" % number for number in range(1_000)])
+        for _ in range(1_000):
+            queue.nack(queue.get(timeout=10), dead=True, wait=False)
+    with client.queue(name) as queue:
+        assert queue.describe().died == 1_000
+
+
+@pytest.mark.parametrize("broken", [(Undertaker, "_batches", KeyError(0)), (QueuePort, "_soon", LeaseLost("late"))])
+def test_who_leaves_is_gone_whatever_goes_wrong(client, name, monkeypatch, broken):
+    where, method, error = broken
+    queue = client.queue(name)
+    queue.put("x")
+    queue.nack(queue.get(timeout=5), dead=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(where, method, Mock(side_effect=error))
+        queue.close()
+    assert not [task for task in asyncio.all_tasks(client._core.loop) if "QueuePort" in repr(task)]
+
+
 def test_dead_jobs_that_nobody_put_aside_are_put_back(client, name, monkeypatch):
     with monkeypatch.context() as without, client.queue(name) as queue:
         without.setattr(Undertaker, "begin", lambda *_: None)
@@ -143,6 +168,25 @@ def test_dead_jobs_that_nobody_put_aside_are_put_back(client, name, monkeypatch)
         assert queue.describe().partitions[0].dead == 1
         assert (queue.redrive(), queue.redrive()) == (1, 0)
         assert drain(queue, 1)[0].value == b"x"
+
+
+def test_many_dead_jobs_are_put_aside_before_a_redrive(client, name, monkeypatch):
+    with monkeypatch.context() as without, client.queue(name) as queue:
+        without.setattr(Undertaker, "begin", lambda *_: None)
+        without.setattr(Undertaker, "finish", AsyncMock())
+        queue.put_many([b"x"] * 1_000)
+        for _ in range(1_000):
+            queue.nack(queue.get(timeout=5), dead=True, wait=False)
+    bury, patience_s = Undertaker._bury, 0.5
+
+    async def slowly(*burial):
+        await asyncio.sleep(patience_s / 4)  # 10 burials
+        await bury(*burial)
+
+    monkeypatch.setattr(Undertaker, "_bury", slowly)
+    monkeypatch.setattr("stentor.client.dead_letters._PATIENCE_S", patience_s)
+    with client.queue(name) as queue:
+        assert queue.redrive() == 1_000
 
 
 def test_queues_that_share_a_topic_for_dead_letters_get_back_their_own(client, name, wait_until):
@@ -175,12 +219,66 @@ def test_letters_are_put_back_once_by_several_at_a_time(client, name, wait_until
         assert sorted(int(job.value) for job in drain(queue, 1_500)) == list(range(1_500))
 
 
-def test_a_large_letter_is_put_back(client, jobs, wait_until):
-    jobs.put(bytes(3_000_000))
+def test_a_large_letter_is_put_back_once(client, jobs, wait_until, monkeypatch):
+    jobs.put(bytes(3_000_000), key="7", headers={"who": "me"})
     jobs.nack(jobs.get(timeout=5), dead=True)
     wait_until(lambda: jobs.describe().died == 1, "it is put aside")
-    assert jobs.redrive() == 1
-    assert len(drain(jobs, 1)[0].value) == 3_000_000
+    with monkeypatch.context() as broken:
+        broken.setattr(MemberTransactions, "commit", AsyncMock(side_effect=InternalError("killed")))
+        with pytest.raises(InternalError):
+            jobs.redrive()
+    assert (jobs.redrive(), jobs.redrive()) == (1, 0)
+    assert jobs.describe().waiting + jobs.describe().held == 1
+    job = drain(jobs, 1)[0]
+    assert (len(job.value), job.key, job.headers) == (3_000_000, b"7", [("who", b"me")])
+
+
+@pytest.mark.parametrize("limit", [-1, True, "2"])
+def test_a_limit_of_letters_is_a_number(jobs, limit):
+    with pytest.raises(InvalidArgument, match="limit"):
+        jobs.redrive(limit)
+
+
+def test_letters_of_a_queue_with_a_long_name_are_put_back(client, name):
+    with client.queue(name.ljust(195, "x")) as queue:
+        queue.put("x")
+        queue.nack(queue.get(timeout=5), dead=True)
+        assert queue.redrive() == 1
+
+
+def test_letters_in_a_queue_are_put_back(client, name, wait_until):
+    with make(client, f"{name}.failed") as letters, make(client, name, dead_letter_topic=letters.name) as queue:
+        queue.put("x")
+        queue.nack(queue.get(timeout=5), dead=True)
+        letters.ack(letters.get(timeout=5))
+        wait_until(lambda: queue.describe().died == 1, "it is put aside")
+        assert (queue.redrive(timeout=5), queue.redrive(timeout=5)) == (1, 0)
+
+
+def test_what_retention_deletes_meanwhile_is_not_waited_for(client, jobs, wait_until, monkeypatch):
+    jobs.put("x")
+    jobs.nack(jobs.get(timeout=5), dead=True)
+    wait_until(lambda: jobs.describe().died == 1, "it is put aside")
+    topic = client.describe_topic(f"{jobs.name}.dead")
+    deleted = [msgspec.structs.replace(each, start=1) for each in topic.partitions]
+    monkeypatch.setattr(
+        stentor.AsyncClient,
+        "describe_topic",
+        AsyncMock(side_effect=[topic, msgspec.structs.replace(topic, partitions=deleted)]),
+    )
+    assert jobs.redrive(timeout=5) == 0
+
+
+def test_letters_that_were_put_back_by_half_come_back_with_the_next_redrive(client, jobs, wait_until, monkeypatch):
+    jobs.put("x")
+    jobs.nack(jobs.get(timeout=5), dead=True)
+    wait_until(lambda: jobs.describe().died == 1, "it is put aside")
+    with monkeypatch.context() as broken:
+        broken.setattr(TransactionCopies, "publish", AsyncMock(side_effect=InternalError("killed")))
+        with pytest.raises(PublishError):
+            jobs.redrive()
+    assert jobs.redrive() == 0  # this one has taken no letter
+    assert drain(jobs, 1)[0].value == b"x"
 
 
 def test_what_an_earlier_version_put_back_stays_so(client, jobs, wait_until):
