@@ -108,9 +108,9 @@ class JobSettling:
             back=failed,
         )
         for job in own:
-            port.held.pop(job.message.offset, None)
+            self._let_go(job.message.offset, job.attempt)
         for each in failed:
-            port.held.pop(each.offset, None)
+            self._let_go(each.offset, each.attempt)
         port.freed()
         try:
             answer = await port.ask(asked)
@@ -121,6 +121,12 @@ class JobSettling:
             return
         self._sequence += 1
         self._tell(own, failed, set(pairs(answer.refused)))
+
+    def _let_go(self, offset: int, attempt: int) -> None:
+        """An attempt is not held any more; a later one, which the head may have given meanwhile, is."""
+        job = self._port.held.pop(offset, None)
+        if job is not None and job.attempt != attempt:
+            self._port.held[offset] = job
 
     def _some_failed(self) -> list[m.JobReturn]:
         """As many as one control message has room for, with their tracebacks."""
