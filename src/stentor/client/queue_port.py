@@ -196,6 +196,8 @@ class QueuePort:
                 if isinstance(error, NotHead):
                     core.routing.redirected(consumer.name, self.partition, error)
                 core.refusals[consumer.name] = error
+                if isinstance(request, m.TakeJobs):
+                    self._renew_now.set()  # a new head gives nothing to who was not heard by it, and held nothing
                 await core.changes(limits.PRODUCER_RESEND_S)
             except PartitionNotFound:
                 route = core.routes.get(consumer.name)

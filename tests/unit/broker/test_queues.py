@@ -69,6 +69,20 @@ def test_a_consumer_that_held_nothing_goes_on_after_a_long_outage(served, wait_u
             assert queue.get(timeout=10).value == b"x"
 
 
+def test_a_consumer_that_held_nothing_need_not_wait_for_its_next_renewal_at_a_new_head(served):
+    """It would be 15 seconds away here: a head gives jobs only to those that it has heard."""
+    process = served().start()
+    with stentor.Client(process.url) as client:
+        client.create_topic("q", kind="queue", lease_s=60)
+        with client.queue("q") as queue:
+            with pytest.raises(DeadlineExceeded):
+                queue.get(timeout=0.1)  # it asks from now on
+            process.kill()
+            process.start()
+            queue.put("x")
+            assert queue.get(timeout=5).value == b"x"
+
+
 def test_a_broker_that_starts_again_knows_jobs_attempts_and_dead_letters(tmp_path, wait_until):
     with broker(tmp_path, segment_bytes=SEGMENT) as local, local.client() as client:
         client.create_topic("q", kind="queue", retry_delay_ms=0)
