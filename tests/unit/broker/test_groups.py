@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -364,6 +364,17 @@ def test_the_groups_of_a_topic_are_bounded(filled, monkeypatch):
     for name in ("c", "a", "b"):
         filled.move_cursor("orders.eu", name, {0: 1})
     assert filled.describe_topic("orders.eu").groups == ["a", "b"]
+
+
+def test_a_client_may_have_more_members_than_requests_may_be_under_way(filled):
+    """Each heartbeat waits at the broker for news."""
+    with ExitStack() as members:
+        joined = [
+            members.enter_context(filled.group(f"g{number}", "orders.*"))
+            for number in range(limits.REQUESTS_UNDER_WAY_MAX + 6)
+        ]
+        assert values(take(joined[0], 40)) == EVERYTHING
+        assert values(take(joined[-1], 40)) == EVERYTHING
 
 
 def test_a_client_that_stood_still_for_too_long_goes_on_with_its_groups_and_queues(local, filled, another):

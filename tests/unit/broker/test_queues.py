@@ -83,6 +83,15 @@ def test_a_consumer_that_held_nothing_need_not_wait_for_its_next_renewal_at_a_ne
             assert queue.get(timeout=5).value == b"x"
 
 
+def test_a_consumer_may_have_more_partitions_than_requests_may_be_under_way(client):
+    partitions = limits.REQUESTS_UNDER_WAY_MAX + 36
+    client.create_topic("q", kind="queue", partitions=partitions)
+    with client.queue("q") as queue:
+        queue.put_many([b"x"] * partitions)
+        for _ in range(partitions):
+            queue.ack(queue.get(timeout=10), wait=False)
+
+
 def test_a_broker_that_starts_again_knows_jobs_attempts_and_dead_letters(tmp_path, wait_until):
     with broker(tmp_path, segment_bytes=SEGMENT) as local, local.client() as client:
         client.create_topic("q", kind="queue", retry_delay_ms=0)
