@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-POLLS_UNDER_WAY_MAX: Final = 1_024
-"""Requests of one connection that wait for news, beside the others: one for jobs of each partition of a queue, and a
-heartbeat for each member of a group.
+POLLS_UNDER_WAY_MAX: Final = 2_048
+"""Requests of one connection that wait for news, beside the others: one for jobs of each partition of the largest
+queue, and a heartbeat for each member of a group.
 """
 
 QUEUE_PREFETCH: Final = 500
