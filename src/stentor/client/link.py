@@ -8,6 +8,7 @@ owner decides what to send again.
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
@@ -147,15 +148,17 @@ class BrokerLink:
 
     async def request(self, message: Any, kind: int = Kind.REQUEST) -> Any:
         """Send a control request and wait for its answer; the caller sets the deadline."""
-        self.check()
-        body = _encoded(message)
-        correlation = self._waiting.next()
-        answer = self._waiting.requests[correlation] = self._loop.create_future()
-        self.connection.send(kind, correlation, body)
-        try:
-            return await answer
-        finally:
-            self._waiting.requests.pop(correlation, None)
+        is_apart = kind != Kind.REQUEST or isinstance(message, messages.POLLS)  # brokers count these by themselves
+        async with nullcontext() if is_apart else self._waiting.turns:
+            self.check()
+            body = _encoded(message)
+            correlation = self._waiting.next()
+            answer = self._waiting.requests[correlation] = self._loop.create_future()
+            self.connection.send(kind, correlation, body)
+            try:
+                return await answer
+            finally:
+                self._waiting.requests.pop(correlation, None)
 
     def use_producer(self, producer_id: int, token: bytes) -> None:
         """Show a producer's token, once. Frames stay in order: what it publishes may follow without waiting."""

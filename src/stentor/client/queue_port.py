@@ -31,6 +31,7 @@ from stentor.errors import (
     LeaseLost,
     NotHead,
     NotReady,
+    OutOfDescriptors,
     PartitionNotFound,
     StentorError,
 )
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_AGAIN: Final = (ConnectionFailed, CoordinationUnavailable, NotReady)
+_AGAIN: Final = (ConnectionFailed, CoordinationUnavailable, NotReady, OutOfDescriptors)
 _RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
 _OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
 _LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for
@@ -199,6 +200,8 @@ class QueuePort:
                 if isinstance(error, NotHead):
                     core.routing.redirected(consumer.name, self.partition, error)
                 core.refusals[consumer.name] = error
+                if isinstance(request, m.TakeJobs):
+                    self._renew_now.set()  # a new head gives nothing to who was not heard by it, and held nothing
                 await core.changes(limits.PRODUCER_RESEND_S)
             except PartitionNotFound:
                 route = core.routes.get(consumer.name)

@@ -143,6 +143,8 @@ class SubscriptionCore:
                 found.append(reader)
             elif not self.opened:
                 raise outcome
+            elif isinstance(outcome, StentorError) and outcome.retriable:
+                self._routes_stale = True  # nobody may tell of it again
         return found
 
     # --- what the application asks: any thread --------------------------------------------------
@@ -203,6 +205,8 @@ class SubscriptionCore:
                 self.note(Event("topic_found", reader.topic, reader.partition))
                 if not self.closed:
                     self.streams.open(reader)
+            if self._routes_stale:
+                await self.core.changes(limits.LINK_WATCH_S)
 
     def reader_failed(self, reader: Reader, error: StentorError) -> None:
         gone = isinstance(error, PartitionNotFound) or error.code == "topic_not_found"

@@ -4,16 +4,19 @@ deliveries.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from stentor import limits
 from stentor.wire import frames, messages
 from stentor.wire.frames import Kind
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from stentor.errors import StentorError
+
+_REQUESTS_MAX: Final = limits.REQUESTS_UNDER_WAY_MAX * 3 // 4  # some that were given up may be under way at the broker
 
 
 class StreamSink(Protocol):
@@ -38,6 +41,7 @@ class Waiting:
         self.requests: dict[int, asyncio.Future[Any]] = {}
         self.publishes: dict[int, PublishSink] = {}
         self.streams: dict[int, StreamSink] = {}
+        self.turns = asyncio.Semaphore(_REQUESTS_MAX)  # of requests, but for polls
         self._correlations = 0
 
     def __bool__(self) -> bool:

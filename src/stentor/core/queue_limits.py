@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-TAKES_UNDER_WAY_MAX: Final = 1_024
-"""Requests for jobs of queues that one connection may have unanswered beside others: one for each partition."""
+POLLS_UNDER_WAY_MAX: Final = 2_048
+"""Requests of one connection that wait for news, beside the others: one for jobs of each partition of the largest
+queue, and a heartbeat for each member of a group.
+"""
 
 QUEUE_PREFETCH: Final = 500
 """Jobs that a consumer holds, unless it is told otherwise: enough to keep it busy while it asks for more."""

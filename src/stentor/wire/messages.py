@@ -21,7 +21,7 @@ from stentor.core.table import SESSION_BYTES
 from stentor.errors import ProtocolError, StentorError, from_wire
 from stentor.wire import group_messages
 from stentor.wire.group_messages import GroupRequest, GroupResponse
-from stentor.wire.queue_messages import DescribeQueue, FetchJobs, QueueRequest, QueueResponse
+from stentor.wire.queue_messages import DescribeQueue, FetchJobs, QueueRequest, QueueResponse, TakeJobs
 from stentor.wire.schemas import Columns
 from stentor.wire.service_messages import ServiceRequest, ServiceResponse
 from stentor.wire.topic_settings import U32, U63, Digest, Label, Name, no_setting, wrong_setting
@@ -509,6 +509,8 @@ Request = (
 _TOPIC_QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics, ListCursors)
 QUESTIONS = (*_TOPIC_QUESTIONS, DescribeGroup, DescribeQueue, FetchJobs)
 """Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
+POLLS = (TakeJobs, GroupHeartbeat)
+"""Requests that wait at the broker for news."""
 
 Response = (
     TopicDescribed

@@ -8,7 +8,7 @@ import pytest
 
 from stentor import connect
 from stentor.broker.sessions.admission import descriptor_limit
-from stentor.errors import LimitExceeded
+from stentor.errors import LimitExceeded, OutOfDescriptors
 
 FEW = 200
 
@@ -101,3 +101,27 @@ def test_a_client_beyond_what_descriptors_allow_is_told(served, raw):
     reason = guests[-1].refusal()
     assert reason.code == "closed"
     assert "which is its limit" in reason.message
+
+
+def test_readers_and_consumers_go_on_once_there_are_descriptors_again(local, client, monkeypatch):
+    client.create_topic("t")
+    client.create_topic("q", kind="queue")
+    client.publish("t", b"1")
+    with client.queue("q") as queue:
+        queue.put(b"2")
+        refused = []
+        for name in ("t", "q"):
+            partition = local.inner.parts.serving.partition(client.describe_topic(name).id, 0)
+            partition.loop.call_soon_threadsafe(partition.tail.clear)  # so that it is read from disk
+
+            def read(*args, original=partition.log.read, name=name, **options):
+                if refused.count(name) < 3:
+                    refused.append(name)
+                    raise OutOfDescriptors("There are too many open files.")
+                return original(*args, **options)
+
+            monkeypatch.setattr(partition.log, "read", read)
+        with client.subscribe("t", start="earliest") as subscription:
+            assert subscription.get(timeout=5).value == b"1"
+        assert queue.get(timeout=5).value == b"2"
+    assert sorted(refused) == ["q"] * 3 + ["t"] * 3

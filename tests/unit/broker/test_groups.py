@@ -3,11 +3,12 @@
 import asyncio
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
 import stentor
+from stentor import limits
 from stentor.broker.cluster import trust
 from stentor.broker.groups.desk import GroupDesk
 from stentor.core import group_limits, refusals
@@ -363,3 +364,37 @@ def test_the_groups_of_a_topic_are_bounded(filled, monkeypatch):
     for name in ("c", "a", "b"):
         filled.move_cursor("orders.eu", name, {0: 1})
     assert filled.describe_topic("orders.eu").groups == ["a", "b"]
+
+
+def test_a_client_may_have_more_members_than_requests_may_be_under_way(filled):
+    """Each heartbeat waits at the broker for news."""
+    with ExitStack() as members:
+        joined = [
+            members.enter_context(filled.group(f"g{number}", "orders.*"))
+            for number in range(limits.REQUESTS_UNDER_WAY_MAX + 6)
+        ]
+        assert values(take(joined[0], 40)) == EVERYTHING
+        assert values(take(joined[-1], 40)) == EVERYTHING
+
+
+def test_a_client_that_stood_still_for_too_long_goes_on_with_its_groups_and_queues(local, filled, another):
+    """Its broker has let go of it. It hears why when it wakes up, and that is no fault of what it was asking."""
+    filled.create_topic("q", kind="queue")
+    sleeper = another("sleeper")
+    with sleeper.group("billing", "orders.*") as group, sleeper.queue("q") as queue:
+        taken = take(group, 40)
+        with pytest.raises(DeadlineExceeded):
+            queue.get(timeout=0.1)
+        (session,) = (each for each in local.inner.parts.admission.sessions if each.caller.name == "sleeper")
+
+        def let_go():
+            now = session._clock.monotonic()
+            session.sweep(now)
+            session.sweep(now + limits.SILENCE_S + 1)
+
+        session.loop.call_soon_threadsafe(let_go)
+        fill(filled, "orders.eu", first=10, count=1)
+        filled.queue("q").put("x")
+        assert queue.get(timeout=10).value == b"x"
+        taken += take(group, 4)
+    assert {f"{partition}-10" for partition in range(4)} <= set(values(taken))

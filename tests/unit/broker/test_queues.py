@@ -69,6 +69,29 @@ def test_a_consumer_that_held_nothing_goes_on_after_a_long_outage(served, wait_u
             assert queue.get(timeout=10).value == b"x"
 
 
+def test_a_consumer_that_held_nothing_need_not_wait_for_its_next_renewal_at_a_new_head(served):
+    """It would be 15 seconds away here: a head gives jobs only to those that it has heard."""
+    process = served().start()
+    with stentor.Client(process.url) as client:
+        client.create_topic("q", kind="queue", lease_s=60)
+        with client.queue("q") as queue:
+            with pytest.raises(DeadlineExceeded):
+                queue.get(timeout=0.1)  # it asks from now on
+            process.kill()
+            process.start()
+            queue.put("x")
+            assert queue.get(timeout=5).value == b"x"
+
+
+def test_a_consumer_may_have_more_partitions_than_requests_may_be_under_way(client):
+    partitions = limits.REQUESTS_UNDER_WAY_MAX + 36
+    client.create_topic("q", kind="queue", partitions=partitions)
+    with client.queue("q") as queue:
+        queue.put_many([b"x"] * partitions)
+        for _ in range(partitions):
+            queue.ack(queue.get(timeout=10), wait=False)
+
+
 def test_a_broker_that_starts_again_knows_jobs_attempts_and_dead_letters(tmp_path, wait_until):
     with broker(tmp_path, segment_bytes=SEGMENT) as local, local.client() as client:
         client.create_topic("q", kind="queue", retry_delay_ms=0)

@@ -1,5 +1,6 @@
 """Topics come and go, and everyone who follows them is told."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -213,6 +214,22 @@ def test_a_subscription_by_pattern_finds_topics_made_later_from_their_first_mess
         assert {event.topic for event in subscription.events() if event.kind == "topic_found"} == set(
             subscription.topics
         )
+
+
+def test_a_topic_of_a_pattern_that_cannot_be_asked_in_time_is_asked_again(client, local):
+    with local.client(timeout=0.5, name="reader") as reader, reader.subscribe("a.*") as subscription:
+        (session,) = (each for each in local.inner.parts.admission.sessions if each.caller.name == "reader")
+        tell = session.routes_changed
+
+        def tell_and_stand_still(change):
+            tell(change)
+            session.loop.call_soon(time.sleep, 1.0)
+
+        session.routes_changed = tell_and_stand_still
+        client.create_topic("a.x")
+        session.routes_changed = tell
+        client.publish("a.x", b"x")
+        assert subscription.get(timeout=10).value == b"x"
 
 
 def test_a_topic_made_again_is_found_again_by_a_pattern(client, local):

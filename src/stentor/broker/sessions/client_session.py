@@ -34,7 +34,6 @@ from stentor.wire import batch, frames, messages, queue_rows, table_rows
 from stentor.wire.frames import Ack, Kind
 from stentor.wire.group_messages import CommitTransaction
 from stentor.wire.header import HEADER_BYTES, check_header
-from stentor.wire.queue_messages import TakeJobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +99,7 @@ class ClientSession(BatchSession):
         self._publishing: dict[str, None] = {}  # topics that this client has published to
         self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
-        self._takes: set[asyncio.Task[None]] = set()  # requests for jobs
+        self._polls: set[asyncio.Task[None]] = set()  # requests that wait for news
         self._transactions: set[asyncio.Task[None]] = set()
         self._responding = asyncio.Lock()  # one answer to a request is encoded at a time
         self._has_room = asyncio.Event()
@@ -141,7 +140,7 @@ class ClientSession(BatchSession):
     def disconnected(self, error: Exception | None) -> None:
         for stream in list(self.streams.values()):
             stream.close()
-        for task in (*self._tasks, *self._takes, *self._transactions):
+        for task in (*self._tasks, *self._polls, *self._transactions):
             task.cancel()
         self._services.gone(self)
         if self.connection.left:
@@ -269,8 +268,8 @@ class ClientSession(BatchSession):
             if isinstance(request, messages.UseProducer):  # at once: publishes may follow in the same read
                 self._answers.append(frames.frame(Kind.RESPONSE, correlation, messages.encode(self._use(request))))
                 return
-            if isinstance(request, TakeJobs):  # it waits for jobs, for as long as there are none
-                self._begin(self._takes, queue_limits.TAKES_UNDER_WAY_MAX, correlation, request)
+            if isinstance(request, messages.POLLS):
+                self._begin(self._polls, queue_limits.POLLS_UNDER_WAY_MAX, correlation, request)
             else:
                 self._begin(self._tasks, limits.REQUESTS_UNDER_WAY_MAX, correlation, request)
         except StentorError as error:

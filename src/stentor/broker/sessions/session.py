@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from stentor.broker.sessions.watchdog import Watchdog
-from stentor.errors import ProtocolError, StentorError
+from stentor.errors import ConnectionFailed, ProtocolError, StentorError
 from stentor.security.permissions import ANYBODY, Principal
 from stentor.wire import frames, messages
 from stentor.wire.frames import Kind
@@ -156,7 +156,8 @@ class Session:
         elif self.connection.closed:
             pass  # refused already; the reason is on its way out
         elif why := watchdog.why_refused(now, greeted=self.greeted):
-            self.refused(ProtocolError(why))
+            # Who greeted and stood still is welcome again: its calls must not take it for their own fault.
+            self.refused(ConnectionFailed(why) if self.greeted else ProtocolError(why))
         else:
             self.swept()
 
