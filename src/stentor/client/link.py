@@ -35,16 +35,6 @@ _PUBLISHED = int(Kind.PUBLISHED)
 _JOINED_BYTES_MAX = 4096  # a small body is cheaper to copy than to write beside its header
 
 
-class _Turns:
-    """Requests of which a broker takes fewer at one time than there may be: who shares a link takes turns."""
-
-    def __init__(self) -> None:
-        # Half: transactions that were given up may still be under way at the broker.
-        self.transacting = asyncio.Semaphore(max(1, group_limits.TRANSACTIONS_UNDER_WAY_MAX // 2))
-        # What is said about partitions of queues. Requests for jobs are counted by themselves.
-        self.settling = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)
-
-
 class BrokerLink:
     """One greeted connection."""
 
@@ -68,7 +58,8 @@ class BrokerLink:
         self._producers: set[int] = set()  # ids whose tokens were shown
         self._writable_waiters: list[Callable[[], None]] = []
         self._lost: StentorError | None = None
-        self.turns = _Turns()
+        # Members that share it take turns. Half: transactions that were given up may still be under way at the broker.
+        self.transacting = asyncio.Semaphore(max(1, group_limits.TRANSACTIONS_UNDER_WAY_MAX // 2))
 
     # --- life -----------------------------------------------------------------------------------
 

@@ -191,10 +191,7 @@ class QueuePort:
                 continue
             self._bodies.ask(link)
             try:
-                if isinstance(request, m.TakeJobs):  # it waits for jobs
-                    return await link.request(request)
-                async with link.turns.settling:
-                    return await link.request(request)
+                return await link.request(request)
             except _AGAIN as error:
                 self._bodies.forget()
                 if isinstance(error, NotHead):

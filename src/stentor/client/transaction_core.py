@@ -277,7 +277,7 @@ class MemberTransactions:
                 _check_features(link)
                 before = asked.doubtful
                 try:
-                    async with link.turns.transacting:
+                    async with link.transacting:
                         link.check()  # it may be gone by now
                         asked.doubtful = True
                         await link.request(request, frames.Kind.TRANSACTION)
