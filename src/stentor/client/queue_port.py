@@ -26,6 +26,7 @@ from stentor.client.job_messages import JobMessages
 from stentor.client.queue_settling import JobSettling
 from stentor.core.queue_jobs import pairs, ranges
 from stentor.errors import (
+    Closed,
     ConnectionFailed,
     CoordinationUnavailable,
     LeaseLost,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_AGAIN: Final = (ConnectionFailed, CoordinationUnavailable, NotReady, OutOfDescriptors)
+_AGAIN: Final = (Closed, ConnectionFailed, CoordinationUnavailable, NotReady, OutOfDescriptors)  # Closed: the broker's
 _RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
 _OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
 _LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for

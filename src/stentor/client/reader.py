@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stentor.errors import Closed
 from stentor.wire import frames, messages
 
 if TYPE_CHECKING:
@@ -85,8 +84,6 @@ class Reader:
             self.owner.reader_finished()
             return
         error = messages.raised(ended.failure)
-        if isinstance(error, Closed):
-            return  # the broker stops; the link will break and be made again
         if self.owner.streams.will_be_back(self, error) or self.owner.streams.doubts(self, error):
             return
         self.owner.reader_failed(self, error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stentor import limits
-from stentor.errors import NotReady, OffsetOutOfRange, OutOfDescriptors, PartitionNotFound, StentorError
+from stentor.errors import Closed, NotReady, OffsetOutOfRange, OutOfDescriptors, PartitionNotFound, StentorError
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Streams:
         """A member that cannot serve now: ask again in a moment, another one if there is one."""
         route = self._core.routes.get(reader.topic)
         unknown = isinstance(error, PartitionNotFound) and len(self._core.links.brokers) > 1
-        passing = isinstance(error, NotReady | OutOfDescriptors)
+        passing = isinstance(error, Closed | NotReady | OutOfDescriptors)  # Closed: the broker stops, or this copy goes
         if not passing and not (unknown and route is not None and route.id == reader.topic_id):
             return False
         self._try_another(reader)

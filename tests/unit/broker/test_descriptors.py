@@ -8,7 +8,7 @@ import pytest
 
 from stentor import connect
 from stentor.broker.sessions.admission import descriptor_limit
-from stentor.errors import LimitExceeded, OutOfDescriptors
+from stentor.errors import Closed, LimitExceeded, OutOfDescriptors
 
 FEW = 200
 
@@ -103,7 +103,8 @@ def test_a_client_beyond_what_descriptors_allow_is_told(served, raw):
     assert "which is its limit" in reason.message
 
 
-def test_readers_and_consumers_go_on_once_there_are_descriptors_again(local, client, monkeypatch):
+@pytest.mark.parametrize("error", [OutOfDescriptors("There are too many open files."), Closed("The log is closed.")])
+def test_readers_and_consumers_go_on_once_logs_can_be_read_again(local, client, monkeypatch, error):
     client.create_topic("t")
     client.create_topic("q", kind="queue")
     client.publish("t", b"1")
@@ -117,7 +118,7 @@ def test_readers_and_consumers_go_on_once_there_are_descriptors_again(local, cli
             def read(*args, original=partition.log.read, name=name, **options):
                 if refused.count(name) < 3:
                     refused.append(name)
-                    raise OutOfDescriptors("There are too many open files.")
+                    raise error
                 return original(*args, **options)
 
             monkeypatch.setattr(partition.log, "read", read)
