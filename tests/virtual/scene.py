@@ -17,7 +17,7 @@ from stentor.broker.catalogue import CONTROLLER, chain_key, encode
 from stentor.broker.sessions import inline_sync
 from stentor.client.async_client import connect_async
 from stentor.core.membership import ControllerKey
-from stentor.errors import InvalidArgument, StentorError
+from stentor.errors import InvalidArgument, NotReady, StentorError
 from stentor.storage.directory import JOURNAL_FILE
 from stentor.storage.files import FileKind, atomic_write, seal
 from stentor.storage.journal import load_journal
@@ -73,7 +73,7 @@ class Scene:
                 while True:
                     try:
                         await what(client)
-                    except InvalidArgument:  # not all brokers have heard of each other yet
+                    except (InvalidArgument, NotReady):  # not all have heard of each other yet, or one has just come
                         await asyncio.sleep(0.1)
                     else:
                         return

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from stentor.errors import StentorError
 
-_REQUESTS_MAX: Final = limits.REQUESTS_UNDER_WAY_MAX * 3 // 4  # some that were given up may be under way at the broker
+_REQUESTS_MAX: Final = limits.CLIENT_REQUESTS_UNDER_WAY_MAX  # some that were given up may be under way at the broker
 
 
 class StreamSink(Protocol):

@@ -127,8 +127,8 @@ def test_an_orphan_can_be_removed_and_what_is_not_ours_stays(tmp_path, logs, bat
 
 def test_a_journal_that_is_gone_although_there_are_logs_is_an_error(tmp_path):
     with DataDirectory(tmp_path / "data") as directory:
-        assert directory.journal().incarnation == 1
-        assert directory.journal().incarnation == 2
+        directory.journal().begin_life(6)
+        assert directory.journal().replicas() == {}
         directory.partition_directory(1, 0).mkdir()
         (directory.path / "replicas").unlink()
         with pytest.raises(CorruptData, match="missing"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
@@ -278,9 +278,9 @@ class ClientSession(BatchSession):
     def _begin(self, tasks: set[asyncio.Task[None]], most: int, correlation: int, request: Any) -> None:
         if len(tasks) >= most:
             raise LimitExceeded(f"{most} requests are under way.", hint="Wait for their answers.")
-        task = self.loop.create_task(self._serve(correlation, request))
+        task = self.loop.create_task(self._serve(tasks, correlation, request))
         tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        task.add_done_callback(tasks.discard)  # also if it is cancelled before it begins
 
     def _use(self, request: messages.UseProducer) -> messages.Done:
         producer_id = lasting_id(request.token)
@@ -292,7 +292,7 @@ class ClientSession(BatchSession):
         self._producers.add(producer_id)
         return messages.Done()
 
-    async def _serve(self, correlation: int, request: Any) -> None:
+    async def _serve(self, tasks: set[asyncio.Task[None]], correlation: int, request: Any) -> None:
         operation = type(request).__name__
         try:
             response = await self._desk.serve(self, request)
@@ -305,6 +305,8 @@ class ClientSession(BatchSession):
             self.fail(correlation, InternalError(f"{type(error).__name__}: {error}"), operation)
         else:
             await self._respond(correlation, response)
+        finally:  # not when the loop comes to it: the client may have the answer before, and ask for more
+            tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _respond(self, correlation: int, response: Any) -> None:
         """Encode an answer when the client takes it: what it asked for and does not read costs no copy."""

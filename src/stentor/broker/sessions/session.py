@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from stentor.broker.sessions.watchdog import Watchdog
-from stentor.errors import ConnectionFailed, ProtocolError, StentorError
+from stentor.errors import StentorError
 from stentor.security.permissions import ANYBODY, Principal
 from stentor.wire import frames, messages
 from stentor.wire.frames import Kind
@@ -155,9 +155,8 @@ class Session:
             self.drop_deaf(deaf)
         elif self.connection.closed:
             pass  # refused already; the reason is on its way out
-        elif why := watchdog.why_refused(now, greeted=self.greeted):
-            # Who greeted and stood still is welcome again: its calls must not take it for their own fault.
-            self.refused(ConnectionFailed(why) if self.greeted else ProtocolError(why))
+        elif (refusal := watchdog.refusal(now, greeted=self.greeted)) is not None:
+            self.refused(refusal)
         else:
             self.swept()
 

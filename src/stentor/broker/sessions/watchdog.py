@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stentor import limits
+from stentor.errors import ConnectionFailed, ProtocolError
 
 if TYPE_CHECKING:
+    from stentor.errors import StentorError
     from stentor.transport.connection import Connection
 
 
@@ -54,12 +56,13 @@ class Watchdog:
             return f"it does not read {self._connection.unsent_bytes} bytes"
         return ""
 
-    def why_refused(self, now: float, *, greeted: bool) -> str:
+    def refusal(self, now: float, *, greeted: bool) -> StentorError | None:
         """Why it is told to go."""
         if not greeted and now - self.started > limits.HANDSHAKE_S:
-            return f"No greeting within {limits.HANDSHAKE_S:g} s."
+            return ProtocolError(f"No greeting within {limits.HANDSHAKE_S:g} s.")
         if now - self._frame_since > limits.PARTIAL_FRAME_S:
-            return f"A frame did not arrive whole within {limits.PARTIAL_FRAME_S:g} s."
+            return ProtocolError(f"A frame did not arrive whole within {limits.PARTIAL_FRAME_S:g} s.")
         if now - self._silent_since > limits.SILENCE_S:
-            return f"Nothing was heard for {limits.SILENCE_S:g} s."
-        return ""
+            # Who stood still is welcome again: its calls must not take it for their own fault.
+            return ConnectionFailed(f"Nothing was heard for {limits.SILENCE_S:g} s.")
+        return None
