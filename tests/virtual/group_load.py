@@ -55,6 +55,7 @@ class Member:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.group: AsyncGroup | None = None
+        self.stands_still_until = 0  # a shorter pause in a longer one does not end that
 
     def owned(self) -> set[tuple[int, int]]:
         """The partitions that it may read, as it knows."""
@@ -126,7 +127,7 @@ class GroupLoad:
     def _check_lease(self, member: Member) -> None:
         """Nothing is begun without a lease, but for what was on its way when a process stood still."""
         process = member.process
-        if member.group is None or self.world.now < process.paused_until + SECOND:
+        if member.group is None or self.world.now < member.stands_still_until + SECOND:
             return
         ends = member.group._core.tie.life.lease_ends
         over = ends is not None and process.loop.time() > ends + LATE_S
@@ -150,6 +151,7 @@ class GroupLoad:
             self.add()
         elif one is not None and what < 0.5:
             one.process.paused_until = self.world.now + round(rng.choice([0.5, 3, 8]) * SECOND)
+            one.stands_still_until = max(one.stands_still_until, one.process.paused_until)
         elif one is not None and what < 0.6 and one.group is not None:
             one.process.run(self._leave(one))
         elif what < 0.7 and len(alive) < MEMBERS + 2:
