@@ -306,6 +306,7 @@ class Run:
             raise GivenUpError
         for key in waiting:
             self.operators.help(key)
+        self.world.steps_max *= 3  # what was put meanwhile must be worked off
         self.require(self.cluster.go(60, self._whole), "the chains do not come together, with an operator's help")
 
     def _whole(self) -> bool:
