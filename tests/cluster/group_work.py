@@ -31,6 +31,7 @@ TRANSACTIONS = -1
 
 
 FAILS = 0.05  # of the handlers in transactions
+LEAVE_S = 5.0  # that a member has to leave
 
 
 class Handled(NamedTuple):
@@ -68,8 +69,12 @@ class Worker:
         os.kill(self.process.pid, number)
 
     def end(self) -> None:
+        """Let it leave its group, so that the next one of this name has no dead members."""
         if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
             self.signal(signal.SIGCONT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(LEAVE_S)
             self.process.kill()
         self.process.wait()
         self._errors.close()
