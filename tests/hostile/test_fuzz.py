@@ -31,6 +31,7 @@ def test_mutated_frames_batches_and_messages_meet_typed_refusals_only():
     assert report["resident_bytes"] < 512 << 20
 
 
+@pytest.mark.long
 def test_a_case_is_the_same_every_time():
     one, other = (json.loads(run("--cases", "100", "--seed", "7").stdout.splitlines()[-1]) for _ in range(2))
     assert one["outcomes"] == other["outcomes"]

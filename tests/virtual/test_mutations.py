@@ -5,7 +5,16 @@ from tests.virtual.mutations import MUTATIONS
 from tests.virtual.noticed import DIRECTED, SEEDS
 
 MORE = 30  # seeds that are tried when the remembered ones have gone stale
-LONG = {"member-leases", "no-retire", "others-wait", "own-retention", "queue-commit"}  # those whose runs go on for long
+LONG = {  # those whose runs go on for long
+    "covered",
+    "member-leases",
+    "no-retire",
+    "others-wait",
+    "own-retention",
+    "queue-commit",
+    "transaction-doubt",
+    "transaction-heir",
+}
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in sorted(SEEDS)]
 
 

@@ -54,6 +54,7 @@ def test_a_seed_is_the_same_run_every_time():
     assert len(first) > 50
 
 
+@pytest.mark.long
 def test_a_seed_is_the_same_run_after_another_one():
     alone, after = virtual(3).stdout.splitlines(), virtual(2, 3).stdout.splitlines()
     assert alone[-1] == after[-1]

@@ -32,7 +32,9 @@ def test_loading_the_plugin_loads_two_modules_of_ours_and_nothing_else_that_pyte
     assert {name.split(".")[0] for name in added} - set(sys.stdlib_module_names) <= {"stentor"}
 
 
-@pytest.mark.parametrize("place", ["stentor.pytest_plugin", "stentor.testing.plugin"])
+@pytest.mark.parametrize(
+    "place", [pytest.param("stentor.pytest_plugin", marks=pytest.mark.long), "stentor.testing.plugin"]
+)
 def test_the_fixtures_are_found_under_the_old_name_too(place, tmp_path):
     (tmp_path / "test_it.py").write_text("def test_it(stentor_client):\n    stentor_client.publish('t', 'hello')\n")
     done = subprocess.run(
