@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from bisect import bisect_right
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -87,12 +88,14 @@ class Feed(threading.Thread):
         super().__init__()
         self._cluster, self._pause_s = cluster, pause_s
         self.stopped = threading.Event()
-        self.sent: set[tuple[int, int]] = set()  # partition and offset of what was acknowledged
+        self.sent: set[tuple[int, int]] = set()  # partition and offset of what was acknowledged,
+        self.acknowledged_at: dict[int, list[float]] = {index: [] for index in range(PARTITIONS)}  # and when
 
     def run(self) -> None:
         def noted(receipt, error) -> None:
             if error is None:
                 self.sent.add((receipt.partition, receipt.offset))
+                self.acknowledged_at[receipt.partition].append(time.monotonic())
 
         with self._cluster.client(timeout=60) as client, client.producer(TOPIC) as producer:
             number = 0
@@ -133,10 +136,17 @@ def owners_by_generation(handled: list[Handled]) -> dict[tuple[int, tuple[int, i
     return found
 
 
-def longest_pause(handled: list[Handled], partition: int, begin: float, end: float) -> float:
-    """The longest time between two messages of a partition, within a time."""
+def longest_pause(handled: list[Handled], fed: list[float], partition: int, begin: float, end: float) -> float:
+    """The longest time in which nothing of a partition was handled, within a time, although there was something: it
+    counts from the first message that came in that time.
+    """
     times = [begin, *sorted(one.at for one in handled if one.partition == partition and begin < one.at < end), end]
-    return max(after - before for before, after in pairwise(times))
+    pauses = [0.0]
+    for before, after in pairwise(times):
+        came = bisect_right(fed, before)
+        if came < len(fed) and fed[came] < after:
+            pauses.append(after - fed[came])
+    return max(pauses)
 
 
 def main(url: str, name: str, file: str, silence: str, workers: str) -> None:

@@ -94,13 +94,13 @@ class Scene:
     def unmoved_pauses(self):
         """Partitions whose owner stayed, that paused while others moved. Brokers that die are another matter."""
         handled, found = self.handled(), []
-        changed = moves(handled)
+        changed, fed = moves(handled), self.feed.acknowledged_at
         for what, begin, end in self.phases():
             if what in ("head", "quiet"):
                 continue
             for partition in range(PARTITIONS):
                 if not any(each.partition == partition and begin - 5 < each.at < end + 5 for each in changed):
-                    pause = longest_pause(handled, partition, begin, end)
+                    pause = longest_pause(handled, fed[partition], partition, begin, end)
                     found += [(what, partition, round(pause, 2))] if pause > UNMOVED_PAUSE_S else []
         return found
 
