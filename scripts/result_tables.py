@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "bench" / "results"
 
@@ -150,16 +150,20 @@ def patterns() -> str:
         if work in plans:
             cells = [_best(values, work, system, figure, shown) for system in ("stentor", "redis", "nats")]
             lines.append(f"| {words.format(**plans[work])} | {' | '.join(cells)} |")
-    busy = [work for work, run in found["runs"].items() if run["busy"]]
-    if busy:
-        lines += ["", f"Other work kept the machine busy during these: {', '.join(busy)}. Their times are too long."]
+    lines += _busy(found["runs"], ("clone", "get", "large", "updates", "faults", "clients"))
     return "\n".join(lines) + "\n"
+
+
+def _busy(runs: dict[str, Any], works: Iterable[str]) -> list[str]:
+    busy = [work for work in works if work in runs and runs[work]["busy"]]
+    said = f"Other work kept the machine busy during these: {', '.join(busy)}. Their times are too long."
+    return ["", said] if busy else []
 
 
 def sharing() -> str:
     """Queues, tasks, requests and workers, each beside those that do the same in the same run."""
-    found = _load("patterns.json")["rows"]
-    values = {(row["work"], row["system"], row["figure"]): row["value"] for row in found}
+    found = _load("patterns.json")
+    values = {(row["work"], row["system"], row["figure"]): row["value"] for row in found["rows"]}
     lines = ["| | Stentor | others |", "|---|---|---|"]
     for work, figure, words, shown in SHARING:
         peers = sorted(
@@ -172,6 +176,7 @@ def sharing() -> str:
     ratios = [value for (of, _, what), value in values.items() if of == "slow" and what in SLOW]
     words = "99 % of messages reach 100 subscribers within: beside a slow one ÷ without it"
     lines.append(f"| {words} | {min(ratios):.2f} to {max(ratios):.2f} | |")
+    lines += _busy(found["runs"], ("queue", "tasks", "requests", "workers", "slow"))
     return "\n".join(lines) + "\n"
 
 
