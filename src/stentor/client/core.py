@@ -89,7 +89,6 @@ class ClientCore:
         self.route_listeners: set[Callable[[], None]] = set()
         self.closers: set[Callable[[], Awaitable[None]]] = set()
         self.leavers: set[Callable[[], Awaitable[None]]] = set()  # have something to say before anything is closed
-        self._asking = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)
         self.asking: Asking | None = None  # requests to responders; made at the first one
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
@@ -221,11 +220,6 @@ class ClientCore:
         """Where a position is, by a member that knows at least of what this client has seen (C24)."""
         return await questions.find_offset(self, wish, topic, self.deadline(timeout))
 
-    async def ask_link(self, link: BrokerLink, request: Any) -> Any:
-        """One question over one link, in turn with all others of this client."""
-        async with self._asking:
-            return await link.request(request)
-
     async def ask_others(self, request: Any, brokers: set[str], seconds: float) -> dict[str, Any]:
         """Ask some of the other brokers the same; whoever does not answer in time is left out."""
 
@@ -266,7 +260,7 @@ class ClientCore:
                 while True:
                     link = await self.ready_link()
                     try:
-                        return await self.ask_link(link, request)
+                        return await link.request(request)
                     except CoordinationUnavailable as error:
                         return await questions.ask_elsewhere(self, request, link, error)
                     except ConnectionFailed:

@@ -38,7 +38,7 @@ async def ask_member(core: ClientCore, request: Any, topic: str, deadline: Deadl
                     await asking.pause_before_all()
                     continue
                 try:
-                    answer = await core.ask_link(link, request)
+                    answer = await link.request(request)
                 except NotReady as error:
                     await asking.refused(link, error)
                 except ConnectionFailed:
@@ -79,7 +79,7 @@ async def ask_elsewhere(core: ClientCore, request: Any, home: BrokerLink, error:
             except (TimeoutError, ConnectionFailed):
                 continue
             with suppress(CoordinationUnavailable):
-                return await core.ask_link(link, request)
+                return await link.request(request)
         if core.loop.time() > patient_until:
             raise error
         asked = ""

@@ -131,7 +131,7 @@ class ResponderPlaces:
                 f"The broker at {link.address} does not know requests: its version is older.", hint="Upgrade it."
             )
         try:
-            found = await self._core.ask_link(link, FindResponders(topic=topic))
+            found = await link.request(FindResponders(topic=topic))
         except (ConnectionFailed, NotReady):  # the broker is gone, or has just come
             known.moving_until = self._core.loop.time() + service_limits.RESPONDERS_MOVE_S
             return

@@ -199,7 +199,7 @@ class ServiceCore:
         self._lost.clear()
         link.asks.serve(self.topic, self)
         try:
-            await self.core.ask_link(link, Serve(topic=self.topic, window=2 * self.concurrency))
+            await link.request(Serve(topic=self.topic, window=2 * self.concurrency))
         except ConnectionFailed:
             return False
         except StentorError:
@@ -221,7 +221,7 @@ class ServiceCore:
         try:
             async with deadline.bound():
                 if link is not None and link.alive:
-                    await self.core.ask_link(link, StopServing(topic=self.topic))
+                    await link.request(StopServing(topic=self.topic))
                 self._give_back()
                 await self._idle.wait()
         except (StentorError, TimeoutError):

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from stentor.errors import StentorError
 
-_REQUESTS_MAX: Final = limits.CLIENT_REQUESTS_UNDER_WAY_MAX  # some that were given up may be under way at the broker
-
 
 class StreamSink(Protocol):
     """Who takes a stream's deliveries."""
@@ -41,7 +39,7 @@ class Waiting:
         self.requests: dict[int, asyncio.Future[Any]] = {}
         self.publishes: dict[int, PublishSink] = {}
         self.streams: dict[int, StreamSink] = {}
-        self.turns = asyncio.Semaphore(_REQUESTS_MAX)  # of requests, but for polls
+        self.turns = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)  # of requests, but for polls
         self._correlations = 0
 
     def __bool__(self) -> bool:
