@@ -65,7 +65,13 @@ class BrokerLink:
 
     @classmethod
     async def open(
-        cls, address: str, name: str, timeout: float, target: str = "", made: list[BrokerLink] | None = None
+        cls,
+        address: str,
+        name: str,
+        timeout: float,
+        target: str = "",
+        made: list[BrokerLink] | None = None,
+        holder: bytes = b"",
     ) -> BrokerLink:
         """Connect and greet, within the time; through the broker there to another one, if a target is named."""
         try:
@@ -84,7 +90,7 @@ class BrokerLink:
                 if not target:
                     why = f"it takes connections but says nothing for {limits.HANDSHAKE_S:g} s, unlike a broker"
                     patience.reschedule(min(patience.when() or 0.0, loop.time() + limits.HANDSHAKE_S))
-                link.connection.send(Kind.HELLO, 0, messages.encode(_hello(name, target)))
+                link.connection.send(Kind.HELLO, 0, messages.encode(_hello(name, target, holder)))
                 welcome = await link._welcome
                 link._check_lost()  # it may have broken after the greeting, before anybody could be told
         except TimeoutError as error:
@@ -280,7 +286,7 @@ class BrokerLink:
             self.on_lost(self, error)
 
 
-def _hello(name: str, target: str) -> messages.Hello:
+def _hello(name: str, target: str, holder: bytes) -> messages.Hello:
     return messages.Hello(
         version_min=frames.PROTOCOL_VERSION_MIN,
         version_max=frames.PROTOCOL_VERSION,
@@ -288,6 +294,7 @@ def _hello(name: str, target: str) -> messages.Hello:
         library=f"stentor-python {__version__}",
         features=list(frames.FEATURES),
         target=target,
+        holder=holder,
     )
 
 

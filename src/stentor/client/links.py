@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.client.link import BrokerLink
+from stentor.core.holders import SECRET_BYTES
 from stentor.errors import ConnectionFailed, StentorError
 from stentor.transport.dial import Backoff, jittered_s
 
@@ -33,6 +35,7 @@ class Links:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.holder_secret = secrets.token_bytes(SECRET_BYTES)  # what this client holds is bound to it (C36)
         self._loop = asyncio.get_running_loop()
         self._links: dict[str, BrokerLink] = {}
         self._connecting: dict[str, asyncio.Task[None]] = {}
@@ -187,7 +190,7 @@ class Links:
 
     async def _make(self, address: str, timeout: float, target: str = "") -> BrokerLink:
         self._made = [link for link in self._made if not link.gone]
-        return await BrokerLink.open(address, self._name, timeout, target, self._made)
+        return await BrokerLink.open(address, self._name, timeout, target, self._made, self.holder_secret)
 
     def add(self, link: BrokerLink) -> None:
         """A link that was made, here or for the home."""

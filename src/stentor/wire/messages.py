@@ -24,7 +24,7 @@ from stentor.wire.group_messages import GroupRequest, GroupResponse
 from stentor.wire.queue_messages import DescribeQueue, FetchJobs, QueueRequest, QueueResponse, TakeJobs
 from stentor.wire.schemas import Columns
 from stentor.wire.service_messages import ServiceRequest, ServiceResponse
-from stentor.wire.topic_settings import U32, U63, Digest, Label, Name, no_setting, wrong_setting
+from stentor.wire.topic_settings import U32, U63, Digest, HolderSecret, Label, Name, no_setting, wrong_setting
 from stentor.wire.topic_settings import TopicChanges as TopicChanges  # noqa: PLC0414 - used as messages.TopicChanges
 from stentor.wire.topic_settings import TopicSettings as TopicSettings  # noqa: PLC0414 - used as messages.TopicSettings
 from stentor.wire.topic_settings import merge_settings as merge_settings  # noqa: PLC0414 - used as messages.merge_settings
@@ -69,6 +69,7 @@ class Hello(Struct, frozen=True):
     relay: Label = ""  # that broker
     nonce: Digest = b""  # set by brokers: the dialler's (security.proof)
     proof: Digest = b""  # set by a broker that passes a client on: that `listener` is true
+    holder: HolderSecret = b""  # set by clients: the secret that everything they hold is bound to (core.holders)
 
 
 class Welcome(Struct, frozen=True):

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from stentor import limits
 from stentor.core.cursors import RECORDER
+from stentor.core.holders import SECRET_BYTES
 from stentor.core.horizon import DELETIONS_KEPT_S, DELETIONS_KEPT_S_MAX
 from stentor.errors import InvalidArgument
 
@@ -18,6 +19,7 @@ U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.TOPIC_NAME_CHARACTERS_MAX)]
 Label = Annotated[str, msgspec.Meta(max_length=limits.CLIENT_NAME_CHARACTERS_MAX)]
 Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
+HolderSecret = Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)]
 Partitions = Annotated[int, msgspec.Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC_MAX)]
 
 

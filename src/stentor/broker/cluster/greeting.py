@@ -140,6 +140,7 @@ def relayed(identity: BrokerIdentity, trust: Trust, hello: messages.Hello, liste
         relay=identity.broker_id,
         nonce=nonce,
         proof=proof,
+        holder=hello.holder,
     )
 
 

@@ -70,7 +70,11 @@ MEMORY: Final = 4
 TRANSACTIONS: Final = 5
 """The feature level from which on members of groups may send out what they commit by."""
 
-LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS, REQUESTS, QUEUES, MEMORY, TRANSACTIONS)
+HOLDERS: Final = 6
+"""The feature level from which on logs keep the hash of a holder's secret beside what it holds (C36), and from which on
+other records may be written that came with it."""
+
+LEVEL_KNOWN: Final = max(CURSORS, TABLES, EXPIRY, COMPACTION, GROUPS, REQUESTS, QUEUES, MEMORY, TRANSACTIONS, HOLDERS)
 """The highest feature level that this version knows."""
 
 

@@ -23,6 +23,7 @@ from stentor.broker.sessions.client_session import ClientServices, ClientSession
 from stentor.broker.sessions.peer_session import PeerServices, PeerSession
 from stentor.broker.sessions.relay_session import RelaySession
 from stentor.broker.sessions.session import Caller, Session
+from stentor.core.holders import holder_of
 from stentor.core.names import printable
 from stentor.errors import InvalidArgument, PeerRefused, ProtocolError, VersionMismatch
 from stentor.ports import Clock
@@ -112,6 +113,7 @@ class Newcomer(Session):
         self._answers.append(frames.frame(Kind.WELCOME, 0, messages.encode(answer)))
         if arrival is None:
             caller.principal = ANYBODY
+            caller.holder = holder_of(hello.holder)
             self._become(ClientSession(self.connection, caller, welcome.admission, welcome.clock, welcome.clients))
         elif arrival.proves:
             self._arrival = arrival

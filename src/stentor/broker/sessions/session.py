@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from stentor.broker.sessions.watchdog import Watchdog
+from stentor.core.holders import NOBODY
 from stentor.errors import StentorError
 from stentor.security.permissions import ANYBODY, Principal
 from stentor.wire import frames, messages
@@ -31,7 +32,7 @@ class Reception(Protocol):
 class Caller:
     """Who is on the other side, as it has said or proved."""
 
-    __slots__ = ("connected_at_us", "library", "listener", "name", "principal")
+    __slots__ = ("connected_at_us", "holder", "library", "listener", "name", "principal")
 
     def __init__(self, listener: str, connected_at_us: int) -> None:
         self.listener = listener  # which one it came in by
@@ -39,6 +40,7 @@ class Caller:
         self.name = ""
         self.library = ""
         self.principal: Principal = ANYBODY
+        self.holder = NOBODY  # the hash of the secret that it showed (C36)
 
 
 class Session:
