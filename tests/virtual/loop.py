@@ -45,6 +45,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._world.now * self.process.rate / 1_000_000
 
+    boottime = time  # what leases are counted by: nothing sleeps here but with the whole world
+
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
