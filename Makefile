@@ -49,7 +49,7 @@ $(VENV)/.bench: $(VENV)/.run requirements/bench.txt
 # ---------------------------------------------------------------- run and test
 
 run: $(VENV)/.run ## start one broker on port 7440 (DATA=./data, ARGS=... for more flags)
-	@STENTOR_LOG_LEVEL=$${STENTOR_LOG_LEVEL:-warning} exec $(BIN)/stentor serve --data $(DATA) $(ARGS)
+	@STENTOR_LOG_LEVEL=$${STENTOR_LOG_LEVEL:-warning} exec $(BIN)/stentor serve --data "$(DATA)" $(ARGS)
 
 test: check packages ## run everything that must pass: check, then all tests (WORKERS=3 processes, ARGS=... for pytest)
 	@$(PYTHON) -m pytest -m "not long" -n $(WORKERS) --dist loadfile $(ARGS)

@@ -16,7 +16,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stentor.errors import InvalidArgument, StentorError
 from stentor.testing.cluster import LocalCluster
 from stentor.testing.network import CLIENTS, ETCD
+from stentor.transport.socket_folder import make_socket_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ class Supervisor:
         self._network = network
         self._attached = attached
         self._ended = False
-        self._folder = Path(tempfile.mkdtemp(prefix="stentor-control-"))  # for this user alone; short, as sockets need
+        self._folder = make_socket_folder("stentor-control-")
         self._requests: dict[str, Callable[..., Any]] = {
             "status": self.state,
             "kill": self._kill,

@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 import stentor
 
+PYTHON = shlex.quote(sys.executable)
 WAIT_S = 30
 
 
@@ -48,14 +50,14 @@ def test_failures_are_told_in_a_sentence(cli, client):
 
 
 def test_a_command_answers_requests_until_it_is_told_to_end(serving, client):
-    process = serving("svc.cli-command", "--command", f"{sys.executable} -c 'print(input()[::-1], end=\"\")'")
+    process = serving("svc.cli-command", "--command", f"{PYTHON} -c 'print(input()[::-1], end=\"\")'")
     assert client.request("svc.cli-command", "abc", timeout=WAIT_S).value == b"cba"
     process.send_signal(signal.SIGTERM)
     assert process.wait(WAIT_S) == 0
 
 
 def test_a_command_that_fails_is_told_to_the_caller(serving, client):
-    serving("svc.cli-broken", "--command", f"{sys.executable} -c 'import sys; sys.exit(\"out of apples\")'")
+    serving("svc.cli-broken", "--command", f"{PYTHON} -c 'import sys; sys.exit(\"out of apples\")'")
     with pytest.raises(stentor.HandlerFailed, match="out of apples"):
         client.request("svc.cli-broken", timeout=WAIT_S)
 

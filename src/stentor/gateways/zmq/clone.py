@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import tempfile
 from typing import TYPE_CHECKING
 
 import zmq
@@ -28,6 +27,7 @@ from stentor.gateways.zmq.publisher import ClonePublisher
 from stentor.gateways.zmq.relay import CollectorRelay
 from stentor.gateways.zmq.snapshots import CurrentCopy, Snapshots
 from stentor.gateways.zmq.sockets import bind, tcp
+from stentor.transport.socket_folder import make_socket_folder
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -80,7 +80,7 @@ class CloneServer:
         await self._start_collecting(host, port + 2)
 
     async def _start_collecting(self, host: str, port: int) -> None:
-        self._directory = tempfile.mkdtemp(prefix="stentor-zmq-")
+        self._directory = str(make_socket_folder("stentor-zmq-"))
         paths = f"{self._directory}/sub", f"{self._directory}/pull"
         for kind, path in zip((zmq.SUB, zmq.PULL), paths, strict=True):
             self._collecting.append(bind(self._context, kind, f"ipc://{path}"))
