@@ -59,7 +59,7 @@ def served(clone, environment):
     recipe = subprocess.run(
         ["make", "run", "--dry-run"], cwd=ROOT, text=True, capture_output=True, timeout=WAIT_S, check=True
     )
-    assert "exec .venv/bin/stentor serve --data ./data" in recipe.stdout
+    assert 'exec .venv/bin/stentor serve --data "./data"' in recipe.stdout
     process = subprocess.Popen(
         [str(clone / ".venv" / "bin" / "stentor"), "serve", "--data", "./data"],
         cwd=clone,
