@@ -16,7 +16,13 @@ from stentor.wire import batch, frames, messages
 from stentor.wire.frames import Kind
 
 WAIT_S = 15.0
-SPARK_IN_OTHER_PROCESSES = {"test_exactly_once.py", "test_ledger.py", "test_runs.py", "test_standalone.py"}
+SPARK_IN_OTHER_PROCESSES = {
+    "test_exactly_once.py",
+    "test_killed_brokers.py",
+    "test_ledger.py",
+    "test_runs.py",
+    "test_standalone.py",
+}
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -192,6 +192,24 @@ def check(client, rounds):
     return found.total()
 
 
+def wait_for_more(driver, count):
+    """Wait until a number has grown; FailedError if the driver ends, or nothing happens for long."""
+    before = count()
+    if not wait_while(driver, _START_S, lambda: count() > before):
+        raise FailedError(f"the driver wrote nothing in {_START_S:g} s: {driver.last_words()}")
+
+
+def wait_while(driver, seconds, holds=lambda: False):
+    """Wait until something holds, for a while at most; whether it did. FailedError if the driver ends."""
+    pause, deadline = threading.Event(), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        driver.check()
+        if holds():
+            return True
+        pause.wait(0.01)
+    return False
+
+
 # --- the experiment -----------------------------------------------------------------------------
 
 
@@ -225,7 +243,7 @@ class Experiment:
                 self._say(f"kill {number + 1}: {moment}; {self._written()} rows are written")
                 self._break_brokers(number)
             driver = Driver(self._cluster.url, self._folder, self._cores)
-            self._wait_for_more(driver, self._written)
+            wait_for_more(driver, self._written)
         finally:
             publisher.stop()
             if driver is not None and sys.exc_info()[0] is not None:
@@ -253,28 +271,13 @@ class Experiment:
         """Until an epoch is decided, until some moment after rows were written, or while it starts."""
         kind = _MOMENTS[number % len(_MOMENTS)]
         if kind == "starting":
-            self._wait(driver, lambda: False, self._random.uniform(1, 6))
+            wait_while(driver, self._random.uniform(1, 6))
         elif kind == "decided":
-            self._wait_for_more(driver, self._decided)
-            self._wait(driver, lambda: False, self._random.choice([0, 0, 0.01, 0.03]))
+            wait_for_more(driver, self._decided)
+            wait_while(driver, self._random.choice([0, 0, 0.01, 0.03]))
         else:
-            self._wait_for_more(driver, self._written)
-            self._wait(driver, lambda: False, self._random.uniform(0, 2))
-
-    def _wait_for_more(self, driver, count):
-        before = count()
-        if not self._wait(driver, lambda: count() > before, _START_S):
-            raise FailedError(f"the driver wrote nothing in {_START_S:g} s: {driver.last_words()}")
-
-    @staticmethod
-    def _wait(driver, holds, seconds):
-        pause, deadline = threading.Event(), time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            driver.check()
-            if holds():
-                return True
-            pause.wait(0.01)
-        return False
+            wait_for_more(driver, self._written)
+            wait_while(driver, self._random.uniform(0, 2))
 
     def _break_brokers(self, number):
         """One dies; the one that died before is back. The last one comes back, too."""

@@ -30,6 +30,7 @@ from stentor.errors import (
     ForkDetected,
     InvalidArgument,
     StentorError,
+    UnknownSwap,
 )
 from stentor.wire import messages
 
@@ -239,21 +240,29 @@ class ClientCore:
         }
 
     async def ask_one(self, request: Any, broker: str, timeout: Timeout) -> Any:
-        """Ask a named broker."""
+        """Ask a named broker; repeat what may be repeated when the link breaks."""
         deadline = self.deadline(timeout)
         try:
             async with deadline.bound():
-                await self.ready_link()
-                if broker not in self.links.brokers:
-                    raise InvalidArgument(f"There is no broker {broker}.", object=broker)
-                while (link := self.links.to(broker)) is None:
+                while True:
+                    await self.ready_link()
+                    if broker not in self.links.brokers:
+                        raise InvalidArgument(f"There is no broker {broker}.", object=broker)
+                    while (link := self.links.to(broker)) is None:
+                        await self.changes(limits.LINK_WATCH_S)
+                    try:
+                        return await link.request(request)
+                    except ConnectionFailed as error:
+                        questions.check_repeatable(request, error)
                     await self.changes(limits.LINK_WATCH_S)
-                return await link.request(request)
         except TimeoutError as error:
             raise self.late(type(request).__name__, deadline.seconds) from error
 
     async def call(self, request: Any, timeout: Timeout = None) -> Any:
-        """Send a request, wait for its answer; repeat what may be repeated when the link breaks."""
+        """Send a request and return its answer; repeat what may be repeated when the outcome is not known.
+
+        Raises ConnectionFailed where the link broke and the request may not be repeated.
+        """
         deadline = self.deadline(timeout)
         try:
             async with deadline.bound():
@@ -263,9 +272,11 @@ class ClientCore:
                         return await link.request(request)
                     except CoordinationUnavailable as error:
                         return await questions.ask_elsewhere(self, request, link, error)
-                    except ConnectionFailed:
-                        if not isinstance(request, messages.QUESTIONS):
-                            raise
+                    except ConnectionFailed as error:
+                        questions.check_repeatable(request, error)
+                    except UnknownSwap as error:
+                        questions.check_repeatable(request, error)
+                        await self.changes(limits.LINK_WATCH_S)
         except TimeoutError as error:
             raise self.late(type(request).__name__, deadline.seconds) from error
 

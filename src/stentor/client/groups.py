@@ -105,6 +105,8 @@ async def _ask_head(core: ClientCore, group: str, request: Any, deadline: Deadli
     """Ask the head of a group, again if that changes meanwhile."""
     check_group_name(group)
     refusal: StentorError | None = None
+    deleting = isinstance(request, group_messages.DeleteGroup)
+    lost = False  # an answer: the request may have been done
     try:
         async with deadline.bound():
             await core.ready_link()
@@ -120,8 +122,13 @@ async def _ask_head(core: ClientCore, group: str, request: Any, deadline: Deadli
                 try:
                     if link is not None:
                         return await link.request(request)
+                except GroupNotFound:
+                    if deleting and lost:
+                        return None  # by the request whose answer was lost
+                    raise
                 except (ConnectionFailed, CoordinationUnavailable, NotReady) as error:
                     refusal = error
+                    lost = lost or isinstance(error, ConnectionFailed)
                 await core.changes(limits.LINK_WATCH_S)
     except TimeoutError as error:
         raise core.late(type(request).__name__, deadline.seconds, refusal) from error

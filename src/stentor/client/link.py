@@ -35,6 +35,10 @@ _PUBLISHED = int(Kind.PUBLISHED)
 _JOINED_BYTES_MAX = 4096  # a small body is cheaper to copy than to write beside its header
 
 
+class NotAsked(ConnectionFailed):
+    """The link was lost before a request was sent: nothing happened, and any request may be asked again."""
+
+
 class BrokerLink:
     """One greeted connection."""
 
@@ -147,7 +151,7 @@ class BrokerLink:
         """Send a control request and wait for its answer; the caller sets the deadline."""
         is_apart = kind != Kind.REQUEST or isinstance(message, messages.POLLS)  # brokers count these by themselves
         async with nullcontext() if is_apart else self._waiting.turns:
-            self.check()
+            self._check_before_sending()
             body = _encoded(message)
             correlation = self._waiting.next()
             answer = self._waiting.requests[correlation] = self._loop.create_future()
@@ -204,6 +208,12 @@ class BrokerLink:
         self._check_lost()
         if not self.alive:
             raise ConnectionFailed(f"The connection to {self.address} is closed.")
+
+    def _check_before_sending(self) -> None:
+        try:
+            self.check()
+        except ConnectionFailed as lost:
+            raise NotAsked(lost.message, hint=lost.hint, operation=lost.operation, object=lost.object) from None
 
     def _check_lost(self) -> None:
         if self._lost is not None:

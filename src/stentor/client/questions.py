@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stentor import limits
-from stentor.errors import ConnectionFailed, CoordinationUnavailable, EndUnknown, NotReady, PartitionNotFound
+from stentor.client.link import NotAsked
+from stentor.errors import (
+    ConnectionFailed,
+    CoordinationUnavailable,
+    EndUnknown,
+    NotReady,
+    PartitionNotFound,
+    UnknownSwap,
+)
 from stentor.wire import messages
 
 if TYPE_CHECKING:
@@ -79,11 +87,29 @@ async def ask_elsewhere(core: ClientCore, request: Any, home: BrokerLink, error:
             except (TimeoutError, ConnectionFailed):
                 continue
             with suppress(CoordinationUnavailable):
-                return await link.request(request)
+                try:
+                    return await link.request(request)
+                except (ConnectionFailed, UnknownSwap) as lost:
+                    check_repeatable(request, lost)
         if core.loop.time() > patient_until:
             raise error
         asked = ""
         await core.changes(limits.LINK_WATCH_S)
+
+
+def check_repeatable(request: Any, error: ConnectionFailed | UnknownSwap) -> None:
+    """Return if a request may be asked again after this error; else raise that its outcome is not known."""
+    if messages.is_repeatable(request) or isinstance(error, NotAsked):
+        return
+    if isinstance(error, UnknownSwap):
+        raise error
+    name = type(request).__name__
+    raise ConnectionFailed(
+        f"{error.message} The answer to {name} was lost: it may or may not have been done.",
+        hint="Find out whether it was done, then try again if need be.",
+        operation=name,
+        object=error.object,
+    ) from error
 
 
 class _Asking:

@@ -185,7 +185,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> SparkReadOptio
         raise InvalidArgument("A batch read from latest, or to earliest, is empty.", hint="Choose other offsets.")
     table, sequence = _table(options, streaming=streaming)
     return SparkReadOptions(
-        connection=_connection(options),
+        connection=_connection(options, patient=streaming),
         topics=topics,
         topic_regex=regex,
         partitions=assigned,
@@ -272,7 +272,7 @@ def topic_options(given: Mapping[str, str]) -> SparkReadOptions:
     options = _Options(given, _READ, "read")
     topics, regex, assigned = _topics(options)
     return SparkReadOptions(
-        connection=_connection(options),
+        connection=_connection(options, patient=False),
         topics=topics,
         topic_regex=regex,
         partitions=assigned,
@@ -435,7 +435,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     if application is not None:
         check_topic_name(f"_spark.{application}")
     return WriteOptions(
-        connection=_connection(options),
+        connection=_connection(options, patient=exactly_once),
         topic=topic,
         is_table=options.has("table"),
         is_typed=_is_typed(options, topic),
@@ -521,13 +521,13 @@ def _unknown(name: str, known: dict[str, str], what: str) -> InvalidArgument:
     return InvalidArgument(f"The stentor data source does not know the option {name}.", hint=hint)
 
 
-def _connection(options: _Options) -> SparkConnection:
+def _connection(options: _Options, *, patient: bool) -> SparkConnection:
     timeout = options.seconds("timeout", 60.0)
     if timeout <= 0:
         raise InvalidArgument("timeout must be above zero.")
     # $STENTOR_URL is what the driver has: executors on other machines have environments of their own.
     url = options.text("url", "") or os.environ.get("STENTOR_URL") or None
-    return SparkConnection(url, timeout, options.text("zone", ""))
+    return SparkConnection(url, timeout, options.text("zone", ""), patient)
 
 
 def to_json(value: Any) -> str:

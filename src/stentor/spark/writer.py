@@ -119,6 +119,7 @@ class TopicWriter(_TaskWriter, DataSourceArrowWriter):
         if overwrite:
             what = "table" if options.is_table else "topic"
             raise InvalidArgument(f"A {what} cannot be overwritten.", hint="Use mode('append').")
+        options.connection.client()  # tasks wait for a broker: an address that is wrong is found out here, at once
 
     @plainly
     def commit(self, messages: list[Any]) -> None:

@@ -510,6 +510,21 @@ Request = (
 _TOPIC_QUESTIONS = (DescribeTopic, ListTopics, FindOffset, WatchRoutes, ListClients, GetStatistics, ListCursors)
 QUESTIONS = (*_TOPIC_QUESTIONS, DescribeGroup, DescribeQueue, FetchJobs)
 """Requests that change nothing: they may be sent again, and be answered by a broker that has no store."""
+_SET_VALUES = (AlterTopic, RegisterSchema, DrainBroker, MarkRecorded, MoveCursor, DeleteCursor)
+_REPEATABLE = (*QUESTIONS, *_SET_VALUES, ListBrokers, ListGroups)
+
+
+def is_repeatable(request: Any) -> bool:
+    """Return whether a request may be asked again after its answer was lost: a question, or how something shall be.
+
+    A topic is made again only where an existing one will do. Deleting a topic or forgetting a broker is not repeated:
+    somebody may have made another of that name in between.
+    """
+    return (
+        request.exist_ok or request.automatic if isinstance(request, CreateTopic) else isinstance(request, _REPEATABLE)
+    )
+
+
 POLLS = (TakeJobs, GroupHeartbeat)
 """Requests that wait at the broker for news."""
 

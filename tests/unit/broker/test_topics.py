@@ -315,14 +315,17 @@ def test_a_topic_made_a_moment_ago_says_where_it_is(local, client, monkeypatch):
 class LostAnswers:
     """A store that makes changes of topics, or does not, and never says so."""
 
-    def __init__(self, store, *, made, readable=True):
+    def __init__(self, store, *, made, readable=True, answers=None):
         self._store, self._swap, self._get = store, store.swap, store.get
+        self._answers = answers  # so many are lost; None: all
         self._made, self._readable = made, readable
         store.swap, store.get = self.swap, self.get
 
     async def swap(self, *, expect, put, **more):
-        if not any(key.startswith("topics/") for key in put):
+        if self._answers == 0 or not any(key.startswith("topics/") for key in put):
             return await self._swap(expect=expect, put=put, **more)
+        if self._answers is not None:
+            self._answers -= 1
         if self._made:
             await self._swap(expect=expect, put=put, **more)
         raise UnknownSwap("A change was sent, but not answered.")
@@ -357,6 +360,12 @@ def test_a_topic_that_was_not_made_is_an_unknown_outcome(local, client):
     with pytest.raises(UnknownSwap):
         client.create_topic("t")
     assert names(client) == []
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_topic_that_may_exist_is_asked_for_again(local, client, made):
+    LostAnswers(local.inner.parts.ground.store, made=made, readable=False, answers=1)
+    assert client.create_topic("t", exist_ok=True).id == client.describe_topic("t").id
 
 
 def test_a_store_that_no_broker_reaches_for_a_moment_is_waited_for(local, client, monkeypatch):
