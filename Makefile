@@ -20,7 +20,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long packages check format bench bench-spark bench-patterns compare exactly-once outage crash failover chaos memory crowd partitions weight recovery fuzz simulate simulate-campaign simulate-mutations docs clean
+.PHONY: help run test test-long packages check format bench bench-spark bench-patterns compare exactly-once outage crash failover chaos chaos-everything memory crowd partitions weight recovery fuzz simulate simulate-campaign simulate-mutations docs clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ failover: $(VENV)/.bench $(VENV)/.dev ## measure how long publishing stops when 
 
 chaos: $(VENV)/.dev ## break a real cluster at random for MINUTES=10; check that nothing acknowledged is lost
 	@$(PYTHON) -m tests.cluster.chaos --minutes $(MINUTES) $(ARGS)
+
+chaos-everything: $(VENV)/.dev ## kill, stop and wake brokers and workers for MINUTES=10 while groups, queues, tables, watches and requests are at work
+	@$(PYTHON) -m tests.cluster.everything --minutes $(MINUTES) $(ARGS)
 
 memory: $(VENV)/.bench ## measure a broker's memory while 5 GB are written and subscribers are slow
 	@$(PYTHON) -m bench.memory $(ARGS)

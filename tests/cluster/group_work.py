@@ -54,7 +54,7 @@ class Worker:
         self.name, self.file = name, folder / name
         self._errors = (folder / f"{name}.errors").open("wb")
         arguments = [sys.executable, __file__, cluster.url, name, str(self.file), str(silence), str(workers)]
-        self.process = subprocess.Popen(arguments, stderr=self._errors)
+        self.process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=self._errors)
 
     def handled(self) -> list[Handled]:
         if not self.file.exists():
