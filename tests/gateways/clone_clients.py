@@ -1,4 +1,4 @@
-"""Clients that behave as those of the ZeroMQ Guide's Clone models 4, 5 and 6: same sockets, same frames, same rules."""
+"""Clients that behave as those of the ZeroMQ Guide's Clone models 2 to 6: same sockets, same frames, same rules."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Clone:
     """What all models share: a dict, a sequence, and the rule that an old sequence is discarded."""
 
     frames = 5
+    subtree = SUBTREE  # what it asks for, and where its own keys are
 
     def __init__(self):
         self.context = zmq.Context()
@@ -38,7 +39,7 @@ class Clone:
         made = self.context.socket(kind)
         made.linger = 0
         if kind == zmq.SUB:
-            made.subscribe(SUBTREE)
+            made.subscribe(self.subtree)
         for endpoint in endpoints:
             made.connect(endpoint)
         return made
@@ -46,7 +47,12 @@ class Clone:
     def message(self, key, value, properties=b""):
         if self.frames == 3:
             return [key, bytes(8), value]
-        return [key, bytes(8), uuid.uuid4().bytes, properties, value]
+        return [key, bytes(8), self.new_uuid(), properties, value]
+
+    @staticmethod
+    def new_uuid():
+        """As C and Python have it."""
+        return uuid.uuid4().bytes
 
     def store(self, frames):
         assert len(frames) == self.frames, frames
@@ -72,7 +78,7 @@ class ModelFour(Clone):
         self.snapshot = self.socket(zmq.DEALER, f"tcp://localhost:{port}")
         self.subscriber = self.socket(zmq.SUB, f"tcp://localhost:{port + 1}")
         self.publisher = self.socket(zmq.PUSH, f"tcp://localhost:{port + 2}")
-        self.snapshot.send_multipart([b"ICANHAZ?", SUBTREE])
+        self.snapshot.send_multipart([b"ICANHAZ?", *([self.subtree] if self.subtree else [])])
         while True:
             frames = self.snapshot.recv_multipart()
             if frames[0] == b"KTHXBAI":
@@ -82,7 +88,7 @@ class ModelFour(Clone):
 
     def set(self, key, value, properties=b""):
         """As the Guide's, it has its own change at once."""
-        frames = self.message(SUBTREE + key, value, properties)
+        frames = self.message(self.subtree + key, value, properties)
         self.publisher.send_multipart(frames)
         self.store(frames)
 
@@ -92,6 +98,12 @@ class ModelFour(Clone):
             assert time.monotonic() < deadline, self.values
             if self.subscriber.poll(100):
                 self.update(self.subscriber.recv_multipart())
+
+
+class ModelThree(ModelFour):
+    """No subtrees: its keys are numbers, without a slash. Model 2 is the same, but makes no changes."""
+
+    subtree = b""
 
 
 class ModelFive(ModelFour):
@@ -185,3 +197,19 @@ class ModelSix(Clone):
 
         self.run_until(heard)
         self.mine[SUBTREE + key] = value
+
+
+class JavaModelSix(ModelSix):
+    """The Guide's Java client: its UUIDs are text."""
+
+    @staticmethod
+    def new_uuid():
+        return str(uuid.uuid4()).encode()
+
+
+class PythonModelSix(ModelSix):
+    """The Guide's Python client: it follows a subtree, and its own keys are numbers that are in none."""
+
+    def set(self, key, value, ttl=0):
+        properties = b"ttl=%d\n" % ttl if ttl else b""
+        self.publisher.send_multipart(self.message(key, value, properties))

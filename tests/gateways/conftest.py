@@ -36,6 +36,7 @@ class RunningGateway:
 
     def __init__(self, url, **options):
         self.port = options.pop("port", None) or free_port_run()
+        options.setdefault("silent_s", 0.0)  # nobody was here before
         self.options = GatewayOptions(url=url, port=self.port, **options)
         self.ended = None
         self.heard = False

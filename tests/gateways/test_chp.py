@@ -84,6 +84,48 @@ def test_a_kvset_without_a_uuid_is_made_each_time_and_published_without_one(gate
             assert client.hear_change()[2:] == (EMPTY, EMPTY, value)
 
 
+TEXT_UUID = b"3d1f9a80-6c8e-4f39-9a37-0b64c1a5f1d2"
+
+
+@pytest.mark.parametrize("ident", [b"7", uuid.uuid4().bytes, TEXT_UUID], ids=["one byte", "16 bytes", "text"])
+def test_any_uuid_will_do_comes_back_and_is_made_once(gateway, ident):
+    """The Guide's Java client sends text of 36 bytes."""
+    with gateway.chp(publish_with=zmq.PUSH) as client:
+        client.until_connected()
+        for value in (b"1", b"2"):
+            client.kvset(b"/a", value, ident=ident)
+        client.kvset(b"/end", b"3")
+        said = [client.hear_change() for _ in range(2)]
+    assert [(one.key, one.value) for one in said] == [(b"/a", b"1"), (b"/end", b"3")]
+    assert said[0].uuid == ident
+
+
+def test_a_key_without_a_slash_is_a_key_of_its_own(gateway, table, wait_until):
+    with gateway.chp(publish_with=zmq.PUSH) as client:
+        client.until_connected()
+        client.kvset(b"7", b"seven")
+        client.kvset(b"/7", b"other")
+        client.kvset(b"8/deep", b"eight")
+        said = [client.hear_change() for _ in range(3)]
+        assert [(one.key, one.value) for one in said] == [(b"7", b"seven"), (b"/7", b"other"), (b"8/deep", b"eight")]
+        wait_until(lambda: {"-/7": b"seven", "7": b"other", "-/8/deep": b"eight"}.items() <= dict(table).items())
+        table.put("-/9", "nine")
+        assert client.hear_change().key == b"9"
+        client.kvset(b"7", b"")
+        assert client.hear_change()[::4] == (b"7", b"")
+        wait_until(lambda: "-/7" not in table)
+        keys = {said.key for said in client.icanhaz()[0]}
+    assert keys == {b"/hello", b"/7", b"8/deep", b"9"}
+
+
+@pytest.mark.parametrize("word", ["KTHXBAI", "HUGZ"])
+def test_a_key_of_the_table_never_looks_like_a_word_of_the_protocol(gateway, table, word):
+    table.put(f"-/{word}", "1")
+    with gateway.chp() as client:
+        found, _ = client.icanhaz()
+        assert [said.key for said in found] == [b"/-/" + word.encode()]
+
+
 def test_many_changes_of_one_key_all_come_back_in_order(gateway):
     with gateway.chp(publish_with=zmq.PUSH) as client:
         client.until_connected()
@@ -190,8 +232,9 @@ BAD_CHANGES = {
     "four frames": [b"/a", bytes(8), bytes(16), b"v"],
     "six frames": [b"/a", bytes(8), bytes(16), b"", b"v", b""],
     "a short sequence": [b"/a", bytes(7), bytes(16), b"", b"v"],
-    "a long uuid": [b"/a", bytes(8), bytes(17), b"", b"v"],
-    "a key without a slash": [b"a", bytes(8), bytes(16), b"", b"v"],
+    "a long uuid": [b"/a", bytes(8), bytes(65), b"", b"v"],
+    "a key below that of slashless ones": [b"/-/a", bytes(8), bytes(16), b"", b"v"],
+    "a key that is a word of the protocol": [b"KTHXBAI", bytes(8), bytes(16), b"", b"v"],
     "an empty key": [b"", bytes(8), bytes(16), b"", b"v"],
     "the root": [b"/", bytes(8), bytes(16), b"", b"v"],
     "a key that ends with a slash": [b"/a/", bytes(8), bytes(16), b"", b"v"],

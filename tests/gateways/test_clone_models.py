@@ -1,9 +1,20 @@
 """Clients as the ZeroMQ Guide has them, for its models 4, 5 and 6, served by gateways."""
 
+import time
+
 import pytest
 import zmq
-from tests.gateways.clone_clients import ModelFive, ModelFour, ModelSix
-from tests.gateways.conftest import RunningGateway
+from tests.gateways.clone_clients import (
+    JavaModelSix,
+    ModelFive,
+    ModelFour,
+    ModelSix,
+    ModelThree,
+    PythonModelSix,
+)
+from tests.gateways.conftest import RunningGateway, free_port_run
+
+from stentor.gateways.zmq import bounds
 
 
 def test_clients_of_model_four_share_a_subtree_in_three_frames(shared, client, table_name):
@@ -21,6 +32,18 @@ def test_clients_of_model_four_share_a_subtree_in_three_frames(shared, client, t
             assert one.values == other.values
             table.sync()
             assert dict(table) == {"client/live": b"2", "client/7": b"seven", "elsewhere": b"2"}
+
+
+def test_clients_of_model_three_share_keys_without_slashes(shared, client, table_name):
+    with RunningGateway(shared.url, table=table_name, three_frames=True) as gateway, client.table(table_name) as table:
+        with ModelThree(gateway.port) as one, ModelThree(gateway.port) as other:
+            one.set(b"4711", b"seven")
+            other.follow_until(lambda values: values == {b"4711": b"seven"})
+            other.set(b"4711", b"eight")
+            table.put("elsewhere", "2")
+            one.follow_until(lambda values: values == {b"4711": b"eight", b"/elsewhere": b"2"})
+        with ModelThree(gateway.port) as late:
+            assert late.values == {b"4711": b"eight", b"/elsewhere": b"2"}
 
 
 def test_clients_of_model_five_share_a_subtree_in_five_frames(gateway, table):
@@ -47,6 +70,52 @@ def test_a_client_of_model_six_turns_to_the_other_gateway_and_back(shared, clien
             clone.set_until_heard(b"b", b"2")
         with client.table(table_name) as table:
             assert dict(table) == {"client/a": b"1", "client/b": b"2"}
+
+
+def test_changes_of_javas_client_of_model_six_are_made(gateway, table, wait_until):
+    with JavaModelSix([gateway.port]) as clone:
+        clone.set_until_heard(b"a", b"1")
+    wait_until(lambda: table.get("client/a") == b"1")
+
+
+def test_changes_of_pythons_client_of_model_six_are_made(gateway, table, wait_until):
+    with PythonModelSix([gateway.port], zmq.PUSH) as clone:
+        clone.set(b"4711", b"1", ttl=30)
+        wait_until(lambda: table.get("-/4711") == b"1")
+
+
+def test_a_client_without_a_clock_gets_what_it_missed_while_its_gateway_was_away(shared, client, table_name):
+    port = free_port_run()
+    with client.table(client.create_topic(table_name, kind="table", partitions=1).name) as table:
+        with RunningGateway(shared.url, table=table_name, port=port):
+            clone = ModelFive(port)
+            table.put("client/before", "1")
+            clone.follow_until(lambda values: b"/client/before" in values)
+        table.put_many({"client/before": "2", "client/meanwhile": "1"})
+        table.delete("client/meanwhile")
+        with clone, RunningGateway(shared.url, table=table_name, port=port, silent_s=1.0):
+            table.put("client/after", "1")
+            clone.follow_until(lambda values: b"/client/after" in values)
+            assert clone.values == {b"/client/before": b"2", b"/client/after": b"1"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("away_s", [0.0, 1.0, 4.0])
+def test_a_client_of_model_six_turns_when_its_gateway_was_away_for_a_moment(shared, client, table_name, away_s):
+    port = free_port_run()
+    with client.table(client.create_topic(table_name, kind="table", partitions=1).name) as table:
+        gateway = RunningGateway(shared.url, table=table_name, port=port)
+        with ModelSix([port]) as clone:
+            with gateway:
+                clone.set_until_heard(b"a", b"1")
+            table.put_many({f"client/{number}": "x" for number in range(bounds.REPLAYED_MAX + 1_000)})
+            until = time.monotonic() + away_s
+            clone.run_until(lambda _: time.monotonic() > until)
+            with RunningGateway(shared.url, table=table_name, port=port, silent_s=bounds.SILENT_S):
+                table.put("client/after", "1")
+                clone.run_until(lambda clone: b"/client/after" in clone.values)
+                assert len(clone.values) == bounds.REPLAYED_MAX + 1_002
+                assert clone.turns
 
 
 def got(gateway):

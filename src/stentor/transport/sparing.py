@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
 from stentor.core.names import printable
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Callable
 
 
@@ -23,10 +23,16 @@ class SparingLog:
         self._left_out = 0
 
     def info(self, message: str, *details: Any) -> None:
+        self._log(logging.INFO, message % details)
+
+    def warning(self, message: str, *details: Any) -> None:
+        self._log(logging.WARNING, message % details)
+
+    def _log(self, level: int, line: str) -> None:
         self.tick()
         self._lines += 1
         if self._lines <= limits.STRANGER_LOG_LINES_PER_S:
-            self._logger.info("%s", printable(message % details))
+            self._logger.log(level, "%s", printable(line))
         else:
             self._left_out += 1
 

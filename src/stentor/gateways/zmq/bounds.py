@@ -11,6 +11,18 @@ CONTACT_S_MAX: Final = 3.0
 """A gateway whose copy of the table was last known to be current longer ago gives no sign of life: its clients then
 turn to another gateway. Shorter than the silence that clients bear, longer than a slow answer."""
 
+SILENT_S: Final = 6.0
+"""A gateway that starts publishes nothing for this long. A client of an earlier one at this place may have missed
+changes and not know it: five seconds of silence make it turn and ask for a snapshot, and the last sign of life may be
+still on its way."""
+
+REPLAYED_MAX: Final = 5_000
+"""Changes that a gateway publishes again when it begins, for clients without a clock (the Guide's models 1 to 5). They
+must fit the queue of a subscriber, with room for those that follow."""
+
+REPLAYED_BYTES_MAX: Final = 16 << 20
+"""The same in bytes of values."""
+
 QUEUE_MESSAGES: Final = 10_000
 """High-water mark of each socket: messages that wait for one peer. ZeroMQ's own 1,000 is a few milliseconds."""
 

@@ -7,8 +7,12 @@
     HUGZ       "HUGZ"     | 0                       | –    | –          | –          a sign of life
     KVSET      key        | any                     | UUID | properties | value      client to collector port
 
-A key on the wire begins with a slash and a table's key does not: `/client/7` is `client/7`. A sequence is the offset
-after a change, so that it grows from 1 and is the same at every gateway of a table. Properties are lines `name=value`.
+A key on the wire begins with a slash and a table's key does not: `/client/7` is `client/7`. The Guide's clients of
+model 3, and its Python client of model 6, have keys without a slash. They are in a subtree of their own: `7` is `-/7`.
+So each key of the wire is one key of the table, and comes back as it was sent.
+
+A sequence is the offset after a change, so that it grows from 1 and is the same at every gateway of a table. Properties
+are lines `name=value`. A UUID is any bytes: the Guide's C and Python clients send 16, its Java client 36 as text.
 
 The Guide's models 1 to 4 leave out UUID and properties: three frames. KVSET is taken in both forms.
 
@@ -27,7 +31,12 @@ from stentor.errors import StentorError
 ICANHAZ: Final = b"ICANHAZ?"
 KTHXBAI: Final = b"KTHXBAI"
 HUGZ: Final = b"HUGZ"
-UUID_BYTES: Final = 16
+UUID_BYTES_MAX: Final = 64
+"""Of what a client calls a UUID: the longest way to write one as text has 45 characters."""
+SLASHLESS: Final = "-/"
+"""The subtree of the table for keys that have no slash at their beginning on the wire."""
+_WORDS: Final = (KTHXBAI, HUGZ)
+"""They stand where a key stands, so no key may be called so."""
 PROPERTIES_BYTES_MAX: Final = 64 * 1024
 """Properties are settings of a change, such as `ttl=30`."""
 
@@ -36,6 +45,7 @@ UUID_HEADER: Final = "chp-uuid"
 PROPERTIES_HEADER: Final = "chp-properties"
 """The header of a table's row with the properties of that KVSET, as they came."""
 
+_SLASHLESS: Final = SLASHLESS.encode()
 _SEQUENCE: Final = struct.Struct(">Q")
 
 Frames = list[bytes]
@@ -57,19 +67,25 @@ class WantedChange(NamedTuple):
 
 def wire_key(key: str) -> bytes:
     """A table's key as clients write it."""
-    return b"/" + key.encode()
+    encoded = key.encode()
+    slashless = encoded.removeprefix(_SLASHLESS)
+    return slashless if slashless != encoded and slashless not in _WORDS else b"/" + encoded
 
 
 def table_key(key: bytes) -> str:
     """A key of the wire as tables write it."""
-    if not key.startswith(b"/"):
-        raise BadFrames(f"the key {key[:40]!r} does not begin with a slash")
+    if key in _WORDS:
+        raise BadFrames(f"no key may be called {key!r}")
+    path = key[1:] if key.startswith(b"/") else _SLASHLESS + key
     try:
-        return check_key(key[1:].decode())
+        checked = check_key(path.decode())
     except UnicodeDecodeError:
         raise BadFrames(f"the key {key[:40]!r} is not UTF-8") from None
     except StentorError as error:
         raise BadFrames(error.message) from None
+    if wire_key(checked) != key:
+        raise BadFrames(f"{key[:40]!r} is no key: what is below /{SLASHLESS} stands for keys without a slash")
+    return checked
 
 
 def parse_icanhaz(frames: Frames) -> bytes:
@@ -91,7 +107,7 @@ def parse_kvset(frames: Frames) -> WantedChange:
         raise BadFrames(f"KVSET has {len(frames)} frames")
     if len(sequence) != _SEQUENCE.size:
         raise BadFrames(f"the sequence of a KVSET has {len(sequence)} bytes")
-    if len(uuid) not in (0, UUID_BYTES):
+    if len(uuid) > UUID_BYTES_MAX:
         raise BadFrames(f"the UUID of a KVSET has {len(uuid)} bytes")
     if len(properties) > PROPERTIES_BYTES_MAX:
         raise BadFrames(f"the properties of a KVSET have {len(properties)} bytes")

@@ -7,6 +7,11 @@
 Sequences are the table's own, so all gateways of a table agree on them, and a client may go from one to another at any
 time. There is no primary and no backup: each gateway serves as long as its copy is current. A gateway that cannot ask
 the brokers whether it is gives no HUGZ, and its clients turn to another one.
+
+A gateway that starts may have clients already: those of an earlier one at this place, whose sockets connect again by
+themselves. They have missed the changes made meanwhile, and would not know it if the next ones came. So it publishes
+nothing until clients with a clock (model 6) have turned and asked for a snapshot, here or elsewhere. Then it publishes
+the last changes again, with their sequences, for clients without a clock. Everybody else discards what he has.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from collections import deque
 from typing import TYPE_CHECKING
 
 import zmq
@@ -41,16 +47,64 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class RecentChanges:
+    """The last changes of a table with their sequences, oldest first, and no more than are published again."""
+
+    def __init__(self) -> None:
+        self._changes: deque[tuple[TableChange, int]] = deque()
+        self._bytes = 0
+
+    def add(self, change: TableChange, sequence: int) -> None:
+        """Note a change; the oldest ones are let go when there are too many."""
+        self._changes.append((change, sequence))
+        self._bytes += _size(change)
+        while len(self._changes) > bounds.REPLAYED_MAX or self._bytes > bounds.REPLAYED_BYTES_MAX:
+            self._take_first()
+
+    def take(self, count: int) -> list[tuple[TableChange, int]]:
+        """Return the oldest of them, which are let go; none when all were taken."""
+        return [self._take_first() for _ in range(min(count, len(self._changes)))]
+
+    def _take_first(self) -> tuple[TableChange, int]:
+        first = self._changes.popleft()
+        self._bytes -= _size(first[0])
+        return first
+
+
+def _size(change: TableChange) -> int:
+    return 0 if change.new is None else len(change.new.value)
+
+
+def _kvpub(change: TableChange, sequence: int) -> chp.Frames:
+    headers, new = dict(change.headers), change.new
+    uuid, properties = headers.get(chp.UUID_HEADER) or b"", headers.get(chp.PROPERTIES_HEADER) or b""
+    if not properties and new is not None and new.ttl and not new.session:
+        properties = b"ttl=%g\n" % new.ttl  # from now on: a time of day would be of one machine's clock
+    value = b"" if new is None else new.value
+    return chp.message(chp.wire_key(change.key), sequence, uuid, properties, value)
+
+
 class CloneServer:
     """One table on three ports."""
 
     def __init__(
-        self, client: AsyncClient, context: Context, table: str, counts: GatewayStatistics, *, three_frames: bool
+        self,
+        client: AsyncClient,
+        context: Context,
+        table: str,
+        counts: GatewayStatistics,
+        *,
+        three_frames: bool,
+        silent_s: float,
     ) -> None:
         self._client = client
         self._context = context
         self._counts = counts
         self._three_frames = three_frames
+        self._silent_s = silent_s
+        self._recent: RecentChanges | None = (
+            RecentChanges()
+        )  # None once they are published: then changes go out at once
         self._copy = TableCopy(client._core, table)  # noqa: SLF001 - a gateway is part of the client
         self._collector = Collector(self._copy, counts)
         self._publisher: ClonePublisher | None = None
@@ -98,6 +152,7 @@ class CloneServer:
             self._snapshots.answer(),
             *(self._collector.receive(socket) for socket in self._collecting),
             self._collector.make(),
+            self._begin(),
             self._beat(),
         ]
 
@@ -113,17 +168,26 @@ class CloneServer:
         for change in changes:
             self._collector.note(change)
             self._sequence = max(self._sequence, change.version + 1)
-            if self._publisher is not None:
-                self._publisher.publish(self._kvpub(change))
-                self._counts.published += 1
+            if self._recent is None:
+                self._publish(change, self._sequence)
+            else:
+                self._recent.add(change, self._sequence)
 
-    def _kvpub(self, change: TableChange) -> chp.Frames:
-        headers, new = dict(change.headers), change.new
-        uuid, properties = headers.get(chp.UUID_HEADER) or b"", headers.get(chp.PROPERTIES_HEADER) or b""
-        if not properties and new is not None and new.ttl and not new.session:
-            properties = b"ttl=%g\n" % new.ttl  # from now on: a time of day would be of one machine's clock
-        value = b"" if new is None else new.value
-        return chp.message(chp.wire_key(change.key), self._sequence, uuid, properties, value)
+    def _publish(self, change: TableChange, sequence: int) -> None:
+        if self._publisher is not None:
+            self._publisher.publish(_kvpub(change, sequence))
+            self._counts.published += 1
+
+    async def _begin(self) -> None:
+        """Stay silent until clients of an earlier gateway have turned, then publish again what others may lack."""
+        assert self._recent is not None
+        await asyncio.sleep(self._silent_s)
+        while taken := self._recent.take(bounds.SNAPSHOT_SLICE):
+            for change, sequence in taken:
+                self._publish(change, sequence)
+            await asyncio.sleep(0)
+        self._recent = None
+        await asyncio.Event().wait()
 
     async def _beat(self) -> None:
         """HUGZ every second, as long as the copy is known to be current."""
@@ -139,7 +203,7 @@ class CloneServer:
                 self._copy.check()
                 logger.debug("the copy of table %s may be behind: %s", self._copy.name, error)
             await asyncio.sleep(due - loop.time())
-            if loop.time() - current_at <= bounds.CONTACT_S_MAX:
+            if self._recent is None and loop.time() - current_at <= bounds.CONTACT_S_MAX:
                 self._publisher.give_hugz()
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from stentor import limits
@@ -22,6 +23,7 @@ from stentor.client.table_leases import NewLease
 from stentor.core.table import ABSENT
 from stentor.errors import ConditionFailed, StentorError
 from stentor.gateways.zmq import bounds, chp
+from stentor.transport.sparing import SparingLog
 
 if TYPE_CHECKING:
     from zmq.asyncio import Socket
@@ -42,6 +44,7 @@ class Collector:
         self._queue: asyncio.Queue[chp.WantedChange] = asyncio.Queue(bounds.CHANGES_PER_BATCH_MAX)
         self._held: chp.WantedChange | None = None  # taken from the queue, for the next batch
         self._uuids: dict[bytes, None] = {}
+        self._dropped = SparingLog(logger, time.monotonic)
 
     def note(self, change: TableChange) -> None:
         """A change is in the table."""
@@ -59,7 +62,7 @@ class Collector:
                 change = chp.parse_kvset(frames)
             except chp.BadFrames as wrong:
                 self._counts.bad_frames += 1
-                logger.info("a change was dropped: %s", wrong)
+                self._dropped.warning("a change of a client was dropped: %s", wrong)
                 continue
             await self._queue.put(change)
 

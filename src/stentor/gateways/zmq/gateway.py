@@ -12,6 +12,7 @@ from stentor import limits
 from stentor.client.async_client import AsyncClient, connect_async
 from stentor.core.names import check_topic_name
 from stentor.errors import InvalidArgument, StentorError
+from stentor.gateways.zmq import bounds
 from stentor.gateways.zmq.clone import CloneServer
 from stentor.gateways.zmq.sockets import new_context, resolve
 from stentor.gateways.zmq.statistics import GatewayStatistics
@@ -37,6 +38,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     topics: list[str] = []  # for SUB and PUSH
     three_frames: bool = False  # as the Guide's models 1 to 4 have it
     timeout: float = limits.DEFAULT_TIMEOUT_S
+    silent_s: float = bounds.SILENT_S  # before it publishes; tests have no clients of an earlier gateway
 
     def check(self) -> None:
         """Say what is wrong with them."""
@@ -74,7 +76,12 @@ class ZmqGateway:
             )
             if options.table:
                 clone = CloneServer(
-                    client, self._context, options.table, self._counts, three_frames=options.three_frames
+                    client,
+                    self._context,
+                    options.table,
+                    self._counts,
+                    three_frames=options.three_frames,
+                    silent_s=options.silent_s,
                 )
                 self._servers.append(clone)
                 await clone.start(host, options.port)
