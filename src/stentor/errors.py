@@ -124,7 +124,8 @@ class ForkDetected(StentorError):
 
 
 class DeadlineExceeded(StentorError, TimeoutError):
-    """No answer came in time. The request may still take effect. It is also a `TimeoutError`.
+    """No answer came in time. The request may still take effect; a message does not, since one that was sent, and may
+    be in the log, raises `UnknownOutcome`. It is also a `TimeoutError`.
 
     Try again, or allow more time with `timeout=`. Check with `stentor doctor` that the broker runs.
     """

@@ -16,10 +16,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 
-from stentor.errors import Closed, ConnectionFailed, DeadlineExceeded, StentorError, UnknownOutcome
+from stentor.errors import Closed, ConnectionFailed, StentorError, UnknownOutcome
 
 SENT, ACKNOWLEDGED, FAILED, UNKNOWN = "sent", "acknowledged", "failed", "unknown"
-_DOUBTFUL = (UnknownOutcome, DeadlineExceeded, ConnectionFailed, Closed)
+_DOUBTFUL = (UnknownOutcome, ConnectionFailed, Closed)
 _SHOWN = 5
 
 

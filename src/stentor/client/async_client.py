@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from stentor import limits
 from stentor.client.admin import AsyncAdmin
+from stentor.client.awaited import TaskWaiter
 from stentor.client.convert import as_seconds, check_limit, check_topics
 from stentor.client.core import ClientCore
 from stentor.client.faces import async_producer, async_subscription, tracing_of
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from stentor.client.table import AsyncTable
     from stentor.client.tabular import AsyncTabularTopic
     from stentor.client.typed_table import AsyncTypedTable
-
-REASON_S = 1.0  # on top of the deadline of a publish whose producer was just made, for that to say what is wrong
 
 T = TypeVar("T")
 P = TypeVar("P", "AsyncProducer", "Producer")
@@ -116,19 +115,9 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
         deadline = self._core.deadline(timeout)
         found = self._ready_publisher(topic, ack)
         publisher = found or await self._publisher(topic, ack, deadline)
-        done: asyncio.Future[Receipt] = self._core.loop.create_future()
-        publisher._offer(value, key, headers, timestamp, partition, _resolve(done))  # noqa: SLF001
-        if timeout is None and found is not None:
-            return await done  # the producer gives up by itself at the client's own deadline, and knows the reason
-        grace_s = REASON_S if timeout is None else 0.0
-        try:
-            async with asyncio.timeout(grace_s + (deadline.left() or 0.0)):
-                return await done
-        except TimeoutError as error:
-            if isinstance(error, StentorError):
-                raise
-            refusal = publisher._refusal()  # noqa: SLF001
-            raise self._core.late_publish(deadline.seconds, refusal) from error
+        waiter = TaskWaiter(publisher._core, deadline)  # noqa: SLF001 - two halves of one thing
+        publisher._offer(value, key, headers, timestamp, partition, waiter)  # noqa: SLF001
+        return await waiter.acknowledged()
 
     def _ready_publisher(self, topic: str, ack: AckLevel) -> AsyncProducer | None:
         """The shared producer behind `publish`, if there is one that works."""
@@ -159,7 +148,7 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
         if stale is not None:
             stale._core.discard()  # noqa: SLF001 - its topic is gone
         route = await self._core.topic(topic, deadline)
-        made = async_producer(ProducerCore(self._core, route, ack=ack, keep_failures=False))
+        made = async_producer(ProducerCore(self._core, route, ack=ack, awaited=True))
         self._publishers[topic, ack] = made
         return made
 
@@ -374,9 +363,12 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
         """What operators see."""
         return self._core.name
 
-    async def close(self) -> None:
-        """Flush what is under way and disconnect. Safe to call twice."""
-        await self._core.close()
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush what is under way and disconnect, within the time if one is given. Safe to call twice.
+
+        PublishError if messages of a producer were not acknowledged; DeadlineExceeded if something else took longer.
+        """
+        await self._core.close(timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -459,15 +451,3 @@ def known(publishers: dict[tuple[str, str], P], topic: str, ack: AckLevel) -> P 
         check_topic_name(topic)
         parse_ack(ack)
     return found
-
-
-def _resolve(done: asyncio.Future[Receipt]) -> Callable[[Receipt | None, StentorError | None], None]:
-    def resolve(receipt: Receipt | None, error: StentorError | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        elif receipt is not None:
-            done.set_result(receipt)
-
-    return resolve

@@ -13,6 +13,8 @@ from stentor.errors import InvalidArgument, LimitExceeded
 if TYPE_CHECKING:
     from stentor.wire.rows import Headers
 
+_SECONDS_MAX = 1e9  # thirty years: what timers and locks everywhere take, so that infinity is a time as well
+
 
 def as_bytes(value: Any, what: str) -> bytes | None:
     """Bytes stay, text becomes UTF-8, None stays None; anything else is the caller's to encode."""
@@ -68,10 +70,13 @@ def _utf8(text: str, what: str) -> bytes:
 
 
 def as_seconds(timeout: object) -> float:
-    """How long a call may take."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise InvalidArgument(f"timeout={timeout!r} is not a number of seconds.")
-    return timeout
+    """Return how long a call may take; InvalidArgument for what is no number, below zero, or NaN."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise InvalidArgument(
+            f"timeout={timeout!r} is not a number of seconds.",
+            hint="Use a number above zero; 0 waits for nothing, and None is the default of the call.",
+        )
+    return min(timeout, _SECONDS_MAX)
 
 
 def allows_stale(stale: object) -> bool:

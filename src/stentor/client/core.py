@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
     Timeout = float | Deadline | None  # of a call, or of the call that this is a step of
 
+_GIVING_UP_S = 0.5  # on top of the time that `close` was given, for what is not through to be given up
+
 _cores: weakref.WeakSet[ClientCore] = weakref.WeakSet()
 
 
@@ -94,6 +96,7 @@ class ClientCore:
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for
         self.client: AsyncClient | None = None  # who publishes, for parts that only read
+        self.ending: Deadline | None = None  # until when `close` waits, if it was given a time
         self.tracing = tracing  # makes spans; None if nobody wants any
         _cores.add(self)
 
@@ -292,12 +295,6 @@ class ClientCore:
         """The error for a deadline that passed, with the reason if there is one."""
         return self.home.late(operation, timeout, refusal)
 
-    def late_publish(self, timeout: float, refusal: StentorError | None) -> StentorError:
-        """The same for a publish whose caller waits no longer; the producer behind it has its own deadline."""
-        error = self.late("publish", timeout, refusal)
-        error.message += " The message may still be taken."
-        return error
-
     # --- topics ---------------------------------------------------------------------------------
 
     async def topic(self, name: str, timeout: Timeout = None) -> messages.TopicRoute:
@@ -316,14 +313,22 @@ class ClientCore:
 
     # --- the end --------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Flush producers, close subscriptions, say goodbye."""
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush producers, close subscriptions, say goodbye; what is not through within the time is given up."""
         if self.closed:
             return
         self.check_loop()
-        await asyncio.gather(*(leave() for leave in list(self.leavers)), return_exceptions=True)
-        outcomes = await asyncio.gather(*(closer() for closer in list(self.closers)), return_exceptions=True)
-        await self._disconnect()
+        self.ending = None if timeout is None else Deadline(timeout)
+        patience_s = None if self.ending is None else self.ending.seconds + _GIVING_UP_S
+        outcomes: list[Any] = []
+        try:
+            async with asyncio.timeout(patience_s):
+                await asyncio.gather(*(leave() for leave in list(self.leavers)), return_exceptions=True)
+                outcomes = await asyncio.gather(*(closer() for closer in list(self.closers)), return_exceptions=True)
+        except TimeoutError as error:
+            raise self.late("close", Deadline(timeout).seconds) from error
+        finally:
+            await self._disconnect()
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -22,6 +22,7 @@ acknowledged below `all` and lost with their head.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from stentor import limits
 from stentor.client.message import Receipt
 from stentor.client.outcomes import FailedBatch
-from stentor.client.rows import Extra, encode_rows
+from stentor.client.rows import Extra, encode_rows, without
 from stentor.client.sent import Sent
 from stentor.core.dedupe import ANONYMOUS, SEARCHED
 from stentor.errors import (
@@ -185,7 +186,8 @@ class Lane:
         header = self._address(encoded)
         # Messages that gathered behind a batch that nobody answered have waited already: their time began with `send`.
         began = time.monotonic() if self.gathering_since is None else self.gathering_since
-        sent = Sent(self, encoded, header, callbacks, began + producer.timeout)
+        due = math.inf if producer.awaited else began + producer.timeout
+        sent = Sent(self, encoded, header, callbacks, due)
         self.sealed_bytes += sent.size
         self.pending.append(sent)
         self.unsent.append(sent)
@@ -416,25 +418,131 @@ class Lane:
             if self.rows and self.gathering_since is None:
                 self.gathering_since = now
 
-    def expire(self, now: float) -> None:
-        """Past its deadline a batch is given up; if it was ever sent, its fate is not known."""
-        if not self.pending or self.pending[0].deadline > now:
+    def expire(self, now: float, seconds: float | None = None) -> None:
+        """Past its deadline a batch is given up: UnknownOutcome if it may be in the log, else DeadlineExceeded."""
+        if self.pending and self.pending[0].deadline <= now:
+            sent = self.pending[0]
+            self.give_up(sent, self._overdue(seconds or self.producer.timeout, in_doubt=sent.may_be_in_log))
+
+    def _overdue(self, seconds: float, *, in_doubt: bool) -> StentorError:
+        """The error for a batch, or a message of it, whose time is over; the last refusal is named as the reason."""
+        late = self.producer.core.late("publish", seconds, self.refusal)
+        late.object = f"{self.producer.topic}/{self.partition}"
+        if not in_doubt:
+            late.message += " It was not published."
+            return late
+        return UnknownOutcome(
+            f"{late.message} It was sent, and may be in the log.",
+            hint="Read the partition to find out; publishing it again may double it.",
+            operation="publish",
+            object=late.object,
+        )
+
+    # --- messages whose senders wait ------------------------------------------------------------
+
+    def withdraw(self, waiter: object, seconds: float) -> bool:
+        """Give up the message that `waiter` waits for, and leave all others on their way; False if it is not here.
+
+        It is answered at once. What is certainly in no log, and on no way to one, is taken out, so that it is never
+        published; what may be there is left to be answered for the others, and given up once nobody waits behind it.
+        """
+        if self._withdraw_row(waiter, seconds):
+            return True
+        with self.lock:
+            pending = list(self.pending)
+        for place, sent in enumerate(pending):
+            for index, callback, timestamp_us in sent.callbacks:
+                if _belongs_to(callback, waiter):
+                    self._withdraw_sent(pending, place, (index, callback, timestamp_us), seconds)
+                    return True
+        return False
+
+    def _withdraw_row(self, waiter: object, seconds: float) -> bool:
+        """One that still gathers."""
+        with self.lock:  # others only append to `rows` meanwhile
+            rows = self.rows
+            for place in range(1, len(rows), 2):
+                extra = rows[place]
+                if isinstance(extra, Extra) and _belongs_to(extra.on_delivery, waiter):
+                    break
+            else:
+                return False
+            size = len(rows[place - 1] or b"")
+            del rows[place - 1 : place + 1]
+            self.bytes = max(0, self.bytes - size) if rows else 0
+        late = self.producer.core.late("publish", seconds, self.refusal)
+        late.message += " It was not published."
+        self.producer.call_back(extra.on_delivery, None, late)
+        return True
+
+    def _withdraw_sent(self, pending: list[Sent], place: int, message: tuple[int, Any, int], seconds: float) -> None:
+        """One in a sealed batch."""
+        sent = pending[place]
+        index, callback, timestamp_us = message
+        if sent.answer is not None:  # in the log; only its turn had not come
+            sent.callbacks = [other for other in sent.callbacks if other[1] is not callback]
+            receipt = Receipt(self.producer.topic, self.partition, sent.answer + index, timestamp_us)
+            self.producer.call_back(callback, receipt, None)
             return
-        what = f"{self.producer.topic}/{self.partition}"
-        if self.refusal is not None:
-            self.give_up(self.pending[0], self.refusal)  # tried to the end, and refused to the end
-        elif self.pending[0].attempts:
-            self.give_up(
-                self.pending[0],
-                UnknownOutcome(
-                    f"No answer for a batch to {what} within {self.producer.timeout:g} s; it may be in the log.",
-                    hint="Read the partition to find out; publishing it again may double it.",
-                    operation="publish",
-                    object=what,
-                ),
-            )
+        # No log takes a batch without the one before it: an answer to a later one says that this one is there.
+        behind = pending[place + 1 :]
+        in_doubt = sent.may_be_in_log or any(other.answer is not None for other in behind)
+        error = self._overdue(seconds, in_doubt=in_doubt)
+        if in_doubt:
+            sent.callbacks = [other for other in sent.callbacks if other[1] is not callback]
         else:
-            self.give_up(self.pending[0], self.producer.core.late("publish", self.producer.timeout))
+            self._take_out(pending[:place], sent, behind, index)
+        self.producer.call_back(callback, None, error)
+        self._give_up_unwanted(error)
+
+    def _give_up_unwanted(self, error: StentorError) -> None:
+        """Send a batch no more once nobody waits for it, nor for anything behind it."""
+        unwanted = None
+        with self.lock:
+            pending = list(self.pending)
+        for sent in reversed(pending):
+            if sent.callbacks or sent.answer is not None:
+                break
+            unwanted = sent
+        if unwanted is not None:
+            self.give_up(unwanted, error)
+
+    def _take_out(self, before: list[Sent], sent: Sent, behind: list[Sent], index: int) -> None:
+        """Take a message out of a batch that no log has. The rest of it and all behind it go out under the next
+        generation: what was numbered behind it cannot be in a log either, and a copy on some way is refused as old.
+        """
+        again = [sent, *behind]
+        with self.lock:
+            newer = list(self.pending)[len(before) + len(again) :]  # sealed by another thread meanwhile
+            again += newer
+            self.generation += 1
+            self.sequence = 0
+            old_bytes = sent.size
+            if sent.apart and sent.encoded.count > 1:
+                sent.encoded = without(sent.encoded, sent.header, index, self.producer.compression)
+                sent.callbacks = [
+                    (other - (other > index), callback, timestamp_us)
+                    for other, callback, timestamp_us in sent.callbacks
+                    if other != index
+                ]
+            else:  # it is all that the batch is about
+                sent.done = True
+                again.remove(sent)
+            for each in again:
+                each.readdress(self._address(each.encoded))
+            self.sealed_bytes += 0 if sent.done else sent.size - old_bytes
+            if sent.done:
+                self.done_bytes += old_bytes
+            self.pending = deque(before + again)
+            self.unsent = deque([each for each in self.unsent if each in before] + again)
+        self.producer.core.links.disown({sent, *again})
+        self.pump()
+        self.producer.progressed()
+
+
+def _belongs_to(callback: Any, waiter: object) -> bool:
+    """Whether a callback is a waiter's, or calls it: that of a span does."""
+    return callback is waiter or (callback is not None and getattr(callback, "on_delivery", None) is waiter)
 
 
 def _not_looked_for(error: StentorError) -> UnknownOutcome:

@@ -55,10 +55,6 @@ class _ProducerFace:
         """The topic that it sends to."""
         return self._core.topic
 
-    def _refusal(self) -> StentorError | None:
-        """Why messages wait to be taken, if a broker says so."""
-        return next((lane.refusal for lane in self._lanes if lane.refusal is not None), None)
-
     def statistics(self) -> ProducerStatistics:
         """Counts since the producer was made."""
         return self._core.statistics()
@@ -291,7 +287,7 @@ class Producer(_ProducerFace):
         room = threading.Event()
         self._core.add_waiter(room.set)
         if not room.wait(self._core.timeout):
-            raise self._core.core.late("send", self._core.timeout)
+            raise self._core.late_send()
         self._core.check_open()
 
     def flush(self, timeout: float | None = None) -> None:
@@ -300,14 +296,16 @@ class Producer(_ProducerFace):
         self._core.core.check_caller()
         self._core.core.wait_for(self._core.flush(timeout))
 
-    def close(self) -> None:
-        """Flush and let go. In a forked child it does nothing: the messages are the parent's."""
+    def close(self, timeout: float | None = None) -> None:
+        """Flush and let go. What is not acknowledged within the time is given up: PublishError (.failed) says what it
+        was. In a forked child it does nothing: the messages are the parent's.
+        """
         client = self._core.core
         if client.forked:
             return
         client.check_caller()
         if not self._core.closed and not client.closed:
-            client.wait_for(self._core.close())
+            client.wait_for(self._core.close(timeout))
 
     def __enter__(self) -> Self:
         return self
@@ -366,7 +364,7 @@ class AsyncProducer(_ProducerFace):
         try:
             await asyncio.wait_for(room.wait(), self._core.timeout)
         except TimeoutError as error:
-            raise self._core.core.late("send", self._core.timeout) from error
+            raise self._core.late_send() from error
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent is acknowledged; PublishError (.failed) for what was not."""
@@ -374,12 +372,14 @@ class AsyncProducer(_ProducerFace):
         self._core.check_open()
         await self._core.flush(timeout)
 
-    async def close(self) -> None:
-        """Flush and let go. In a forked child it does nothing: the messages are the parent's."""
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush and let go. What is not acknowledged within the time is given up: PublishError (.failed) says what it
+        was. In a forked child it does nothing: the messages are the parent's.
+        """
         if self._core.core.forked:
             return
         self._core.core.check_loop()
-        await self._core.close()
+        await self._core.close(timeout)
 
     async def __aenter__(self) -> Self:
         return self

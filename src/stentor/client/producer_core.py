@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from stentor import limits
+from stentor.client.deadline import Deadline
 from stentor.client.identity import sender_of
 from stentor.client.lane import Lane
 from stentor.client.outcomes import Outcomes
 from stentor.client.room import Room
-from stentor.errors import Closed, InvalidArgument, StentorError
+from stentor.errors import Closed, DeadlineExceeded, InvalidArgument, StentorError
 from stentor.wire import bodies
 from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.frames import Ack
@@ -102,6 +103,7 @@ class ProducerCore:
         buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
         timeout: float | None = None,
         keep_failures: bool = True,
+        awaited: bool = False,
         partitioner: Partitioner | None = None,
         identity: str | None = None,
         secret: str | None = None,
@@ -124,7 +126,8 @@ class ProducerCore:
         self.turn = secrets.randbelow(len(self.lanes))  # so that short-lived producers spread as well
         self.closing = False  # nothing new is taken
         self.closed = False
-        self.outcomes = Outcomes(keep_failures=keep_failures)
+        self.awaited = awaited  # somebody waits for each message, and gives it up (`client.awaited`)
+        self.outcomes = Outcomes(keep_failures=keep_failures and not awaited)
         self.room = Room(self.lanes, buffer_bytes)
         self._flushes: list[_Flush] = []
         core.link_listeners.add(self._relinked)
@@ -169,6 +172,12 @@ class ProducerCore:
         """`wake` is called in the loop when there may be room again."""
         self.room.add_waiter(wake)
         self.core.loop.call_soon_threadsafe(self.progressed)  # in case there is room already
+
+    def late_send(self) -> StentorError:
+        """The error of a sender that found no room for more in time; what it sent is the producer's by then."""
+        error = self.core.late("send", self.timeout)
+        error.message += " The message was taken: flush() says whether it was published."
+        return error
 
     def check_open(self) -> None:
         self.core.check_open()
@@ -298,26 +307,39 @@ class ProducerCore:
             self._flushes.remove(flush)
         self.outcomes.raise_failures(self.topic)
 
-    def _give_up_due(self, now: float) -> None:
+    def _give_up_due(self, now: float, seconds: float | None = None) -> None:
         for lane in self.lanes:
-            lane.expire(now)
+            lane.expire(now, seconds)
 
-    async def close(self) -> None:
-        """Flush, take nothing more, flush what was sent meanwhile, then let go."""
+    def withdraw(self, waiter: object, seconds: float) -> None:
+        """Give up a message whose sender waits no longer, if it is not answered yet (`Lane.withdraw`)."""
+        any(lane.withdraw(waiter, seconds) for lane in self.lanes)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush, take nothing more, flush what was sent meanwhile, then let go.
+
+        What is not answered within the time is given up; PublishError (.failed) for all that was not acknowledged.
+        """
         if self.closed:
             return
-        until = self.core.loop.time() + self.timeout
+        deadline = self.core.ending if timeout is None else None
+        if deadline is None:
+            deadline = Deadline(self.timeout if timeout is None else timeout)
         try:
-            await self.flush()
+            await self.flush(deadline.left())
             self.closing = True
-            await self.flush(max(0.0, until - self.core.loop.time()))
+            await self.flush(deadline.left())
+        except DeadlineExceeded as error:
+            self.discard(deadline.seconds)
+            self.outcomes.raise_failures(self.topic)
+            raise self.core.late("close", deadline.seconds) from error
         finally:
             self.discard()
 
-    def discard(self) -> None:
+    def discard(self, seconds: float | None = None) -> None:
         """Let go at once; whoever still waits for an answer is told that none will come."""
         self.closing = self.closed = True
-        self._give_up_due(float("inf"))
+        self._give_up_due(float("inf"), seconds)
         self._expiry.cancel()
         self.core.link_listeners.discard(self._relinked)
         self.core.route_listeners.discard(self._rerouted)

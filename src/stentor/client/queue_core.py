@@ -12,16 +12,16 @@ from zlib import crc32
 import msgspec
 
 from stentor import limits
+from stentor.client.awaited import TaskWaiter
 from stentor.client.convert import as_bytes, as_headers, as_timestamp_us, check_limit
 from stentor.client.dead_letters import dead_topic
 from stentor.client.job import as_delay_ms
-from stentor.client.message import Receipt
 from stentor.client.queue_consumer import QueueConsumer
 from stentor.client.redrive import redrive
 from stentor.core import queue_limits
 from stentor.core.names import check_topic_name
 from stentor.core.queue_records import PRIORITY_MAX
-from stentor.errors import ConditionFailed, InvalidArgument, StentorError, TopicNotFound
+from stentor.errors import ConditionFailed, InvalidArgument, TopicNotFound
 from stentor.wire import batch, messages, queue_rows
 from stentor.wire.batch import check_message
 
@@ -225,26 +225,11 @@ class QueueCore:
         return lanes[self._turn % len(lanes)]
 
     async def _send(self, lane: Lane, encoded: Encoded, deadline: Deadline) -> int:
-        done: asyncio.Future[int] = self.core.loop.create_future()
-
-        def told(receipt: Receipt | None, error: StentorError | None) -> None:
-            if done.done():
-                return
-            if error is not None:
-                done.set_exception(error)
-            elif receipt is not None:
-                done.set_result(receipt.offset)
-
-        lane.add_encoded(encoded, [(0, told, encoded.first_timestamp_us)])
+        waiter = TaskWaiter(lane.producer, deadline)
+        lane.add_encoded(encoded, [(0, waiter, encoded.first_timestamp_us)])
         lane.awake = True
         lane.pump()
-        try:
-            async with deadline.bound():
-                return await done
-        except TimeoutError as error:
-            if isinstance(error, StentorError):
-                raise
-            raise self.core.late_publish(deadline.seconds, lane.refusal) from error
+        return (await waiter.acknowledged()).offset
 
     def put_many(
         self, values: Sequence[Any], keys: Sequence[Any] | None, options: JobOptions, timeout: float | None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stentor.wire import batch
+from stentor.wire.header import unpack
 
 if TYPE_CHECKING:
     from stentor.wire.batch import Encoded
@@ -48,6 +49,19 @@ def encode_rows(rows: list[Any], opened_us: int, *, extras: bool, compression: s
                 callbacks.append((index, extra.on_delivery, timestamps[index]))
     named = headers if any(h is not None for h in headers) else None
     return batch.encode(timestamps, keys, values, named, compression=compression), callbacks
+
+
+def without(encoded: Encoded, header: bytearray, index: int, compression: str) -> Encoded:
+    """Encode a batch again without one of its messages."""
+    timestamps, keys, values, headers = batch.body_columns(unpack(header), encoded.body)
+    left = [place for place in range(encoded.count) if place != index]
+    return batch.encode(
+        [timestamps[place] for place in left],
+        [keys[place] for place in left],
+        [values[place] for place in left],
+        None if headers is None else [headers[place] for place in left],
+        compression=compression,
+    )
 
 
 def _encode_single(values: list[Any], extra: Extra, opened_us: int, compression: str) -> tuple[Encoded, list[Any]]:

@@ -18,6 +18,7 @@ class Sent:
     __slots__ = (
         "answer",
         "answered_refused",
+        "apart",
         "attempts",
         "callbacks",
         "deadline",
@@ -36,6 +37,7 @@ class Sent:
         self.encoded = encoded
         self.header = header
         self.callbacks = callbacks
+        self.apart = len(callbacks) == encoded.count  # each message has its own; else one may stand for all of them
         self.deadline = deadline
         self.generation = lane.generation
         self.attempts = 0

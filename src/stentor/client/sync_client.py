@@ -10,19 +10,19 @@ import asyncio
 import atexit
 import queue
 import sys
-import threading
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from stentor import limits
 from stentor.client.admin import Admin
-from stentor.client.async_client import REASON_S, AsyncClient, known
-from stentor.client.convert import check_limit
+from stentor.client.async_client import AsyncClient, known
+from stentor.client.awaited import ThreadWaiter
+from stentor.client.convert import as_seconds, check_limit
 from stentor.client.faces import sync_producer, sync_subscription
 from stentor.client.help import explained, explained_function
 from stentor.client.history import History
-from stentor.client.loop_thread import GRACE_S, LoopThread, closed_error
+from stentor.client.loop_thread import LoopThread, closed_error
 from stentor.client.requesting import Requesting
 from stentor.client.topic import PlainTopic, Topic
 from stentor.client.typed import Codec
@@ -77,25 +77,6 @@ def _warn_inside_loop() -> None:
             "stentor.connect() is called in a running event loop, which its calls hold up; use stentor.connect_async()."
         )
         warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-class _Answer:
-    """Waits for one publish. A bare lock: a Future's condition costs more than the rest of the call."""
-
-    __slots__ = ("_lock", "error", "receipt")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self.receipt: Receipt | None = None
-        self.error: StentorError | None = None
-
-    def __call__(self, receipt: Receipt | None, error: StentorError | None) -> None:
-        self.receipt, self.error = receipt, error
-        self._lock.release()
-
-    def wait(self, timeout: float) -> bool:
-        return self._lock.acquire(timeout=timeout)
 
 
 @explained("Client")
@@ -164,16 +145,9 @@ class Client(Admin, Requesting):
         deadline = self._core.deadline(timeout)
         found = self._ready_publisher(topic, ack)
         publisher = found or self._publisher(topic, ack, deadline)
-        answer = _Answer()
-        publisher._offer(value, key, headers, timestamp, partition, answer)  # noqa: SLF001
-        # Without a deadline of its own the call ends with the producer's, which knows the reason.
-        grace_s = 0.0 if timeout is not None else REASON_S if found is None else GRACE_S
-        if not answer.wait(grace_s + (deadline.left() or 0.0)):
-            raise self._core.late_publish(deadline.seconds, publisher._refusal())  # noqa: SLF001
-        if answer.error is not None:
-            raise answer.error
-        assert answer.receipt is not None
-        return answer.receipt
+        waiter = ThreadWaiter(publisher._core, deadline)  # noqa: SLF001
+        publisher._offer(value, key, headers, timestamp, partition, waiter)  # noqa: SLF001
+        return waiter.acknowledged()
 
     def _ready_publisher(self, topic: str, ack: AckLevel) -> Producer | None:
         """The shared producer behind `publish`, found without entering the loop; None if none works."""
@@ -433,19 +407,23 @@ class Client(Admin, Requesting):
         """What operators see."""
         return self._async.name
 
-    def close(self) -> None:
-        """Flush what is under way and disconnect. Safe to call twice."""
+    def close(self, timeout: float | None = None) -> None:
+        """Flush what is under way and disconnect, within the time if one is given. Safe to call twice.
+
+        PublishError if messages of a producer were not acknowledged; DeadlineExceeded if something else took longer.
+        """
+        wait_s = self._timeout if timeout is None else as_seconds(timeout)
         if self._closed or self._core.forked:
             return
         self._core.check_caller()
         self._closed = True
         _open_clients.discard(self)
         try:
-            self._thread.call(self._async.close(), limits.SHUTDOWN_S + self._timeout)
+            self._thread.call(self._async.close(timeout), limits.SHUTDOWN_S + wait_s)
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
-            raise self._core.late("close", limits.SHUTDOWN_S + self._timeout) from error
+            raise self._core.late("close", limits.SHUTDOWN_S + wait_s) from error
         finally:
             self._thread.stop()
 

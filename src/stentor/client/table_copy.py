@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stentor import limits
+from stentor.client.awaited import TaskWaiter
 from stentor.client.decode import PlainRows, decode_rows
-from stentor.client.message import Receipt
 from stentor.client.producer_core import ProducerCore
 from stentor.client.subscription_core import SubscriptionCore
 from stentor.client.table_changes import encode_changes, inside, terms_of, texts
@@ -29,6 +29,7 @@ from stentor.core.names import check_topic_name
 from stentor.errors import (
     Closed,
     Compacted,
+    DeadlineExceeded,
     InvalidArgument,
     OffsetOutOfRange,
     PartitionNotFound,
@@ -109,7 +110,7 @@ class TableCopy:
     async def open(self, deadline: Deadline) -> None:
         """Take the whole table, as it is committed now."""
         route = await self._route(deadline)
-        self._producer = _Changes(self.core, route, ack="all", keep_failures=False)
+        self._producer = _Changes(self.core, route, ack="all", awaited=True)
         self.core.closers.add(self.close)
         try:
             await self.follow(route.id, len(route.partitions), deadline)
@@ -402,24 +403,22 @@ class TableCopy:
         partition = self._partition_of(rows)
         encoded = encode_changes(rows, conditions, lease, more_headers or {})
         asked = self.core.loop.time()
-        done: asyncio.Future[Receipt] = self.core.loop.create_future()
+        waiter = TaskWaiter(producer, deadline)
         lane = producer.lanes[partition]
-        lane.add_encoded(encoded, [(0, _resolve(done), encoded.first_timestamp_us)])
+        lane.add_encoded(encoded, [(0, waiter, encoded.first_timestamp_us)])
         lane.awake = True
         lane.pump()
-        try:
-            async with deadline.bound():
-                receipt = await done
-        except TimeoutError as error:
-            if isinstance(error, StentorError):
-                raise
-            raise self.core.late_publish(deadline.seconds, lane.refusal) from error
+        receipt = await waiter.acknowledged()
         wanted = list(self.applied)
         wanted[partition] = receipt.offset + len(rows)
         if lease is not None and lease.session:
             for version, key in enumerate(rows, receipt.offset):
                 self.leases.put_at(key, version, asked)
-        await self.wait(tuple(wanted), deadline)
+        try:
+            await self.wait(tuple(wanted), deadline)
+        except DeadlineExceeded as error:
+            error.message += f" The change was made, as version {receipt.offset}; this copy does not have it yet."
+            raise
         return [receipt.offset + index for index in range(len(rows))]
 
     async def touch(self, key: str, deadline: Deadline) -> None:
@@ -454,15 +453,3 @@ class _Changes(ProducerCore):
 
 def _ignore(_: object) -> None:
     """Nobody wants what a subscription brings that was replaced."""
-
-
-def _resolve(done: asyncio.Future[Receipt]) -> Callable[[Receipt | None, StentorError | None], None]:
-    def resolve(receipt: Receipt | None, error: StentorError | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        elif receipt is not None:
-            done.set_result(receipt)
-
-    return resolve

@@ -115,6 +115,7 @@ class SendSpan:
             if on_delivery is not None:
                 on_delivery(receipt, error)
 
+        told.on_delivery = on_delivery  # type: ignore[attr-defined]  # by which its message is found (`Lane.withdraw`)
         return told
 
     def _place(self, partition: int, offset: int) -> None:

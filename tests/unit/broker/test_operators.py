@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from stentor.errors import CorruptData, InvalidArgument, NotReady, PublishError
+from stentor.errors import CorruptData, DeadlineExceeded, InvalidArgument, PublishError
 from stentor.testing import broker
 
 
@@ -48,7 +48,7 @@ def test_a_log_whose_sync_failed_reads_on_and_takes_writes_again_only_unclean(tm
         with pytest.raises(InvalidArgument, match="has failed") as refused:
             client.recover_partition("t", 0)
         assert "--unclean" in refused.value.hint
-        with pytest.raises(NotReady, match="takes no writes"):
+        with pytest.raises(DeadlineExceeded, match="takes no writes"):
             client.publish("t", "refused")
     with broker(tmp_path, unclean=True) as local, local.client() as client:
         assert client.publish("t", "again").offset >= 1

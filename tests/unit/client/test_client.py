@@ -340,7 +340,7 @@ def test_the_error_that_ended_a_block_is_the_one_to_see(shared, monkeypatch):
     async def work():
         async with stentor.connect_async(shared.url) as client:
             close = client._core.close
-            monkeypatch.setattr(client._core, "close", lambda: failing(client._core))
+            monkeypatch.setattr(client._core, "close", lambda *_: failing(client._core))
             try:
                 async with client:
                     raise KeyError("mine")

@@ -1,5 +1,6 @@
 """A lane: what its batches' callbacks hear, and in which order."""
 
+import random
 import threading
 from types import SimpleNamespace
 
@@ -9,7 +10,8 @@ from stentor.client.identity import ProducerIdentity
 from stentor.client.lane import Lane
 from stentor.client.outcomes import Outcomes
 from stentor.client.producer_core import _Flush
-from stentor.errors import NotReady, PublishError, SequenceError, UnknownOutcome
+from stentor.client.rows import Extra
+from stentor.errors import DeadlineExceeded, NotReady, PublishError, SequenceError, UnknownOutcome
 from stentor.wire import batch
 from stentor.wire.frames import Ack
 from stentor.wire.header import unpack
@@ -39,6 +41,7 @@ class Producer(SimpleNamespace):
             ack=int(Ack.ALL),
             in_memory=False,
             timeout=10.0,
+            awaited=False,
             batch_messages=100,
             batch_bytes=1_000_000,
             compression="",
@@ -49,6 +52,7 @@ class Producer(SimpleNamespace):
                 routing=SimpleNamespace(head_link=lambda *_: wire),
                 links=SimpleNamespace(disown=lambda _: None),
                 loop=SimpleNamespace(call_soon_threadsafe=lambda work, *given: work(*given)),
+                late=lambda operation, *_: DeadlineExceeded(f"{operation} is late."),
             ),
             heard=[],
             resends=[],
@@ -236,3 +240,168 @@ def test_sealing_all_waits_for_a_batch_that_another_thread_makes(producer, monke
         thread.join(10)
     assert found == list(lane.pending)
     assert len(found) == 1
+
+
+# --- messages that are given up -----------------------------------------------------------------
+
+
+def withdraw(lane, producer, name):
+    """Give up the message of this name."""
+    (waiter,) = (
+        callback for sent in lane.pending for _, callback, _ in sent.callbacks if callback.__defaults__ == (name,)
+    )
+    assert lane.withdraw(waiter, 1.0)
+    assert not lane.withdraw(waiter, 1.0)
+
+
+def test_what_was_sent_and_not_answered_is_given_up_as_unknown_and_the_rest_goes_on(producer, lane):
+    withdraw(lane, producer, "b")
+    assert told(producer) == [("b", UnknownOutcome)]
+    for offset, sent in enumerate(list(lane.pending)):
+        lane.acknowledged(sent, offset)
+    assert told(producer) == [("b", UnknownOutcome), ("a", 0), ("c", 2), ("d", 3)]
+    assert lane.generation == 0
+
+
+def test_what_nobody_waits_for_any_more_is_not_sent_again(producer, lane):
+    for name in "bcd":
+        withdraw(lane, producer, name)
+    assert len(lane.pending) == 1
+    withdraw(lane, producer, "a")
+    assert told(producer) == [(name, UnknownOutcome) for name in "bcda"]
+    assert not lane.pending
+    assert lane.done_bytes == lane.sealed_bytes
+
+
+def test_what_was_refused_is_given_up_for_certain_and_what_is_behind_it_goes_on_without_it(producer, lane):
+    first, second, third, fourth = lane.pending
+    lane.acknowledged(first, 0)
+    second.failed(NotReady("The chain is being put together."))
+    for sent in (third, fourth):
+        sent.failed(SequenceError("Not without the one before.", reason="gap"))
+    withdraw(lane, producer, "b")
+    assert told(producer) == [("a", 0), ("b", DeadlineExceeded)]
+    lane.resend()
+    assert producer.wire.sent[4:] == [third, fourth]
+    assert [(header.generation, header.sequence) for header in producer.wire.headers[4:]] == [(1, 0), (1, 1)]
+    assert lane.done_bytes + third.size + fourth.size == lane.sealed_bytes
+
+
+def test_what_a_later_answer_shows_to_be_in_the_log_is_not_given_up_for_certain(producer, lane):
+    first, second, _, _ = lane.pending
+    first.failed(NotReady("The chain is being put together."))
+    lane.acknowledged(second, 1)
+    withdraw(lane, producer, "a")
+    assert told(producer) == [("a", UnknownOutcome)]
+    assert [(sent.generation, sent.done) for sent in lane.pending] == [(0, False)] * 4
+
+
+class Log:
+    """A head that takes batches by their numbers, or does not, and whose answers may not come."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.values = []
+        self.taken = {}  # where each (generation, sequence) is
+        self.last = (0, -1)
+
+    def receive(self, header, body):
+        """The answer to a batch: where it is, an error, or None."""
+        number = (header.generation, header.sequence)
+        if self.rng.random() < 0.2:
+            return None  # it got lost
+        if number not in self.taken:
+            if self.rng.random() < 0.3:
+                return NotReady("Not now.")
+            if header.generation < self.last[0]:
+                return UnknownOutcome("An older generation.")
+            expected = self.last[1] + 1 if header.generation == self.last[0] else 0
+            if header.sequence != expected:
+                return SequenceError("Not without the one before.", reason="gap")
+            self.taken[number] = len(self.values)
+            self.last = number
+            self.values += batch.body_columns(header, body)[2]
+        return None if self.rng.random() < 0.2 else self.taken[number]
+
+
+class Senders:
+    """Senders that share a lane, a link that breaks, and a log."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.log = Log(self.rng)
+        self.producer = Producer()
+        self.producer.awaited = self.producer.extras = True
+        self.producer.wire = SimpleNamespace(publish=self.publish)
+        self.producer.core.routing.head_link = lambda *_: self.producer.wire
+        self.lane = Lane(self.producer, 0)
+        self.arrived, self.answers = [], []
+        self.waiters, self.heard = {}, {}
+
+    def publish(self, header, body, _, sink):
+        self.arrived.append((sink, unpack(header), bytes(body)))
+
+    def offer(self):
+        name = b"%d" % len(self.waiters)
+
+        def note(receipt, error):
+            assert name not in self.heard
+            self.heard[name] = error if error is not None else receipt.offset
+
+        self.waiters[name] = note
+        self.lane.rows.extend((name, Extra(None, None, None, note)))
+        if not self.lane.awake:
+            self.lane.awake = True
+            self.lane.pump()
+
+    def transfer(self):
+        if self.arrived:
+            sink, header, body = self.arrived.pop(0)
+            self.answers.append((sink, header, self.log.receive(header, body)))
+
+    def answer(self):
+        if not self.answers:
+            return
+        sink, header, found = self.answers.pop(0)
+        now = unpack(sink.header)
+        if (now.generation, now.sequence) != (header.generation, header.sequence):
+            return  # disowned: it goes under another number now
+        if isinstance(found, int):
+            self.lane.acknowledged(sink, found)
+        elif found is not None:
+            sink.failed(found)
+
+    def break_link(self):
+        self.arrived.clear()
+        self.answers.clear()
+        self.lane.resend()
+
+    def give_up(self):
+        if self.waiters:
+            self.lane.withdraw(self.waiters[self.rng.choice(list(self.waiters))], 1.0)
+
+    def run(self):
+        acts = (self.offer, self.transfer, self.answer, self.break_link, self.give_up)
+        for _ in range(150):
+            self.rng.choices(acts, (5, 5, 5, 1, 2))[0]()
+        for waiter in self.waiters.values():
+            self.lane.withdraw(waiter, 1.0)
+        while self.arrived:
+            self.transfer()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_a_log_answers_each_sender_is_told_once_and_the_truth(seed):
+    senders = Senders(seed)
+    senders.run()
+    lane, values = senders.lane, senders.log.values
+    assert senders.heard.keys() == senders.waiters.keys()
+    assert not lane.pending
+    assert not lane.rows
+    assert lane.sealed_bytes == lane.done_bytes
+    for name, outcome in senders.heard.items():
+        if isinstance(outcome, int):
+            assert values[outcome] == name
+        elif not isinstance(outcome, UnknownOutcome):
+            assert name not in values
+    assert len(set(values)) == len(values)

@@ -197,7 +197,7 @@ class CloneServer:
         while True:
             due = max(due + bounds.HUGZ_INTERVAL_S, loop.time())
             try:
-                await self._copy.catch_up(Deadline(due - loop.time()))
+                await self._copy.catch_up(Deadline(max(0.0, due - loop.time())))
                 current_at = loop.time()
             except StentorError as error:
                 self._copy.check()
