@@ -84,6 +84,11 @@ with client.serve("svc.greet", greet) as service:
 service = client.serve("svc.greet", greet)
 service.close()
 """,
+    "ReplyStream.get": """\
+with client.serve("svc.countdown", countdown):
+    stream = client.request_stream("svc.countdown", "3", timeout=5)
+    print(stream.get(timeout=1).value)
+""",
     "ReplyStream.close": """\
 with client.serve("svc.countdown", countdown):
     stream = client.request_stream("svc.countdown", "3", timeout=5)

@@ -8,7 +8,6 @@ owner decides what to send again.
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
@@ -149,17 +148,25 @@ class BrokerLink:
 
     async def request(self, message: Any, kind: int = Kind.REQUEST) -> Any:
         """Send a control request and wait for its answer; the caller sets the deadline."""
-        is_apart = kind != Kind.REQUEST or isinstance(message, messages.POLLS)  # brokers count these by themselves
-        async with nullcontext() if is_apart else self._waiting.turns:
-            self._check_before_sending()
-            body = _encoded(message)
-            correlation = self._waiting.next()
-            answer = self._waiting.requests[correlation] = self._loop.create_future()
-            self.connection.send(kind, correlation, body)
+        waiting, correlation = self._waiting, self._waiting.next()
+        if kind != Kind.REQUEST or isinstance(message, messages.POLLS):  # brokers count these by themselves
             try:
-                return await answer
+                return await self._ask(message, kind, correlation)
             finally:
-                self._waiting.requests.pop(correlation, None)
+                waiting.requests.pop(correlation, None)
+        async with waiting.turns:
+            await waiting.unanswered.acquire()
+            try:
+                return await self._ask(message, kind, correlation)
+            finally:
+                waiting.leave(correlation)
+
+    async def _ask(self, message: Any, kind: int, correlation: int) -> Any:
+        self._check_before_sending()
+        body = _encoded(message)
+        answer = self._waiting.requests[correlation] = self._loop.create_future()
+        self.connection.send(kind, correlation, body)
+        return await answer
 
     def use_producer(self, producer_id: int, token: bytes) -> None:
         """Show a producer's token, once. Frames stay in order: what it publishes may follow without waiting."""

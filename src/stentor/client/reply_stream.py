@@ -9,11 +9,12 @@ import asyncio
 import queue
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from stentor.client.deadline import Deadline
 from stentor.client.help import explained
 from stentor.client.inbox import AsyncInbox
 from stentor.client.reply import Reply, shown
 from stentor.core import service_limits
-from stentor.errors import Closed, StentorError
+from stentor.errors import Closed, DeadlineExceeded, StentorError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,7 +32,6 @@ class StreamCore:
 
     def __init__(self, core: ClientCore, asking: Asking, question: Question, put: Callable[[Any], None]) -> None:
         self.core = core
-        self.deadline = question.deadline
         self.correlation = shown(question.correlation)
         self._asking = asking
         self._question = question
@@ -80,6 +80,13 @@ class _Parts:
         self._core = core
         self._over = False
 
+    def _late(self, deadline: Deadline) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"No part of the answer came within {deadline.seconds:g} s.",
+            hint="The answer goes on: get() again, or close() it.",
+            operation="get",
+        )
+
     def _unpack(self, item: Any) -> tuple[Reply, int] | None:
         """A part and its size; None at the end."""
         if item is _END:
@@ -92,6 +99,10 @@ class _Parts:
         return Reply(value, headers, self._core.correlation), size
 
 
+def _over() -> Closed:
+    return Closed("There are no more parts of this answer.")
+
+
 @explained("ReplyStream")
 class ReplyStream(_Parts):
     """The parts of a streamed answer: iterate over them. Use as a context manager to give up early."""
@@ -101,12 +112,32 @@ class ReplyStream(_Parts):
         self._inbox = inbox
 
     def __iter__(self) -> Iterator[Reply]:
-        while not self._over:
-            found = self._unpack(self._inbox.get())
-            if found is not None:
-                core = self._core.core
-                core.loop.call_soon_threadsafe(self._core.taken, found[1])
-                yield found[0]
+        while (found := self._take(Deadline(None))) is not None:
+            yield found
+
+    def get(self, timeout: float | None = None) -> Reply:
+        """Return the next part; DeadlineExceeded if none comes in time, Closed behind the last one.
+
+        Without a timeout it waits until the deadline of the whole answer.
+        """
+        found = self._take(Deadline(timeout))
+        if found is None:
+            raise _over()
+        return found
+
+    def _take(self, deadline: Deadline) -> Reply | None:
+        if self._over:
+            return None
+        try:
+            item = self._inbox.get(timeout=deadline.left())
+        except queue.Empty:
+            raise self._late(deadline) from None
+        found = self._unpack(item)
+        if found is None:
+            return None
+        core = self._core.core
+        core.loop.call_soon_threadsafe(self._core.taken, found[1])
+        return found[0]
 
     def close(self) -> None:
         """Take no more. The responder is told."""
@@ -130,13 +161,35 @@ class AsyncReplyStream(_Parts):
         self._inbox = inbox
 
     async def __aiter__(self) -> AsyncIterator[Reply]:
-        while not self._over:
-            while not self._inbox.items:
-                await self._inbox.changed(self._core.deadline)
-            found = self._unpack(self._inbox.items.popleft())
-            if found is not None:
-                self._core.taken(found[1])
-                yield found[0]
+        while (found := await self._take(Deadline(None))) is not None:
+            yield found
+
+    async def get(self, timeout: float | None = None) -> Reply:
+        """Return the next part; DeadlineExceeded if none comes in time, Closed behind the last one.
+
+        Without a timeout it waits until the deadline of the whole answer.
+        """
+        found = await self._take(Deadline(timeout))
+        if found is None:
+            raise _over()
+        return found
+
+    async def _take(self, deadline: Deadline) -> Reply | None:
+        """The answer's own deadline comes through the inbox, so that it is said in one way."""
+        while not self._over and not self._inbox.items:
+            try:
+                await self._inbox.changed(deadline)
+            except TimeoutError as error:
+                raise self._late(deadline) from error
+        if self._over:
+            self._inbox.wake()  # another task may wait for a part, too
+            return None
+        found = self._unpack(self._inbox.items.popleft())
+        if found is None:
+            self._inbox.wake()
+            return None
+        self._core.taken(found[1])
+        return found[0]
 
     async def close(self) -> None:
         """Take no more. The responder is told."""

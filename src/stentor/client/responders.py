@@ -47,12 +47,14 @@ class Place:
 class _Known:
     """What is known of a topic's responders."""
 
-    __slots__ = ("looked_at", "looking", "moving_until", "places")
+    __slots__ = ("asking", "looked_at", "looking", "looks", "moving_until", "places")
 
     def __init__(self) -> None:
         self.places: list[Place] = []
         self.looked_at = 0.0
         self.looking = False
+        self.looks = 0  # how many such questions were begun
+        self.asking: asyncio.Task[None] | None = None  # a question that all who wait for its answer share
         self.moving_until = 0.0  # a broker that had some was lost: they may be on their way to another
 
 
@@ -98,10 +100,11 @@ class ResponderPlaces:
     async def find(self, topic: str, deadline: Deadline) -> tuple[Place, BrokerLink]:
         """Ask where responders are, until there is one that can be reached. NoResponders if there is none."""
         known = self._remembered(topic)
+        before = known.looks
         try:
             async with deadline.bound():
                 while True:
-                    await self._look(topic, known)
+                    await self._look_together(topic, known)
                     found = self.choose(topic)
                     if found is not None:
                         return found
@@ -109,7 +112,7 @@ class ResponderPlaces:
                         await self._core.changes(limits.LINK_WATCH_S)
                     elif self._core.loop.time() < known.moving_until:
                         await asyncio.sleep(jittered_s(_AGAIN_S / 2, _AGAIN_S))
-                    else:
+                    elif known.looks > before:  # else it was asked before this call, and somebody may serve it now
                         raise _nobody(topic)
         except TimeoutError as error:
             if isinstance(error, StentorError):
@@ -123,6 +126,22 @@ class ResponderPlaces:
                 del self._known[next(iter(self._known))]
             known = self._known[topic] = _Known()
         return known
+
+    async def _look_together(self, topic: str, known: _Known) -> None:
+        """Ask where responders are, once for all who wait: thousands of questions would take longer than a deadline."""
+        if known.asking is None:
+
+            def asked(task: asyncio.Task[None]) -> None:
+                self._tasks.discard(task)
+                known.asking = None
+                if not task.cancelled():
+                    task.exception()  # who waited has heard of it
+
+            known.looks += 1
+            known.asking = self._core.loop.create_task(self._look(topic, known))
+            self._tasks.add(known.asking)
+            known.asking.add_done_callback(asked)
+        await asyncio.shield(known.asking)
 
     async def _look(self, topic: str, known: _Known) -> None:
         link = await self._core.ready_link()

@@ -39,7 +39,9 @@ class Waiting:
         self.requests: dict[int, asyncio.Future[Any]] = {}
         self.publishes: dict[int, PublishSink] = {}
         self.streams: dict[int, StreamSink] = {}
-        self.turns = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)  # of requests, but for polls
+        # Of requests, but for polls: those that somebody waits for, and those that the broker has not answered.
+        self.turns = asyncio.Semaphore(limits.CLIENT_REQUESTS_UNDER_WAY_MAX)
+        self.unanswered = asyncio.Semaphore(limits.REQUESTS_UNDER_WAY_MAX)
         self._correlations = 0
 
     def __bool__(self) -> bool:
@@ -49,6 +51,23 @@ class Waiting:
         """A correlation id that is not in use."""
         self._correlations += 1
         return self._correlations
+
+    def leave(self, correlation: int) -> None:
+        """A request's caller has its answer, or waits no longer. Until it is answered it counts at the broker."""
+        answer = self.requests.get(correlation)
+        if answer is None or not answer.cancelled():  # answered, or never sent
+            self.requests.pop(correlation, None)
+            self.unanswered.release()
+            return
+        orphan = self.requests[correlation] = answer.get_loop().create_future()
+
+        def answered(found: asyncio.Future[Any]) -> None:
+            if not found.cancelled():
+                found.exception()  # nobody needs to hear of it
+            self.requests.pop(correlation, None)
+            self.unanswered.release()
+
+        orphan.add_done_callback(answered)
 
     def disown(self, sinks: set[Any]) -> None:
         """Whatever is answered to what these have published, they do not hear of it."""

@@ -7,10 +7,13 @@ import time
 import pytest
 
 import stentor
+from stentor.broker.sessions.requests import Requests
 from stentor.core import service_limits
 from stentor.errors import Closed, DeadlineExceeded, InvalidArgument, LimitExceeded, TopicReserved
 from stentor.request_errors import HandlerFailed, NoResponders, NotHandled, ResponderLost
 from stentor.testing import broker
+from stentor.wire.messages import ListTopics
+from stentor.wire.service_messages import FindResponders
 
 WAIT_S = 30
 A_WHILE = threading.Event()  # nobody sets it
@@ -297,6 +300,106 @@ def test_a_generator_that_raises_is_told_after_its_parts(client, other):
 def test_a_plain_answer_is_a_stream_of_one(client, other):
     with other.serve("svc.one", lambda _: "one"):
         assert [reply.value for reply in client.request_stream("svc.one", timeout=WAIT_S)] == [b"one"]
+
+
+def test_the_parts_of_an_answer_are_taken_one_by_one(client, other):
+    def parts(_):
+        yield from (b"a", b"b")
+
+    with other.serve("svc.parts", parts):
+        stream = client.request_stream("svc.parts", timeout=WAIT_S)
+        assert [stream.get(timeout=WAIT_S).value, stream.get().value] == [b"a", b"b"]
+        with pytest.raises(Closed, match="no more parts"):
+            stream.get()
+
+
+def test_a_part_that_does_not_come_in_time_is_late_and_the_answer_goes_on(client, other):
+    go_on = threading.Event()
+
+    def parts(_):
+        go_on.wait(WAIT_S)
+        yield b"late"
+
+    with other.serve("svc.late-parts", parts):
+        stream = client.request_stream("svc.late-parts", timeout=WAIT_S)
+        with pytest.raises(DeadlineExceeded):
+            stream.get(timeout=0.05)
+        with pytest.raises(InvalidArgument):
+            stream.get(timeout=-1)
+        go_on.set()
+        assert stream.get(timeout=WAIT_S).value == b"late"
+
+
+def test_an_answer_that_does_not_come_in_time_is_late_in_async_code_too(shared):
+    async def ask():
+        async def never(_):
+            await asyncio.get_running_loop().create_future()
+            yield b""
+
+        async with stentor.connect_async(shared.url) as client, client.serve("svc.never-parts", never):
+            errors = []
+            stream = client.request_stream("svc.never-parts", timeout=0.3)
+            try:
+                async for _ in stream:
+                    pass
+            except DeadlineExceeded as error:
+                errors.append(error)
+            stream = client.request_stream("svc.never-parts", timeout=WAIT_S)
+            with pytest.raises(DeadlineExceeded):
+                await stream.get(timeout=0.05)
+            await stream.close()
+            return errors
+
+    (error,) = asyncio.run(ask())
+    assert error.operation == "request"
+
+
+def test_requests_that_were_given_up_count_until_the_broker_has_answered_them(shared, monkeypatch):
+    """However many are given up while a broker stands still, the next one waits for its turn and is answered."""
+    hold, serve = threading.Event(), Requests.serve
+
+    async def held(desk, session, request):
+        if isinstance(request, ListTopics):
+            while not hold.is_set():  # noqa: ASYNC110 - it is set in another thread
+                await asyncio.sleep(0.005)
+        return await serve(desk, session, request)
+
+    monkeypatch.setattr(Requests, "serve", held)
+
+    async def ask():
+        async with stentor.connect_async(shared.url) as client:
+            for _ in range(4):
+                asked = [client.topics(timeout=0.1) for _ in range(40)]
+                outcomes = await asyncio.gather(*asked, return_exceptions=True)
+                assert {type(outcome) for outcome in outcomes} == {DeadlineExceeded}
+            waits = asyncio.ensure_future(client.topics(timeout=WAIT_S))
+            await asyncio.sleep(0)
+            hold.set()
+            await waits
+            again = await asyncio.gather(*[client.topics(timeout=WAIT_S) for _ in range(200)])
+            assert len(again) == 200
+
+    asyncio.run(ask())
+
+
+def test_many_callers_ask_once_where_a_topic_is_served(shared, monkeypatch):
+    asked, serve = [], Requests.serve
+
+    async def counted(desk, session, request):
+        if isinstance(request, FindResponders):
+            asked.append(request)
+        return await serve(desk, session, request)
+
+    monkeypatch.setattr(Requests, "serve", counted)
+
+    async def ask():
+        async with stentor.connect_async(shared.url) as client:
+            requests = [client.request("svc.unserved-yet", timeout=WAIT_S) for _ in range(500)]
+            outcomes = await asyncio.gather(*requests, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {NoResponders}
+
+    asyncio.run(ask())
+    assert len(asked) <= 5
 
 
 def test_a_stream_without_responders_says_so(client):
