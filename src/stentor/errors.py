@@ -37,6 +37,7 @@
     ├── SlowSubscriber           a subscription is further behind than its max_lag
     ├── DecodeFailed             a value does not fit the type of the topic
     ├── LimitExceeded            a named limit was exceeded
+    │   └── MemoryFull           the broker has no memory left for memory topics and jobs; try again later
     ├── NotReady                 the broker cannot do this now; try again
     │   ├── NotHead              another broker is the head of that partition (.head .epoch)
     │   └── EndUnknown           nobody knows for certain now where the messages end (.sure_to)
@@ -372,6 +373,18 @@ class LimitExceeded(StentorError):
     """
 
     code = "limit_exceeded"
+
+
+class MemoryFull(LimitExceeded):
+    """The memory that a broker has for memory topics and for the jobs of queues is used up. Nothing was written, and
+    reads still work.
+
+    Let consumers finish jobs, delete memory topics, or shorten their retention. Or raise `memory_budget_bytes` of the
+    broker. Then it accepts these messages again by itself.
+    """
+
+    code = "memory_full"
+    retriable = True
 
 
 class NotReady(StentorError):

@@ -74,3 +74,19 @@ def _resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # no such file on this system
         return 0
+
+
+_CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_MEMORY_GUESSED: Final = 1 << 30  # of a machine that does not say: few have less
+
+
+def machine_memory() -> int:
+    """Return how many bytes of memory this process may use: the machine's, or its container's if that is less."""
+    try:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):  # no such figure on this system
+        found = _MEMORY_GUESSED
+    for path in _CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max", or no such file
+            found = min(found, int(Path(path).read_text(encoding="ascii")))
+    return found

@@ -51,7 +51,9 @@ from stentor.broker.sessions.newcomer import GreetingServices, Newcomer
 from stentor.broker.sessions.peer_session import PeerServices
 from stentor.broker.sessions.requests import Requests
 from stentor.broker.timers import Timers
+from stentor.core.memory_budget import MemoryBudget, share_of
 from stentor.core.standing import Standing
+from stentor.memory import machine_memory
 from stentor.security.permissions import Permissions
 from stentor.storage.directory import CATALOGUE_FILE
 from stentor.wire import messages
@@ -92,6 +94,7 @@ class Ground:
         self.background = Background(environment.loop)
         self.timers = Timers(environment.loop)
         self.permissions = Permissions()
+        self.memory = MemoryBudget(environment.config.memory_budget_bytes or share_of(machine_memory()))
 
 
 class SharedWork(NamedTuple):
@@ -135,7 +138,7 @@ class Parts:
 
     def _build_partitions(self, ground: Ground) -> None:
         environment, identity, standing = ground.environment, ground.identity, ground.standing
-        self.copies = Copies(environment, identity, standing, ground.directory, ground.journal)
+        self.copies = Copies(environment, identity, standing, ground.directory, ground.journal, ground.memory)
         self.desk = ChainDesk(
             environment,
             standing,
@@ -252,6 +255,7 @@ class Parts:
             partitions=ground.partitions,
             cluster=cluster,
             background=ground.background,
+            memory=ground.memory,
         )
         self.overview = Overview(
             environment,
@@ -263,6 +267,7 @@ class Parts:
             inline_sync=inline_sync,
             health=self.health,
             services=self.services,
+            memory=ground.memory,
         )
         desk = self._desk(ground, after_delete)
         self._welcome = GreetingServices(

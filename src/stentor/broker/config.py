@@ -126,6 +126,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         limits.DISK_RESERVE_BYTES,
         "Refuse messages while less disk space than this is free. The broker needs it for itself.",
     )
+    memory_budget_bytes: Annotated[int, msgspec.Meta(ge=0)] = _setting(
+        0,
+        "Memory for all memory topics and the jobs of all queues of this broker together. When it is used up, messages"
+        " that need more are refused with MemoryFull. 0 means a quarter of the machine's memory, or of the memory that"
+        " its container may use: connections, readers, tables and the system's cache need the rest.",
+    )
     connections_max: Annotated[int, msgspec.Meta(ge=1)] = _setting(
         limits.CONNECTIONS_MAX, "Refuse more connections than this, so that the present ones keep working."
     )

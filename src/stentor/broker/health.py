@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.cluster import Cluster
     from stentor.broker.environment import BrokerIdentity
     from stentor.broker.partitions.partition import Partition
+    from stentor.core.memory_budget import MemoryBudget
     from stentor.core.records import Key
     from stentor.core.standing import Standing
 
 logger = logging.getLogger(__name__)
 
+_MEMORY_WARNED: Final = 0.9  # of the budget: early enough to do something
 _NAMES_TOLD_MAX: Final = 5  # a sentence that names more is not read
 
 
@@ -43,12 +45,14 @@ class HealthWatch:
         partitions: Mapping[Key, Partition],
         cluster: Cluster,
         background: Background,
+        memory: MemoryBudget,
     ) -> None:
         self._identity = identity
         self._standing = standing
         self._partitions = partitions
         self._cluster = cluster
         self._background = background
+        self._memory = memory
         self._failed: list[str] = []
         self._short: list[str] = []
         self._refusing: list[str] = []
@@ -98,7 +102,15 @@ class HealthWatch:
     def now(self) -> Health:
         """The disk and the store as they are now, logs and chains as they were last counted."""
         disk, store = self._disk(), self._store()
-        found = [*disk, *self._logs(), *self._refused(), *self._deleted(), *self._chains(), *store]
+        found = [
+            *disk,
+            *self._logs(),
+            *self._refused(),
+            *self._deleted(),
+            *self._memory_left(),
+            *self._chains(),
+            *store,
+        ]
         return Health(
             disk_writable=not disk,
             store_reachable=not store,
@@ -128,6 +140,20 @@ class HealthWatch:
         message = "The coordination store does not answer."
         hint = "Messages flow on, but no dead broker is replaced and no topic made. Check etcd and the way to it."
         return [Problem("warning", "coordination store", message, hint)]
+
+    def _memory_left(self) -> list[Problem]:
+        memory = self._memory
+        if memory.used < _MEMORY_WARNED * memory.limit:
+            return []
+        share = f"{memory.used:,} of {memory.limit:,} bytes"
+        if memory.is_used_up:
+            message = f"The memory for memory topics and jobs is used up: {share}."
+            hint = (
+                "Messages that need more are refused. Let consumers finish jobs, delete memory topics or shorten their"
+            )
+            return [Problem("error", "memory", message, f"{hint} retention, or raise memory_budget_bytes.")]
+        message = f"The memory for memory topics and jobs is nearly used up: {share}."
+        return [Problem("warning", "memory", message, "When it is, messages that need more are refused.")]
 
     def _logs(self) -> list[Problem]:
         count = len(self._failed)

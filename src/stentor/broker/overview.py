@@ -9,7 +9,7 @@ from stentor import limits
 from stentor._version import __version__
 from stentor.broker.partitions.lag import MostBehind
 from stentor.broker.queues.figures import QueueFigures
-from stentor.wire.statistics import BrokerCounts, BrokerStatistics
+from stentor.wire.statistics import BrokerCounts, BrokerStatistics, MemoryStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stentor.broker.services.desk import ServiceDesk
     from stentor.broker.sessions.admission import Admission
     from stentor.broker.sessions.inline_sync import InlineSync
+    from stentor.core.memory_budget import MemoryBudget
     from stentor.core.records import Key
     from stentor.wire.messages import ClientInfo
     from stentor.wire.statistics import PartitionStatistics
@@ -42,6 +43,7 @@ class Overview:
         inline_sync: InlineSync,
         health: HealthWatch,
         services: ServiceDesk,
+        memory: MemoryBudget,
     ) -> None:
         self._clock = environment.clock
         self._identity = identity
@@ -52,6 +54,7 @@ class Overview:
         self._inline_sync = inline_sync
         self._health = health
         self._services = services
+        self._memory = memory
         self._started_at = environment.clock.monotonic()
         self._gathering: asyncio.Task[BrokerStatistics] | None = None
 
@@ -118,4 +121,7 @@ class Overview:
             bytes_in=sum(session.connection.bytes_in for session in sessions),
             bytes_out=sum(session.connection.bytes_out for session in sessions),
             memory_log_bytes=sum(each.log.bytes for each in self._partitions.values() if each.log.in_memory),
+            memory=MemoryStatistics(
+                bytes=self._memory.used, bytes_max=self._memory.limit, refused=self._memory.refused
+            ),
         )

@@ -25,6 +25,7 @@ from stentor.errors import (
     InternalError,
     InvalidArgument,
     LogFailed,
+    MemoryFull,
     NotReady,
     PublishError,
     SequenceError,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NOT_TAKEN = (CoordinationUnavailable, DiskFull, NotReady)  # such an answer says that nothing was written
+_NOT_TAKEN = (CoordinationUnavailable, DiskFull, MemoryFull, NotReady)  # such an answer says that nothing was written
 _BROKEN = (InternalError, LogFailed)  # it may have been, before something went wrong
 _DOUBTFUL = (ConnectionFailed, UnknownOutcome)
 _PAUSE_S = 1.0  # before a topic is looked for again that a transaction sends to

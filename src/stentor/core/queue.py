@@ -200,6 +200,12 @@ class QueueState:
             "died": self.died,
         }
 
+    @property
+    def memory(self) -> int:
+        """About how many bytes of memory the jobs take that have not ended."""
+        arrays = len(self._marks) + 4 * len(self._numbers) + 8 * len(self._hashes)
+        return arrays + queue_jobs.NOTED_BYTES * len(self.jobs) + queue_jobs.NAME_BYTES * len(self._unique.until)
+
     # --- derived from the log -------------------------------------------------------------------
 
     def allows(self, batch: Batch, body: bytes | memoryview) -> bool:

@@ -16,6 +16,12 @@ UNIQUE_MAX: Final = 1_000_000
 """Names of unique jobs that one partition remembers; beyond it the oldest are forgotten before their time."""
 
 
+NOTED_BYTES: Final = 400
+"""About the memory of a job that is an object, with its place in the dictionary and in the head's index."""
+
+NAME_BYTES: Final = 160
+"""About the memory of the name of a unique job."""
+
 HISTORY_MAX: Final = 5
 """Failures of a job that are remembered, the last ones."""
 

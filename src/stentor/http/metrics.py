@@ -31,6 +31,8 @@ _BROKER_GAUGES: Final[dict[str, Callable[[BrokerCounts], float]]] = {
     "topics": lambda broker: broker.topics,
     "partitions": lambda broker: broker.partitions,
     "memory_log_bytes": lambda broker: broker.memory_log_bytes,
+    "memory_bytes": lambda broker: broker.memory.bytes,
+    "memory_bytes_max": lambda broker: broker.memory.bytes_max,
 }
 _SERVICES: Final[dict[str, tuple[str, str, Callable[[ServiceStatistics], float]]]] = {
     "responders": ("Responders of all topics that are served here", "gauge", lambda found: found.responders),

@@ -175,6 +175,11 @@ class MemoryLog:
         return len(segments) > 1 and sum(segment.size for segment in segments[1:]) >= self._bytes_kept
 
     @property
+    def grows(self) -> bool:
+        """Whether more messages take more memory: no more once the oldest go as new ones come."""
+        return self.bytes < self._bytes_kept
+
+    @property
     def _bytes_kept(self) -> int:
         kept = self.settings.retention_bytes
         return MEMORY_TOPIC_BYTES if kept is None else kept

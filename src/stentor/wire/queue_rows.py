@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stentor.core.queue_records import DELAY_S_MAX, PRIORITY_MAX, QUEUE, JobTerms, QueueStep
-from stentor.errors import CorruptData, InvalidArgument
+from stentor.errors import CorruptData, InvalidArgument, LimitExceeded
 from stentor.wire import batch, sparse
 from stentor.wire.header import CONDITIONAL, HAS_HEADERS, TIMED, BatchHeader
 
@@ -44,6 +44,12 @@ DEAD_PREFIX: Final = "stentor-dead-"
 """How the headers begin that a dead letter has beside its own."""
 
 UNIQUE_BYTES_MAX: Final = 256
+
+BATCH_JOBS_MIN: Final = 2_000
+"""A batch of a queue may hold this many jobs, however well it is compressed: as many as a producer puts into one. Of
+more, each takes at least a byte of the batch. A broker keeps up to nine bytes for every job, and two kilobytes can hold
+a million messages that all say nothing."""
+
 _TIME: Final = struct.Struct("<Q")
 _TIME_US_MAX: Final = DELAY_S_MAX * 1_000_000
 _AT_US_MAX: Final = 253_402_300_799_999_999
@@ -124,6 +130,13 @@ def key_hash(key: bytes) -> int:
 
 def check(header: BatchHeader, body: memoryview, topic: str) -> None:
     """Refuse what cannot be a job, before it gets an offset."""
+    if header.count > max(BATCH_JOBS_MIN, len(body)):
+        raise LimitExceeded(
+            f"A batch for queue {topic} has {header.count} jobs in {len(body)} bytes; the limit is"
+            f" {max(BATCH_JOBS_MIN, len(body))}.",
+            hint="Send fewer jobs in one batch, or do not compress it.",
+            object=topic,
+        )
     has_headers = bool(header.attributes & HAS_HEADERS)
     named = (each for each in batch.body_columns(header, body)[3] or () if each) if has_headers else ()
     found = [each for each in map(_terms, named) if each is not None]

@@ -19,7 +19,7 @@ class Problem(msgspec.Struct, frozen=True):
     """One thing that is wrong with a broker."""
 
     severity: Literal["error", "warning"]  # error: something is refused until somebody acts
-    object: str  # disk, logs, chains, retention or coordination store
+    object: str  # disk, memory, logs, chains, retention or coordination store
     message: str
     hint: str
 
@@ -47,6 +47,14 @@ class ReceivingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     closed_frames: int = 0  # frames that arrived too slowly while others waited
 
 
+class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory that messages are kept in, beside the disk: memory topics and the jobs of queues."""
+
+    bytes: int = 0  # used now
+    bytes_max: int = 0  # the broker's budget
+    refused: int = 0  # publishes that were refused because it was used up
+
+
 class BrokerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The broker as a whole."""
 
@@ -63,6 +71,7 @@ class BrokerCounts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in: int = 0  # of the connections that are open now
     bytes_out: int = 0
     memory_log_bytes: int = 0  # held for memory topics
+    memory: MemoryStatistics = MemoryStatistics()
 
 
 class ClusterStatistics(MembershipStatistics, frozen=True, kw_only=True):

@@ -12,7 +12,8 @@ from stentor.testing import broker
 
 NAMES = {
     "broker": "id version uptime_s connections refusals receiving syncs_in_loop streams topics partitions bytes_in"
-    " bytes_out memory_log_bytes",
+    " bytes_out memory_log_bytes memory",
+    "broker.memory": "bytes bytes_max refused",
     "broker.receiving": "bytes bytes_max loans waiting closed_frames",
     "health": "disk_writable store_reachable log_failed chain_short chain_refusing retention_overrun unready problems",
     "cluster": "controller peers lags reaches_store writes takeovers resignations store_restored chains confirmed"

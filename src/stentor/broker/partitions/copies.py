@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stentor.broker.catalogue import HeldTopic, TopicRecord
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.partitions.chain_work import ChainMember, ChainWork
+    from stentor.core.memory_budget import MemoryBudget
     from stentor.core.replica_events import Truncate
     from stentor.core.standing import Standing
     from stentor.storage.directory import DataDirectory
@@ -38,12 +39,14 @@ class Copies:
         standing: Standing,
         directory: DataDirectory,
         journal: ReplicaJournal,
+        memory: MemoryBudget,
     ) -> None:
         self._environment = environment
         self._identity = identity
         self._standing = standing
         self._directory = directory
         self._journal = journal
+        self._memory = memory
 
     # --- opening --------------------------------------------------------------------------------
 
@@ -128,6 +131,7 @@ class Copies:
             syncs=environment.syncs,
             reads=environment.reads,
             chain=chain,
+            memory=self._memory,
         )
 
     def log_settings(self, topic: TopicRecord) -> LogSettings:

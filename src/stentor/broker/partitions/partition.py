@@ -27,8 +27,10 @@ from stentor.broker.partitions.successor import Successor
 from stentor.broker.partitions.tail_cache import TailCache
 from stentor.core import refusals
 from stentor.core import replica_events as r
+from stentor.core.queue import QueueState
 from stentor.core.reservation import runs_low
 from stentor.errors import CorruptData, DiskFull, InternalError, NotReady, OffsetOutOfRange, StentorError
+from stentor.storage.memory_log import MemoryLog
 from stentor.wire import header as batch_header
 from stentor.wire.messages import PartitionInfo
 from stentor.wire.statistics import ChainStatistics, DedupeStatistics, PartitionStatistics
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from stentor.broker.disk_threads import DiskThreads
     from stentor.broker.partitions.chain_work import ChainWork
     from stentor.broker.partitions.interfaces import Publisher, Sender
+    from stentor.core.memory_budget import MemoryBudget
     from stentor.core.records import Key
     from stentor.core.replica import Replica
     from stentor.core.replica_events import ReplicaEffect, ReplicaEvent
@@ -87,6 +90,38 @@ class OpenRequests:
         return self._waiting[ticket].publisher
 
 
+class PartitionMemory:
+    """What one partition holds in memory, against its broker's budget (`core.memory_budget`)."""
+
+    def __init__(self, partition: Partition, budget: MemoryBudget | None) -> None:
+        self._partition = partition
+        self._budget = budget
+        self._queues = [state for state in partition.replica.states if isinstance(state, QueueState)]
+        self.counts = budget is not None and (partition.log.in_memory or bool(self._queues))
+
+    def check(self) -> None:
+        """MemoryFull if nothing more is taken here."""
+        if self._budget is not None and self._budget.is_used_up and self._grows():
+            self._budget.check(self._partition.name)
+
+    def follows(self) -> bool:
+        """Whether what the head took is taken."""
+        return self._budget is None or self._budget.follows() or not self._grows()
+
+    def note(self) -> None:
+        if self._budget is not None:
+            gone = self._partition.deleted
+            self._budget.hold(self._partition.replica.me.log_id, 0 if gone else self._size())
+
+    def _size(self) -> int:
+        log = self._partition.log
+        return sum(queue.memory for queue in self._queues) + (log.bytes if log.in_memory else 0)
+
+    def _grows(self) -> bool:
+        log = self._partition.log
+        return not isinstance(log, MemoryLog) or log.grows
+
+
 class Partition:
     """A replica machine, its log, its tail cache, and the streams that follow it."""
 
@@ -104,6 +139,7 @@ class Partition:
         syncs: DiskThreads,
         reads: DiskThreads,
         chain: ChainWork | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self.topic = topic
         self.key: Key = (topic_id, index)
@@ -123,6 +159,7 @@ class Partition:
         self.waiting = RetentionWait()
         self.compaction = PartitionCompaction(self)
         self._chain = chain
+        self._memory = PartitionMemory(self, memory)
         self._requests = OpenRequests()
         self._resends = Resends(self)
         log.snapshot = replica.states.snapshot
@@ -144,6 +181,18 @@ class Partition:
     def is_fed(self) -> bool:
         """Whether a successor gets the same batches."""
         return self.successor.is_fed
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def check_memory(self) -> None:
+        """Raise MemoryFull if this broker has no memory left for more of these messages (S7)."""
+        if self._memory.counts:
+            self._memory.check()
+
+    def note_memory(self) -> None:
+        """Have the broker's budget know what this copy holds now."""
+        if self._memory.counts:
+            self._memory.note()
 
     # --- publishing -----------------------------------------------------------------------------
 
@@ -190,6 +239,7 @@ class Partition:
         self._requests.sender = sender
         self._perform(effects)
         self._requests.sender = None
+        self.note_memory()
         self.successor.wake()
         self.sync.wait_if_far_ahead(sender, size)
 
@@ -231,6 +281,8 @@ class Partition:
         self._perform(replica.step(event, int(self.sync.clock.monotonic() * 1_000_000)))
         if self.followers.streams and replica.position.index is None and replica.position.leaves_out(replica.me.broker):
             self.followers.fail_all(refusals.cut_off())  # no longer a member (C25)
+        if isinstance(event, r.Started):
+            self.note_memory()
 
     def offered(self, offered: r.Offered, view: memoryview, sender: Sender) -> None:
         """Batches from the predecessor. `view` is valid only during this call."""
@@ -238,6 +290,9 @@ class Partition:
         effects = self.replica.step(offered, now_us)
         if not effects or not isinstance(effects[0], r.Take):
             self._perform(effects)
+            return
+        if self._memory.counts and not self._memory.follows():
+            self.step(r.NotTaken())
             return
         chunk = bytes(view)
         headers = check_run(self.key, self.name, offered, chunk)
@@ -296,6 +351,7 @@ class Partition:
         """The log was cut back, or begun anew."""
         self.log = log
         log.snapshot = self.replica.states.snapshot
+        self.note_memory()
 
     # --- effects --------------------------------------------------------------------------------
 

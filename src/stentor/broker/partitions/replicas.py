@@ -127,6 +127,7 @@ class Replicas:
 
     def _add(self, partition: Partition) -> None:
         self.partitions[partition.key] = partition
+        partition.note_memory()
         if (topic := self._catalogue.by_id.get(partition.key[0])) is not None:
             self._apply(topic, partition)  # it may have changed while the log was opened
         self._added += 1
@@ -222,6 +223,7 @@ class Replicas:
         await self.settle(old)
         with suppress(StentorError):  # its disk may be why it is replaced
             old.log.close()
+        old.note_memory()
 
     async def settle(self, partition: Partition) -> None:
         """Bring what it has to disk."""
@@ -344,6 +346,7 @@ class Replicas:
             await self.settle(partition)
             self._copies.forget(key)
             await asyncio.to_thread(partition.log.delete)
+            partition.note_memory()
         except BaseException as failure:
             self._drops[key].set_exception(failure)
             self._drops[key].exception()  # whoever waits sees it; nobody needs to

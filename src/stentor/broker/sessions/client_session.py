@@ -161,6 +161,7 @@ class ClientSession(BatchSession):
             if (header.schema_id or partition.schemas) and not 0 < header.schema_id <= partition.schemas:
                 raise schemas.refusal(partition.topic, partition.schemas, header.schema_id)
             _check_rows(self._serving, partition, header, body[HEADER_BYTES:])
+            partition.check_memory()
             if header.conditional and flags & 3 != Ack.ALL:
                 raise InvalidArgument(
                     "A conditional change is decided by what is committed: it needs ack=all.", object=partition.topic
