@@ -11,7 +11,11 @@ ASKS_PER_CLIENT_MAX: Final = 10_000
 """Requests of one client that wait for their answers. Further calls wait for one of these to end."""
 
 ASKS_PER_CONNECTION_MAX: Final = 20_000
-"""The same at a broker: requests that a client gave up may still count here."""
+"""The same at a broker: requests that a client gave up count here until their responders are done with them."""
+
+ASKS_IN_WORK_MAX: Final = 500_000
+"""Requests that all responders of one broker have: about 150 MB. Who asks, gives up and connects again has no bound of
+his own."""
 
 ASKS_QUEUED_MAX: Final = 100_000
 """Requests that wait at one broker until a responder is free."""
@@ -39,6 +43,9 @@ SERVICES_MAX: Final = 10_000
 
 RESPONDER_WINDOW_MAX: Final = 10_000
 """Requests that one responder may have at a time."""
+
+RESPONDER_WINDOWS_MAX: Final = 100_000
+"""The same for all services of one connection together: about 30 MB at the broker."""
 
 RESPONDER_CONCURRENCY: Final = 16
 """Requests that a responder works on at a time, unless it is told otherwise: handlers often wait for something."""

@@ -12,7 +12,8 @@ Rules:
 - What waits in the queue was seen by nobody. It goes to whoever has room next. When the last responder leaves, it is
   answered with NoResponders; when its deadline comes, with NotHandled.
 - A caller that is gone or gives up frees its queued requests at once. What is handed out keeps its place in the window
-  until the responder answers: the handler works on it.
+  until the responder answers: the handler works on it. It also keeps counting for the caller, or who asks and gives up
+  in turn would have no bound.
 
 Numbers stand for connections. A request is known by a number of the machine's own towards the responder, and by the
 caller's correlation id towards the caller.
@@ -21,7 +22,7 @@ caller's correlation id towards the caller.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -31,6 +32,9 @@ from stentor.request_errors import NoResponders, NotHandled, ResponderLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_GONE_MIN: Final = 64  # requests that were given up, before a queue is looked through for them
 
 
 class HandOver(msgspec.Struct, frozen=True):
@@ -91,22 +95,31 @@ class _Responder:
 class _Service:
     """A topic that is served."""
 
-    __slots__ = ("queue", "ready", "responders", "topic")
+    __slots__ = ("gone", "queue", "ready", "responders", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.responders: dict[int, _Responder] = {}
         self.ready: deque[_Responder] = deque()  # those that have room, in turn; some may have lost it
         self.queue: deque[_Waiting] = deque()
+        self.gone = 0  # of these: given up, and passed over
+
+    def forget_gone(self) -> None:
+        """Take out what was given up, once it is more than what waits: each request is moved once or twice at most."""
+        if self.gone > _GONE_MIN and 2 * self.gone > len(self.queue):
+            self.queue = deque(ask for ask in self.queue if ask.caller is not None)
+            self.gone = 0
 
 
 class _Waiting:
     """A request: it waits for a responder, or for its answer."""
 
-    __slots__ = ("body", "caller", "correlation", "deadline", "flags", "number", "responder")
+    __slots__ = ("asker", "body", "caller", "correlation", "deadline", "flags", "number", "responder", "service")
 
-    def __init__(self, caller: int, correlation: int, flags: int, deadline: float) -> None:
-        self.caller: int | None = caller  # None: nobody wants the answer any more
+    def __init__(self, asker: _Caller, service: _Service, correlation: int, flags: int, deadline: float) -> None:
+        self.caller: int | None = asker.number  # None: nobody wants the answer any more
+        self.asker = asker
+        self.service = service
         self.correlation = correlation
         self.flags = flags
         self.deadline = deadline
@@ -118,11 +131,18 @@ class _Waiting:
 class _Caller:
     """A connection that asks."""
 
-    __slots__ = ("asks", "queued_bytes")
+    __slots__ = ("abandoned", "asks", "number", "queued_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.asks: dict[int, _Waiting] = {}  # by correlation id
+        self.abandoned = 0  # requests that it gave up, and that responders have yet
         self.queued_bytes = 0
+
+    @property
+    def counted(self) -> int:
+        """Its requests, as far as they are bounded."""
+        return len(self.asks) + self.abandoned
 
 
 class Services:
@@ -156,6 +176,11 @@ class Services:
                 f"This connection has stopped serving and has {bounds.RESPONDER_WINDOW_MAX} requests to answer yet.",
                 hint="Answer them, or open another client.",
             )
+        if sum(other.window for other in serving.values()) + window > bounds.RESPONDER_WINDOWS_MAX:
+            raise LimitExceeded(
+                f"The services of this connection would get more than {bounds.RESPONDER_WINDOWS_MAX} requests.",
+                hint="Lower their concurrency, or open another client.",
+            )
         if topic not in self._services and len(self._services) >= bounds.SERVICES_MAX:
             raise LimitExceeded(f"{len(self._services)} topics are served at this broker; that is the limit.")
         service = self._services.setdefault(topic, _Service(topic))
@@ -183,6 +208,8 @@ class Services:
                 del self._handed[number]
                 if ask.caller is not None:
                     effects.append(self._end(ask, _lost()))
+                else:
+                    self._is_over(ask)
         caller = self._callers.pop(connection, None)
         for ask in [] if caller is None else list(caller.asks.values()):
             effects += self._give_up(ask)
@@ -224,10 +251,12 @@ class Services:
             return self._refuse(caller, correlation, _nobody(topic))
         asker = self._callers.get(caller)
         if asker is None:
-            asker = self._callers[caller] = _Caller()
-        if correlation in asker.asks or len(asker.asks) >= bounds.ASKS_PER_CONNECTION_MAX:
-            return self._refuse(caller, correlation, _too_many(topic, len(asker.asks)))
-        ask = _Waiting(caller, correlation, flags, deadline)
+            asker = self._callers[caller] = _Caller(caller)
+        if correlation in asker.asks or asker.counted >= bounds.ASKS_PER_CONNECTION_MAX:
+            return self._refuse(caller, correlation, _too_many(topic, asker.counted))
+        if len(self._handed) >= bounds.ASKS_IN_WORK_MAX:
+            return self._refuse(caller, correlation, _too_many(topic, len(self._handed)))
+        ask = _Waiting(asker, service, correlation, flags, deadline)
         responder = self._next(service)
         if responder is not None:
             asker.asks[correlation] = ask
@@ -282,6 +311,7 @@ class Services:
         while queue and responder.has_room:
             ask = queue.popleft()
             if ask.caller is None:
+                responder.service.gone -= 1
                 continue
             body = ask.body
             self._take_out(ask)
@@ -306,6 +336,8 @@ class Services:
                 effects += self._has_room(responder, now)
             if ask.caller is not None:
                 self._forget(ask)
+            else:
+                self._is_over(ask)
         return Replied(ask.caller, ask.correlation, effects)
 
     def responder_of(self, caller: int, correlation: int) -> tuple[int, int] | None:
@@ -326,8 +358,9 @@ class Services:
         for service in self._services.values():
             late = [ask for ask in service.queue if ask.caller is not None and ask.deadline <= now]
             effects += [self._unqueue(ask, _late()) for ask in late]
-            if any(ask.caller is None for ask in service.queue):
+            if service.gone:
                 service.queue = deque(ask for ask in service.queue if ask.caller is not None)
+                service.gone = 0
         for ask in self._handed.values():
             if ask.caller is not None and ask.deadline + bounds.ASK_OVERDUE_S <= now:
                 effects += self._give_up(ask)  # a handler may wait for credit that nobody gives
@@ -348,6 +381,7 @@ class Services:
         self._take_out(ask)
         refusal = self._end(ask, error)
         ask.caller = None
+        ask.service.gone += 1
         return refusal
 
     def _give_up(self, ask: _Waiting) -> list[ServiceEffect]:
@@ -355,7 +389,10 @@ class Services:
             self._take_out(ask)  # the queue still has it, and passes it over
             self._forget(ask)
             ask.caller = None
+            ask.service.gone += 1
+            ask.service.forget_gone()
             return []
+        ask.asker.abandoned += 1
         self._forget(ask)
         ask.caller = None
         return [CancelAsk(ask.responder.connection, ask.number)]
@@ -370,11 +407,17 @@ class Services:
         ask.body = b""
 
     def _forget(self, ask: _Waiting) -> None:
-        asker = None if ask.caller is None else self._callers.get(ask.caller)
-        if asker is not None:
-            asker.asks.pop(ask.correlation, None)
-            if not asker.asks and ask.caller is not None and not asker.queued_bytes:
-                del self._callers[ask.caller]
+        ask.asker.asks.pop(ask.correlation, None)
+        self._forget_caller(ask.asker)
+
+    def _is_over(self, ask: _Waiting) -> None:
+        """A responder is done with a request that its caller had given up."""
+        ask.asker.abandoned -= 1
+        self._forget_caller(ask.asker)
+
+    def _forget_caller(self, asker: _Caller) -> None:
+        if not asker.counted and not asker.queued_bytes and self._callers.get(asker.number) is asker:
+            del self._callers[asker.number]
 
     def drain(self) -> list[ServiceEffect]:
         """The broker stops: nothing that waits is handed out any more."""
@@ -412,6 +455,8 @@ class Services:
         assert sum(len(ask.body) for ask in queued) == self._queued_bytes
         for service in self._services.values():
             assert service.responders, "a service has no responder"
+            assert service.gone == sum(ask.caller is None for ask in service.queue), "what was given up is miscounted"
+            assert service.gone <= max(_GONE_MIN, len(service.queue) // 2) + 1, "what was given up has no bound"
             for responder in service.responders.values():
                 assert len(responder.asks) <= responder.window, "a responder has more than it takes"
                 assert not (responder.has_room and self._live(service)), "a request waits beside a free responder"
@@ -423,6 +468,8 @@ class Services:
             asks = caller.asks.values()
             assert all(ask.caller == number for ask in asks), "a caller has what is not its own"
             assert caller.queued_bytes == sum(len(ask.body) for ask in asks)
+            left = sum(ask.asker is caller and ask.caller is None for ask in self._handed.values())
+            assert caller.abandoned == left, "what a caller gave up is miscounted"
 
     @staticmethod
     def _live(service: _Service) -> bool:

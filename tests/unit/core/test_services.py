@@ -142,6 +142,53 @@ def test_a_request_that_is_given_up_is_cancelled_where_it_is():
     services.check()
 
 
+def test_what_is_asked_and_given_up_in_turn_takes_no_memory():
+    services = serving(FIRST)
+    ask(services, 0)  # the only place is taken: all others wait
+    for number in range(1, 10_001):
+        ask(services, number)
+        services.cancel(CALLER, number)
+    services.check()
+    assert services.queued == 0
+    (service,) = services._services.values()
+    assert len(service.queue) <= 65
+
+
+def test_what_a_caller_gave_up_counts_until_its_responder_is_done_with_it():
+    services = serving(FIRST, window=bounds.RESPONDER_WINDOW_MAX)
+    services.serve(FIRST, "others", bounds.RESPONDER_WINDOW_MAX, 0.0)
+    services.serve(FIRST, "more", bounds.RESPONDER_WINDOW_MAX, 0.0)
+    handed = []
+    for number in range(bounds.ASKS_PER_CONNECTION_MAX):
+        topic = TOPIC if number % 2 else "others"
+        handed.append(services.asked(CALLER, number, topic, 0, b"", 9.0))
+        services.cancel(CALLER, number)
+    refused = services.asked(CALLER, -1, "more", 0, b"", 9.0)
+    assert isinstance(refused.error, NotHandled)
+    services.replied(FIRST, handed[0].number, 0.0, last=True)
+    assert isinstance(services.asked(CALLER, -1, "more", 0, b"", 9.0), HandOver)
+
+
+def test_the_windows_of_one_connection_have_a_bound_together():
+    services = Services()
+    for number in range(bounds.RESPONDER_WINDOWS_MAX // bounds.RESPONDER_WINDOW_MAX):
+        services.serve(FIRST, f"t{number}", bounds.RESPONDER_WINDOW_MAX, 0.0)
+    with pytest.raises(LimitExceeded, match="would get more than"):
+        services.serve(FIRST, "one.more", 1, 0.0)
+    services.serve(SECOND, "one.more", 1, 0.0)
+
+
+def test_all_requests_in_work_at_a_broker_have_a_bound(monkeypatch):
+    monkeypatch.setattr(bounds, "ASKS_IN_WORK_MAX", 3)
+    services = serving(FIRST, window=100)
+    for caller in range(20, 23):  # each asks, and is gone
+        services.asked(caller, 1, TOPIC, 0, b"", 9.0)
+        services.gone(caller)
+    refused = services.asked(CALLER, 1, TOPIC, 0, b"", 9.0)
+    assert isinstance(refused.error, NotHandled)
+    services.check()
+
+
 def test_the_deadline_ends_what_waits_and_gives_up_what_is_in_work():
     services = serving(FIRST)
     first = ask(services, 1, deadline=1.0)
