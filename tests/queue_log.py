@@ -115,8 +115,8 @@ class QueueLog:
             self._do(q.QueueTurn(self.committed, WALL + self.now))
             self.commit()
 
-    def hear(self, holder, *limits):
-        return self.answers[self.ask(q.HolderHeard, holder, list(limits))]
+    def hear(self, holder, *limits, **shown):
+        return self.answers[self.ask(q.HolderHeard, holder, list(limits), **shown)]
 
     def take(self, holder, number, most=10, **how):
         """What a holder gets: [(offset, attempt)]; None while it waits."""
@@ -129,9 +129,10 @@ class QueueLog:
         fresh = [(offset, 1) for first, count in pairs(answer.fresh) for offset in range(first, first + count)]
         return sorted(fresh + list(zip(answer.noted, answer.attempts, strict=True)))
 
-    def settle(self, holder, sequence, first=(), later=(), back=()):
+    def settle(self, holder, sequence, first=(), later=(), back=(), **more):
         """Jobs and attempts that were refused."""
-        answer = self.answers[self.ask(q.JobsSettled, holder, sequence, list(first), list(later), list(back))]
+        asked = self.ask(q.JobsSettled, holder, sequence, list(first), list(later), list(back), **more)
+        answer = self.answers[asked]
         return answer.refused if isinstance(answer, q.AnswerSettled) else answer.why
 
     def passes(self, seconds):

@@ -227,7 +227,7 @@ class Parts:
             cursors=self.cursors,
             heads=GroupHeads(ground.environment.clock, ground.catalogue, self.serving, heads, ground.background),
         )
-        queue_heads = QueueHeads(ground.environment.clock, self.serving, ground.background)
+        queue_heads = QueueHeads(ground.environment.clock, self.serving, ground.background, cluster.trust)
         self.letting_go.on_pinned = queue_heads.pinned
         clock = ground.environment.clock
         queues = QueueDesk(identity, clock, trust=cluster.trust, serving=self.serving, heads=queue_heads)

@@ -5,9 +5,9 @@ Every message of a queue is a job. What becomes of it stands in control batches 
 
 Layout. A byte for every offset from the first job that has not ended to the log's end:
 
-    marks    E E H H H E N F F F F F F E F F F …       E ended, or no job      H held, by its first attempt
-             │                 │                       F fresh, never tried    N noted: `jobs` has the rest
-             base              first job that nobody took
+    marks    E E B H H E N F F F F F F E F F F …       E ended, or no job      H held, by its first attempt
+             │                 │                       F fresh, never tried    B held, and its handler has begun
+             base              first job that nobody took                      N noted: `jobs` has the rest
 
     numbers  0 0 7 7 4 …     who has, or had, the attempt: numbers of holders, up to the last job that was taken
     hashes   8 bytes each    of keys, only where two jobs of one key may not be in work at once
@@ -48,11 +48,13 @@ FRESH: Final = 0
 ENDED: Final = 1
 HELD: Final = 2
 NOTED: Final = 3
+BEGUN: Final = 4
 
 _TRIM_MIN: Final = 65_536  # ended jobs at the front, before they are forgotten: seldom, since others move then
 _BLOCKS: Final = tuple(bytes([ENDED]) * size for size in (65_536, 1_024))
 _OPEN: Final = re.compile(b"[^\x01]")
 _TAKEN: Final = re.compile(b"[^\x00]")
+_WORK: Final = re.compile(b"[\x02\x04]")
 
 
 class QueueState:
@@ -96,6 +98,7 @@ class QueueState:
         self._unique = UniqueNames({})
         self.finished = self.died = 0  # jobs, since the log began
         self._torn = False  # this copy of the log is damaged
+        self._fence = 0  # where the steps are that are being applied
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -134,6 +137,10 @@ class QueueState:
         found = _TAKEN.search(self._marks, offset - self._base, end - self._base)
         return min(end, self.end) if found is None else self._base + found.start()
 
+    def fresh_between(self, offset: int, end: int) -> int:
+        """Return how many jobs from an offset on, below an end, were never tried."""
+        return self._marks.count(FRESH, max(0, offset - self._base), max(0, end - self._base))
+
     def key_hash(self, offset: int) -> int:
         """Of a job's key; 0 without one."""
         return self._hashes[offset - self._base]
@@ -144,9 +151,14 @@ class QueueState:
         return self._marks[place] if 0 <= place < len(self._marks) else ENDED
 
     def attempts(self, offset: int) -> int:
-        """How often a job was handed out."""
+        """Return how many attempts of a job count, the one that is under way among them."""
         job = self.jobs.get(offset)
-        return job.attempts if job is not None else int(self.mark(offset) == HELD)
+        return job.attempts if job is not None else int(self.mark(offset) in (HELD, BEGUN))
+
+    def has_begun(self, offset: int) -> bool:
+        """Return whether the holder of a job has said that its handler has begun."""
+        job = self.jobs.get(offset)
+        return job.begun if job is not None else self.mark(offset) == BEGUN
 
     def holds(self, holder: Holder, offset: int, attempt: int) -> bool:
         """Whether this very attempt is the one that counts, and the holder's own."""
@@ -157,21 +169,21 @@ class QueueState:
         job = self.jobs.get(offset)
         if job is not None:
             return job.holder if job.attempts == attempt else 0
-        return self._numbers[offset - self._base] if attempt == 1 and self.mark(offset) == HELD else 0
+        return self._numbers[offset - self._base] if attempt == 1 and self.mark(offset) in (HELD, BEGUN) else 0
 
     def holds_run(self, holder: Holder, first: int, count: int) -> bool:
         """The same for first attempts of jobs next to each other."""
-        place, marks = first - self._base, self._marks
-        if place < 0 or marks.count(HELD, place, place + count) != count:
+        place = first - self._base
+        if place < 0 or self._held_in(place, count) != count:
             return False
         return self._numbers[place : place + count] == array("I", [holder.number]) * count
 
     def held(self) -> Iterator[int]:
         """The jobs that are held by their first attempts."""
-        place = self._marks.find(HELD)
-        while place >= 0:
+        place = -1
+        while (found := _WORK.search(self._marks, place + 1)) is not None:
+            place = found.start()
             yield self._base + place
-            place = self._marks.find(HELD, place + 1)
 
     def held_by(self, holder: Holder) -> Iterator[int]:
         """The jobs that somebody holds."""
@@ -186,6 +198,11 @@ class QueueState:
     def uses(self, name: bytes, now_us: int) -> bool:
         """Whether the name of a unique job is in use."""
         return self._unique.until.get(name, 0) > now_us
+
+    def _held_in(self, place: int, count: int) -> int:
+        """How many of some marks are those of jobs in their first attempts. Nearly always none has begun that ends."""
+        found = self._marks.count(HELD, place, place + count)
+        return found if found == count else found + self._marks.count(BEGUN, place, place + count)
 
     def statistics(self) -> dict[str, int]:
         """How many jobs there are, of every kind."""
@@ -206,6 +223,12 @@ class QueueState:
         arrays = len(self._marks) + 4 * len(self._numbers) + 8 * len(self._hashes)
         return arrays + queue_jobs.NOTED_BYTES * len(self.jobs) + queue_jobs.NAME_BYTES * len(self._unique.until)
 
+    def dying(self, attempts_max: int) -> int:
+        """Return how many jobs die if the attempt that comes, or is under way, fails."""
+        noted = sum(not job.dead and job.attempts + (not job.holder) >= attempts_max for job in self.jobs.values())
+        first = attempts_max == 1
+        return noted + (sum(map(self._marks.count, (FRESH, HELD, BEGUN))) if first else 0)
+
     # --- derived from the log -------------------------------------------------------------------
 
     def allows(self, batch: Batch, body: bytes | memoryview) -> bool:
@@ -224,6 +247,7 @@ class QueueState:
             self._hashes.extend([0] * span if batch.passed_over else self._hashes_of(batch, body))
         if batch.control:
             if batch.generation == r.QUEUE:
+                self._fence = batch.base_offset
                 for step in self._steps(body):
                     self._apply_whole(step, batch.appended_at_us)
                 self._trim()
@@ -307,26 +331,29 @@ class QueueState:
                     self._back(each, now_us)
             case r.HolderLeft():
                 self._left(step, now_us)
-            case r.Bury(holder, number, offsets):
+            case r.Bury(holder, number, offsets, secret):
                 for offset in offsets:
                     self.dead.pop(offset, None)
                 self.burials = max(self.burials, number)
-                self.burial = Burial(number, offsets, holder)
-                self._holder(holder)
+                self.burial = Burial(number, offsets, holder, secret)
+                self._holder(holder, secret)
             case r.Buried(number):
                 self._buried(number)
             case r.Purged(until):
                 self._purge(until)
 
-    def _holder(self, name: bytes) -> Holder:
+    def _holder(self, name: bytes, secret: bytes = b"") -> Holder:
         holder = self.holders.get(name)
         if holder is None:
             self._last_number += 1
             holder = self.holders[name] = self._by_number[self._last_number] = Holder(self._last_number)
+        if secret:
+            holder.secret = secret
         return holder
 
     def _took(self, step: r.Took) -> None:
-        holder, base, marks = self._holder(step.holder), self._base, self._marks
+        holder, base, marks = self._holder(step.holder, step.secret), self._base, self._marks
+        holder.reports, holder.fence = step.reports, self._fence
         holder.taken, holder.fresh, holder.noted, holder.attempts = step.number, step.fresh, step.noted, []
         for first, count in pairs(step.fresh):
             place = first - base
@@ -336,7 +363,7 @@ class QueueState:
         for offset in step.noted:
             job = self.jobs[offset]
             job.attempts += 1
-            job.holder = holder.number
+            job.holder, job.begun = holder.number, False
             holder.attempts.append(job.attempts)
             holder.held += 1
             self._number(offset - base, 1, holder.number)
@@ -354,9 +381,12 @@ class QueueState:
         holder = self._holder(step.holder)
         holder.settled, holder.refused = step.sequence, step.refused
         marks, base = self._marks, self._base
+        for offset in step.begun:
+            self._begun(offset)
         for first, count in pairs(step.done):
             place = first - base
-            if marks.count(HELD, place, place + count) == count:
+            if self._held_in(place, count) == count:
+                holder.begun -= marks.count(BEGUN, place, place + count)
                 marks[place : place + count] = bytes([ENDED]) * count
                 holder.held -= count
                 self.finished += count
@@ -366,13 +396,34 @@ class QueueState:
                 self.finished += 1
         for each in step.back:
             self._back(each, now_us)
+            self.jobs[each.offset].unbegun = 0  # its holder lives, and has had it
+
+    def _begun(self, offset: int) -> None:
+        """The handler of an attempt has begun: it counts, whatever becomes of its holder."""
+        job = self.jobs.get(offset)
+        if job is not None:
+            if job.holder and not job.begun:
+                job.begun = True
+                self._by_number[job.holder].begun += 1
+        elif self.mark(offset) == HELD:
+            place = offset - self._base
+            self._marks[place] = BEGUN
+            self._by_number[self._numbers[place]].begun += 1
+
+    def _let_go(self, number: int, *, begun: bool) -> None:
+        """A holder has a job no more."""
+        holder = self._by_number[number]
+        holder.held -= 1
+        holder.begun -= begun
 
     def _end(self, offset: int) -> None:
         """A job is no more."""
         place, job = offset - self._base, self.jobs.pop(offset, None)
-        number = self._numbers[place] if self._marks[place] == HELD else 0 if job is None else job.holder
-        if number:
-            self._by_number[number].held -= 1
+        mark = self._marks[place]
+        if mark in (HELD, BEGUN):
+            self._let_go(self._numbers[place], begun=mark == BEGUN)
+        elif job is not None and job.holder:
+            self._let_go(job.holder, begun=job.begun)
         self._marks[place] = ENDED
         if job is not None:
             self._tell(offset)
@@ -380,13 +431,14 @@ class QueueState:
     def _back(self, back: r.JobBack, now_us: int) -> None:
         place, job = back.offset - self._base, self.jobs.get(back.offset)
         if job is None:
-            job = NotedJob()
-            if self._marks[place] == HELD:
-                job.attempts, job.holder = 1, self._numbers[place]
+            job, mark = NotedJob(), self._marks[place]
+            if mark in (HELD, BEGUN):
+                job.attempts, job.holder, job.begun = 1, self._numbers[place], mark == BEGUN
         if job.holder:
-            self._by_number[job.holder].held -= 1
-            job.holder = 0
+            self._let_go(job.holder, begun=job.begun)
+            job.holder, job.begun = 0, False
             job.attempts -= not back.counted
+            job.unbegun += back.lost
         job.pause_us = back.pause_us
         job.due_us = now_us + back.pause_us if back.pause_us else 0
         if back.why:
@@ -409,7 +461,7 @@ class QueueState:
         if len(self.gone) > queue_jobs.GONE_MAX:
             del self.gone[next(iter(self.gone))]
         if self.burial is not None and self.burial.holder == step.holder:
-            self.burial = Burial(self.burial.number, self.burial.offsets, b"")
+            self.burial = Burial(self.burial.number, self.burial.offsets, b"", self.burial.secret)
 
     def _buried(self, number: int) -> None:
         if self.burial is None or self.burial.number != number:
@@ -496,14 +548,20 @@ class QueueState:
         assert len(self._numbers) <= len(marks)
         assert self.jobs.keys() == {base + place for place, mark in enumerate(marks) if mark == NOTED}
         held = dict.fromkeys(self._by_number, 0)
+        begun = held.copy()
         for place, mark in enumerate(marks):
-            if mark == HELD:
+            if mark in (HELD, BEGUN):
                 held[self._numbers[place]] += 1
+                begun[self._numbers[place]] += mark == BEGUN
         for job in self.jobs.values():
             if job.holder:
                 held[job.holder] += 1
+                begun[job.holder] += job.begun
                 assert not job.dead
+            else:
+                assert not job.begun
         assert all(holder.held == held[holder.number] for holder in self.holders.values())
+        assert all(holder.begun == begun[holder.number] for holder in self.holders.values())
         buried = set() if self.burial is None else set(self.burial.offsets)
         assert {offset for offset, job in self.jobs.items() if job.dead} == self.dead.keys() | buried
         assert self.committed_first <= self.first_open()

@@ -23,6 +23,8 @@ class JobsWanted(msgspec.Struct, frozen=True):
     holder: bytes
     number: int  # of the request: one that is asked again has the same
     jobs_max: int
+    shown: bytes = b""  # the hash of the asker's secret (C36), as in all events below
+    reports: bool = False  # it says which of its jobs have begun
 
 
 class GivenBack(msgspec.Struct, frozen=True):
@@ -46,13 +48,20 @@ class JobsSettled(msgspec.Struct, frozen=True):
     first: list[int] = []  # finished by their first attempts: ranges
     later: list[int] = []  # finished by other attempts
     back: list[GivenBack] = []
+    shown: bytes = b""
+    begun: list[int] = []  # jobs and attempts whose handlers have begun
 
     def claims(self) -> list[int]:
         """All jobs and attempts that it speaks of."""
         firsts = [
             each for first, count in pairs(self.first) for offset in range(first, first + count) for each in (offset, 1)
         ]
-        return [*firsts, *self.later, *(each for back in self.back for each in (back.offset, back.attempt))]
+        return [
+            *firsts,
+            *self.later,
+            *self.begun,
+            *(each for back in self.back for each in (back.offset, back.attempt)),
+        ]
 
 
 class HolderHeard(msgspec.Struct, frozen=True):
@@ -61,6 +70,7 @@ class HolderHeard(msgspec.Struct, frozen=True):
     ticket: int
     holder: bytes
     limits: list[tuple[int, int, int]] = []  # jobs that it works on, their attempts, and how many µs each may take
+    shown: bytes = b""
 
 
 class HolderLeaving(msgspec.Struct, frozen=True):
@@ -68,6 +78,15 @@ class HolderLeaving(msgspec.Struct, frozen=True):
 
     ticket: int
     holder: bytes
+    shown: bytes = b""
+
+
+class RecallAwaited(msgspec.Struct, frozen=True):
+    """A holder wants to hear when it should give jobs back that it has not begun, because others have none."""
+
+    ticket: int
+    holder: bytes
+    shown: bytes = b""
 
 
 class JobsBuried(msgspec.Struct, frozen=True):
@@ -75,6 +94,7 @@ class JobsBuried(msgspec.Struct, frozen=True):
 
     ticket: int
     number: int
+    shown: bytes = b""
 
 
 class PurgeJobs(msgspec.Struct, frozen=True):
@@ -84,7 +104,7 @@ class PurgeJobs(msgspec.Struct, frozen=True):
 
 
 class AskerGone(msgspec.Struct, frozen=True):
-    """Whoever waited for jobs does not any more."""
+    """Whoever waited for jobs, or to be asked for some, does not any more."""
 
     ticket: int
     holder: bytes
@@ -124,6 +144,7 @@ QueueEvent = (
     | JobsSettled
     | HolderHeard
     | HolderLeaving
+    | RecallAwaited
     | JobsBuried
     | PurgeJobs
     | AskerGone
@@ -159,6 +180,9 @@ class GiveJobs(msgspec.Struct, frozen=True):
     attempts: list[int]  # and which attempts these are
     used: bool = True  # the number of the request is used up
     burial: GiveBurial | None = None
+    fence: int = 0  # grows with each hand-over of a job
+    left_us: list[int] = []  # for each of the noted: it must begin within this time; 0: whenever. Empty: all of these
+    alone: bool = False  # the only job may kill its worker: it begins once its holder's word for that is committed
 
 
 class AnswerSettled(msgspec.Struct, frozen=True):
@@ -175,6 +199,13 @@ class AnswerHeard(msgspec.Struct, frozen=True):
     overdue: list[int]
 
 
+class AskBack(msgspec.Struct, frozen=True):
+    """Others have nothing to do: this holder should give back so many jobs that it has not begun."""
+
+    ticket: int
+    count: int
+
+
 class AnswerDone(msgspec.Struct, frozen=True):
     """What was asked for is committed."""
 
@@ -183,12 +214,13 @@ class AnswerDone(msgspec.Struct, frozen=True):
 
 class RefuseAsker(msgspec.Struct, frozen=True):
     """Why something cannot be. lost: the lease is over; unheard: there is none yet; overtaken: a later request of the
-    same holder came; full: there are too many holders; not_now: the log took nothing, ask again.
+    same holder came; full: there are too many holders, or too many of one client; not_now: the log took nothing, ask
+    again; other: it is another's, who has shown another secret (C36).
     """
 
     ticket: int
-    why: Literal["lost", "unheard", "overtaken", "full", "not_now"]
+    why: Literal["lost", "unheard", "overtaken", "full", "not_now", "other"]
 
 
-QueueAnswer = GiveJobs | AnswerSettled | AnswerHeard | AnswerDone | RefuseAsker
+QueueAnswer = GiveJobs | AnswerSettled | AnswerHeard | AskBack | AnswerDone | RefuseAsker
 QueueEffect = AppendSteps | QueueAnswer

@@ -16,15 +16,26 @@ Within one turn, requests touch different jobs: a holder has one request of each
 back another hands out. Requests are numbered by their holder. One that is asked again, because its answer was lost with
 a connection or a head, is answered from the state: nothing is handed out or counted twice.
 
-Fairness. Those who hold least are served first; what is there is divided evenly among those who wait; nobody holds more
-than its share of what a partition may have in flight.
+Fairness. What is there goes to those who have least that they have not begun, up to an even level; nobody holds more
+than its share of what a partition may have in flight. If somebody has nothing to do, and others hold jobs that they
+have not begun, these are asked to give some back (`AskBack`). A job changes hands only when its holder's return is in
+the log, or its lease is over.
+
+Attempts. An attempt counts when its handler begins: its holder says so, without waiting, with what it sends anyway. If
+a holder is lost, jobs of which it has not said so are handed out again as if they had not been; but that is remembered.
+After `UNBEGUN_MAX` such times a job may be what its holders die of: then it is handed out alone, and begins only once
+the word of its holder is committed, so that each further attempt counts. Of holders that say nothing of the kind (older
+clients), all attempts count; so do they below the feature level HOLDERS.
+
+Rights (C36). Whoever acts for a holder has shown the secret that the holder has shown first: for what it holds, the log
+has its hash; for a holder that holds nothing, this head knows it.
 
 Invariants: no holder is both alive and gone; what waits for a commit is in the order of the log.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from heapq import nsmallest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +43,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stentor.core import queue_events as q
+from stentor.core.holders import NOBODY, may_use
 from stentor.core.queue_jobs import Burial, pairs, ranges
 from stentor.core.queue_ready import QueueReady
 from stentor.core.queue_records import (
@@ -71,6 +83,14 @@ LOST_AT_ONCE: Final = 20_000
 RETRY_S_MAX: Final = 600.0
 """The longest pause before a job is tried again, unless somebody asks for a longer one."""
 
+RECALL_US: Final = 20_000
+"""How often it is looked whether somebody has nothing to do while others have jobs in reserve."""
+
+_LOOK_US: Final = 50  # for each holder, so that a crowd of them costs a few hundredths of the time
+
+RECALL_AGAIN_US: Final = 200_000
+"""When a holder may be asked again to give jobs back: what it did is in the log by then."""
+
 _STOOD_STILL_US: Final = 500_000  # whoever looks so late did not run in between; it counts as one tick
 _TELL_AGAIN_US: Final = 5_000_000  # a burial whose holder asks for more and does not confirm: the answer may be lost
 _CLAIM_BYTES: Final = 12  # an offset and a number, in a list
@@ -86,6 +106,7 @@ class QueuePolicy(msgspec.Struct, frozen=True):
     lease_us: int = 30_000_000
     attempts_max: int = 5
     retry_us: int = 1_000_000
+    holders: bool = True  # the cluster's feature level is HOLDERS: what came with it may be written (C27)
 
     def pause_us(self, attempts: int) -> int:
         """How long a job rests that has failed so often."""
@@ -111,6 +132,13 @@ class QueueHead:
         self._counted_us = 0
         self._at_us: int | None = None
         self._heard: dict[bytes, int] = dict.fromkeys(state.holders, 0)
+        self._secrets: dict[bytes, bytes] = {}  # of those that were heard: the hashes of what they showed first
+        self._crowds: Counter[bytes] = Counter()  # by such a hash: how many holders have it
+        for name, holder in state.holders.items():
+            self._bind(name, holder.secret)
+        self._heeding: dict[bytes, q.RecallAwaited] = {}  # by holder: who wants to hear when others need jobs
+        self._recalled_us: dict[bytes, int] = {}  # when it was asked for some
+        self._recall_us = 0  # when it was looked at last
         self._limits: dict[int, tuple[int, int]] = {}  # job: attempt, and when it has taken too long
         self._overdue: dict[bytes, list[int]] = {}  # by holder: jobs and attempts that were taken from it
         self._burying = (0, b"", 0)  # which burial was told to whom, and when
@@ -119,6 +147,11 @@ class QueueHead:
     def waits(self) -> bool:
         """Whether somebody waits for jobs, or for a decision."""
         return bool(self._wanted or self._settling or self._leaving or self._buried or self._purging)
+
+    @property
+    def may_recall(self) -> bool:
+        """Whether somebody waits for jobs, and somebody else can be asked for some."""
+        return bool(self._wanted and self._heeding)
 
     @property
     def next_due_us(self) -> int | None:
@@ -146,21 +179,66 @@ class QueueHead:
                 return self._ask_once(self._leaving, event)
             case q.HolderHeard():
                 return self._hear(event, now_us)
+            case q.RecallAwaited():
+                return self._heed(event)
             case q.JobsBuried():
-                self._buried.append(event)
-                return []
+                return self._bury(event)
             case q.PurgeJobs():
                 self._purging.append(event)
                 return []
             case q.AskerGone(ticket, holder):
-                if holder in self._wanted and self._wanted[holder].ticket == ticket:
-                    del self._wanted[holder]
+                for waiting in (self._wanted, self._heeding):
+                    if holder in waiting and waiting[holder].ticket == ticket:
+                        del waiting[holder]
                 return []
             case q.QueueTick():
                 return self._tick(event, now_us)
         raise InternalError(f"Unknown event {event!r}.")
 
+    # --- rights (C36) ---------------------------------------------------------------------------
+
+    def _bind(self, name: bytes, secret: bytes) -> None:
+        """A holder has shown a secret, as a hash. The first one counts."""
+        before = self._secrets.get(name)
+        if before is None or (before == NOBODY and secret):
+            if before is not None:
+                self._crowds[before] -= 1
+            self._secrets[name] = secret
+            self._crowds[secret] += 1
+
+    def _unbind(self, name: bytes) -> None:
+        secret = self._secrets.pop(name, None)
+        if secret is not None:
+            self._crowds[secret] -= 1
+            if not self._crowds[secret]:
+                del self._crowds[secret]
+
+    def _is_owner(self, name: bytes, shown: bytes) -> bool:
+        """Whether somebody who showed this may act for a holder."""
+        if not self.policy.holders:
+            return True
+        holder = self._state.holders.get(name) or self._state.gone.get(name)
+        kept = NOBODY if holder is None else holder.secret
+        return may_use(kept or self._secrets.get(name, NOBODY), shown)
+
+    def _is_crowded(self, secret: bytes) -> bool:
+        """Whether there is no room for another holder of a client: one client has at most as many as others may add."""
+        return self._crowds[secret] >= HOLDERS_MAX - len(self._heard)
+
+    def _bury(self, event: q.JobsBuried) -> list[QueueEffect]:
+        burial = self._state.burial
+        if burial is not None and self.policy.holders and event.number == burial.number:
+            kept = burial.secret or self._secrets.get(burial.holder, NOBODY)
+            if not may_use(kept, event.shown):
+                return [q.RefuseAsker(event.ticket, "other")]
+        self._buried.append(event)
+        return []
+
+    # --- who asks -------------------------------------------------------------------------------
+
     def _want(self, event: q.JobsWanted) -> list[QueueEffect]:
+        if not self._is_owner(event.holder, event.shown):
+            return [q.RefuseAsker(event.ticket, "other")]
         if event.holder in self._state.gone:
             return [q.RefuseAsker(event.ticket, "lost")]
         if event.holder not in self._heard:
@@ -174,8 +252,18 @@ class QueueHead:
         self._wanted[event.holder] = event
         return [] if before is None else [q.RefuseAsker(before.ticket, "overtaken")]
 
-    @staticmethod
-    def _ask_once(waiting: dict[bytes, Any], event: q.JobsSettled | q.HolderLeaving) -> list[QueueEffect]:
+    def _heed(self, event: q.RecallAwaited) -> list[QueueEffect]:
+        if not self._is_owner(event.holder, event.shown):
+            return [q.RefuseAsker(event.ticket, "other")]
+        if event.holder not in self._heard:
+            return [q.RefuseAsker(event.ticket, "lost" if event.holder in self._state.gone else "unheard")]
+        before = self._heeding.get(event.holder)
+        self._heeding[event.holder] = event
+        return [] if before is None else [q.RefuseAsker(before.ticket, "overtaken")]
+
+    def _ask_once(self, waiting: dict[bytes, Any], event: q.JobsSettled | q.HolderLeaving) -> list[QueueEffect]:
+        if not self._is_owner(event.holder, event.shown):
+            return [q.RefuseAsker(event.ticket, "other")]
         before = waiting.get(event.holder)
         waiting[event.holder] = event
         return [] if before is None else [q.RefuseAsker(before.ticket, "overtaken")]
@@ -202,7 +290,7 @@ class QueueHead:
         if not steps:
             if telling:
                 self._told.append((self._state.end, telling))
-            return at_once + self._committed(turn.committed)
+            return at_once + self._committed(turn.committed) + self._recall(turn.committed, now_us)
         self._appending, self._ending = telling, ending
         return [*at_once, q.AppendSteps(steps)]
 
@@ -256,8 +344,9 @@ class QueueHead:
         telling, self._appending, self._ending = self._appending or [], None, []
         self._ready = QueueReady(self._state)
         self._burying = (0, b"", 0)
-        for name in self._state.holders:  # one that was about to end is there still, and ends later
+        for name, holder in self._state.holders.items():  # one that was about to end is there still, and ends later
             self._heard.setdefault(name, self._counted_us)
+            self._bind(name, holder.secret)
         return [q.RefuseAsker(effect.ticket, "not_now") for effect in telling]
 
     def _committed(self, end: int) -> list[QueueEffect]:
@@ -285,7 +374,13 @@ class QueueHead:
                 refused += each.offset, each.attempt
         if state.ordered:
             ending += [offset for first, count in pairs(done) for offset in range(first, first + count)]
-        return Settled(name, asked.sequence, done, back, refused), q.AnswerSettled(asked.ticket, refused)
+        begun = []
+        for offset, attempt in pairs(asked.begun):
+            if not state.holds(holder, offset, attempt):
+                refused += offset, attempt
+            elif self.policy.holders and not state.has_begun(offset):
+                begun.append(offset)
+        return Settled(name, asked.sequence, done, back, refused, begun), q.AnswerSettled(asked.ticket, refused)
 
     def _finished(self, holder: Holder, asked: q.JobsSettled) -> tuple[list[int], list[int]]:
         """Ranges of jobs that are finished, and jobs and attempts that were not the holder's own any more."""
@@ -319,15 +414,19 @@ class QueueHead:
 
     def _left(self, name: bytes, *, counted: bool, why: str = "") -> list[QueueStep]:
         """A holder is no more: its jobs are handed out again."""
-        self._heard.pop(name, None)
-        self._wanted.pop(name, None)
-        self._overdue.pop(name, None)
-        holder = self._state.holders.get(name)
+        for known in (self._heard, self._wanted, self._overdue, self._recalled_us):
+            known.pop(name, None)
+        self._unbind(name)
+        state, holder = self._state, self._state.holders.get(name)
         if holder is None:
             return []
         back = []
-        for offset in self._state.held_by(holder):
-            dead = counted and self._state.attempts(offset) >= self.policy.attempts_max
+        reports = holder.reports and self.policy.holders
+        for offset in state.held_by(holder):
+            if counted and reports and not state.has_begun(offset):
+                back.append(JobBack(offset, counted=False, lost=True))
+                continue
+            dead = counted and state.attempts(offset) >= self.policy.attempts_max
             back.append(JobBack(offset, counted=counted, dead=dead, why=why))
         return [HolderLeft(name, back)]
 
@@ -338,24 +437,30 @@ class QueueHead:
         holder = self._state.holders.get(name)
         return 0 if holder is None else holder.held
 
+    def _reserve(self, name: bytes) -> int:
+        """How many jobs somebody holds and has not begun, as far as it says."""
+        holder = self._state.holders.get(name)
+        return 0 if holder is None else holder.held - holder.begun
+
     def _hand_out(self, turn: q.QueueTurn, steps: list[QueueStep], telling: list[QueueAnswer], room: int) -> None:
         state, waiting = self._state, self._wanted
         share = max(1, IN_FLIGHT_MAX // max(1, len(self._heard)))
-        left = len(waiting)
         buries = (not state.dead and state.burial is None) or any(isinstance(step, Buried) for step in steps)
-        for name in self._served_first(turn, all_of_them=not buries):
+        served = self._served_first(turn, all_of_them=not buries)
+        level = self._level(served, self._ready.available(turn.committed))
+        for name in served:
             asked = waiting[name]
-            left -= 1
-            given = self._given_before(asked)
+            given = self._given_before(asked, turn.wall_us)
             if given is None:
-                available = self._ready.available(turn.committed)
-                most = min(asked.jobs_max, share - self._held(name), -(-available // (left + 1)), room)
+                most = min(asked.jobs_max, share - self._held(name), room)
+                if name is not served[-1]:  # that one may have what others left
+                    most = min(most, level - self._reserve(name))
                 fresh, noted = self._ready.take(most, turn.committed, turn.wall_us) if most > 0 else ([], [])
                 if fresh or noted:
                     room -= sum(fresh[1::2]) + len(noted)
-                    steps.append(Took(name, asked.number, fresh, noted))
+                    steps.append(self._took(asked, fresh, noted))
                     attempts = [state.attempts(offset) + 1 for offset in noted]
-                    given = q.GiveJobs(asked.ticket, fresh, noted, attempts)
+                    given = self._giving(asked, fresh, noted, attempts, turn.wall_us)
             burial = None if buries else self._burial(asked, steps)
             buries = buries or burial is not None
             if given is not None or burial is not None:
@@ -369,12 +474,76 @@ class QueueHead:
         again = [name for name in self._again if name in waiting]
         self._again.clear()
         if all_of_them:
-            return list(dict.fromkeys((*again, *sorted(waiting, key=self._held))))
+            return list(dict.fromkeys((*again, *sorted(waiting, key=self._reserve))))
         wanting = [name for name, asked in waiting.items() if asked.jobs_max]
         most = min(len(wanting), self._ready.available(turn.committed))
-        return list(dict.fromkeys((*again, *nsmallest(most, wanting, key=self._held))))
+        return list(dict.fromkeys((*again, *nsmallest(most, wanting, key=self._reserve))))
 
-    def _given_before(self, asked: q.JobsWanted) -> q.GiveJobs | None:
+    def _level(self, names: list[bytes], available: int) -> int:
+        """Return up to how many jobs that it has not begun each of these may have, so that what there is goes to those
+        who have least.
+        """
+        reserves = sorted(self._reserve(name) for name in names)
+        total = available
+        for count, reserve in enumerate(reserves, 1):
+            total += reserve
+            level = -(-total // count)
+            if count == len(reserves) or level <= reserves[count]:
+                return level
+        return 0
+
+    def _took(self, asked: q.JobsWanted, fresh: list[int], noted: list[int]) -> Took:
+        if not self.policy.holders:
+            return Took(asked.holder, asked.number, fresh, noted)
+        return Took(asked.holder, asked.number, fresh, noted, self._secrets.get(asked.holder, NOBODY), asked.reports)
+
+    def _giving(
+        self, asked: q.JobsWanted, fresh: list[int], noted: list[int], attempts: list[int], wall_us: int, fence: int = 0
+    ) -> q.GiveJobs:
+        """The answer that hands out jobs: how long those with a ttl have, and whether one must be alone."""
+        jobs = self._state.jobs
+        told = [jobs[offset] for offset in noted]
+        left = [
+            max(1, job.expires_us - wall_us) if job.expires_us and attempt == 1 else 0
+            for job, attempt in zip(told, attempts, strict=True)
+        ]
+        alone = any(job.alone for job in told)
+        if not any(left):
+            left = []
+        return q.GiveJobs(
+            asked.ticket, fresh, noted, attempts, fence=fence or self._state.end, left_us=left, alone=alone
+        )
+
+    # --- asking for jobs back -------------------------------------------------------------------
+
+    def _recall(self, committed: int, now_us: int) -> list[QueueEffect]:
+        """Ask those who hold jobs that they have not begun for some, if others wait and have fewer."""
+        pause_us = max(RECALL_US, _LOOK_US * (len(self._heeding) + len(self._wanted)))
+        if not (self._heeding and self._wanted) or now_us - self._recall_us < pause_us:
+            return []
+        if self._ready.available(committed):  # they are about to get those
+            return []
+        self._recall_us = now_us
+        wanting = [name for name, asked in self._wanted.items() if asked.jobs_max]
+        reserves = {name: self._reserve(name) for name in {**dict.fromkeys(wanting), **self._heeding}}
+        level = sum(reserves.values()) // max(1, len(reserves))
+        lacking = sum(
+            max(level - reserves[name], int(not self._held(name))) for name in wanting if reserves[name] <= level
+        )
+        effects: list[QueueEffect] = []
+        for name in sorted(self._heeding, key=reserves.__getitem__, reverse=True) if lacking else ():
+            idle = self._held(name) == reserves[name]  # all that it has: it is about to begin one of them
+            spare = min(lacking, reserves[name] - max(level, int(idle)))
+            if spare <= 0 or now_us - self._recalled_us.get(name, -RECALL_AGAIN_US) < RECALL_AGAIN_US:
+                continue
+            self._recalled_us[name] = now_us
+            effects.append(q.AskBack(self._heeding.pop(name).ticket, spare))
+            lacking -= spare
+            if not lacking:
+                break
+        return effects
+
+    def _given_before(self, asked: q.JobsWanted, wall_us: int) -> q.GiveJobs | None:
         """The answer to a request that was decided before, perhaps by an earlier head: the jobs that are still so."""
         holder = self._state.holders.get(asked.holder)
         if holder is None or asked.number != holder.taken:
@@ -382,22 +551,24 @@ class QueueHead:
         holds = self._state.holds
         offsets = (offset for first, count in pairs(holder.fresh) for offset in range(first, first + count))
         fresh = ranges([offset for offset in offsets if holds(holder, offset, 1)])
-        noted = [pair for pair in zip(holder.noted, holder.attempts, strict=True) if holds(holder, *pair)]
-        return q.GiveJobs(asked.ticket, fresh, [offset for offset, _ in noted], [attempt for _, attempt in noted])
+        kept = [pair for pair in zip(holder.noted, holder.attempts, strict=True) if holds(holder, *pair)]
+        noted, attempts = [offset for offset, _ in kept], [attempt for _, attempt in kept]
+        return self._giving(asked, fresh, noted, attempts, wall_us, holder.fence)
 
     def _burial(self, asked: q.JobsWanted, steps: list[QueueStep]) -> q.GiveBurial | None:
         """Dead jobs that this holder shall put into the dead-letter topic, if there are some; one burial at a time."""
         state, burial, name = self._state, self._state.burial, asked.holder
+        secret = self._secrets.get(name, NOBODY) if self.policy.holders else NOBODY
         if burial is not None and burial.holder == name:
             number, told, at_us = self._burying
             was_told = (number, told) == (burial.number, name) and self._counted_us - at_us < _TELL_AGAIN_US
             if was_told and asked.jobs_max:  # else it leaves, and asks for nothing but this
                 return None
         elif burial is not None and not burial.holder:
-            steps.append(Bury(name, burial.number, burial.offsets))
+            steps.append(Bury(name, burial.number, burial.offsets, secret))
         elif burial is None and state.dead:
             burial = Burial(state.burials + 1, list(islice(state.dead, BURIED_AT_ONCE_MAX)), name)
-            steps.append(Bury(name, burial.number, burial.offsets))
+            steps.append(Bury(name, burial.number, burial.offsets, secret))
         else:
             return None
         self._burying = burial.number, name, self._counted_us
@@ -415,15 +586,20 @@ class QueueHead:
         """A holder is there; the chain has confirmed that it was heard by the head."""
         self._count(now_us)
         state, name = self._state, event.holder
+        if not self._is_owner(name, event.shown):
+            return [q.RefuseAsker(event.ticket, "other")]
         if name in state.gone:
             return [q.RefuseAsker(event.ticket, "lost")]
-        if name not in self._heard and len(self._heard) >= HOLDERS_MAX:
+        if name not in self._heard and self._is_crowded(event.shown):
             return [q.RefuseAsker(event.ticket, "full")]
+        self._bind(name, event.shown)
         self._heard[name] = self._counted_us
         holder = state.holders.get(name)
         for offset, attempt, limit_us in event.limits:
             if holder is not None and state.holds(holder, offset, attempt):
-                self._limits[offset] = attempt, self._counted_us + limit_us
+                known, until_us = self._limits.get(offset, (0, 0))  # an extension never shortens
+                until_us = until_us if known == attempt else 0
+                self._limits[offset] = attempt, max(until_us, self._counted_us + limit_us)
         return [q.AnswerHeard(event.ticket, self._overdue.pop(name, []))]
 
     def _tick(self, tick: q.QueueTick, now_us: int) -> list[QueueEffect]:
@@ -434,7 +610,12 @@ class QueueHead:
         self._count(now_us)
         steps: list[QueueStep] = []
         over = self._over()
-        asking = [asked.ticket for name in over if (asked := self._wanted.get(name)) is not None]
+        asking = [
+            asked.ticket
+            for waiting in (self._wanted, self._heeding)
+            for name in over
+            if (asked := waiting.pop(name, None)) is not None
+        ]
         for name in over:
             steps += self._left(name, counted=True, why=_LOST)
         if not over:

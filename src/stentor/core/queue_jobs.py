@@ -29,6 +29,11 @@ GONE_MAX: Final = 1_000
 """Holders that left and are remembered: one that comes back late is told what became of its last request."""
 
 
+UNBEGUN_MAX: Final = 2
+"""Holders that may be lost with a job that had not begun, before it is looked at more closely: one is killed by chance
+now and then; a job that kills its worker at once does it every time.
+"""
+
 TRACES_MAX: Final = 1_000
 """Dead jobs that wait to be buried with their tracebacks; of more, which nobody can bury, only the reasons are kept."""
 
@@ -63,6 +68,13 @@ class NotedJob(msgspec.Struct, array_like=True):
     dead: bool = False
     history: list[tuple[int, str]] = []  # when attempts failed, and why
     trace: str = ""  # of the last failure, if it is dead
+    begun: bool = False  # the handler of this attempt has begun, as its holder says
+    unbegun: int = 0  # holders that were lost with it before they said so, since one gave it back
+
+    @property
+    def alone(self) -> bool:
+        """Whether it may be what its holders died of: it is handed out alone, and begins once that is committed."""
+        return self.unbegun >= UNBEGUN_MAX
 
 
 class Holder(msgspec.Struct, array_like=True):
@@ -76,6 +88,10 @@ class Holder(msgspec.Struct, array_like=True):
     attempts: list[int] = []  # and which attempts those were
     settled: int = 0  # the number of its last request that ended jobs,
     refused: list[int] = []  # and jobs that were not its own any more
+    secret: bytes = b""  # the hash of what its owner shows (C36); empty: it was made without one
+    reports: bool = False  # it says which jobs have begun
+    begun: int = 0  # of those that it holds: which have
+    fence: int = 0  # where the step is that handed out what it got last
 
 
 class Burial(msgspec.Struct, frozen=True, array_like=True):
@@ -84,6 +100,7 @@ class Burial(msgspec.Struct, frozen=True, array_like=True):
     number: int
     offsets: list[int]
     holder: bytes
+    secret: bytes = b""  # of the last holder that it was given to, as a hash
 
 
 class QueueSnapshot(msgspec.Struct, array_like=True):
@@ -151,7 +168,8 @@ def without_missing(
             noted = [offset for offset in step.noted if offset in jobs]
             return replace(step, fresh=runs(step.fresh, is_fresh), noted=noted)
         case r.Settled():
-            return replace(step, done=runs(step.done, is_open), back=back(step.back))
+            begun = [offset for offset in step.begun if is_open(offset)]
+            return replace(step, done=runs(step.done, is_open), back=back(step.back), begun=begun)
         case r.Returned() | r.HolderLeft():
             return replace(step, back=back(step.back))
         case r.Bury():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-POLLS_UNDER_WAY_MAX: Final = 2_048
-"""Requests of one connection that wait for news, beside the others: one for jobs of each partition of the largest
-queue, and a heartbeat for each member of a group.
+POLLS_UNDER_WAY_MAX: Final = 4_096
+"""Requests of one connection that wait for news, beside the others: for each partition of the largest queue one for
+jobs and one that hears what others need, and a heartbeat for each member of a group.
 """
 
 QUEUE_PREFETCH: Final = 500

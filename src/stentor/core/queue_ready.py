@@ -29,6 +29,8 @@ KEYS_WAITING_MAX: Final = 100_000
 
 _GONE_MIN: Final = 1_000  # entries of jobs that are gone, before they are looked for
 
+_COUNTED_MAX: Final = 4_096  # offsets that are looked at one by one to say how many jobs there are
+
 EXPIRED_AT_ONCE: Final = 10_000
 """Jobs that are found too late in one turn; with more, nothing is handed out before these are written down."""
 
@@ -144,12 +146,14 @@ class QueueReady:
         return self._due[0][0] if self._due else None
 
     def available(self, committed: int) -> int:
-        """About how many jobs could be taken: not fewer than there are."""
+        """About how many jobs could be taken: not fewer than there are; and if there are few, about so many."""
         free = 0 if self._order is None else len(self._order.free)
-        return max(0, committed - self._scan) + len(self._ready) + free
+        near = min(committed, self._scan + _COUNTED_MAX)  # steps stand between jobs: those do not count
+        fresh = self._state.fresh_between(self._scan, near) + max(0, committed - near)
+        return fresh + len(self._ready) + free
 
     def take(self, wanted: int, committed: int, wall_us: int) -> tuple[list[int], list[int]]:
-        """The next jobs: ranges of fresh ones, and others."""
+        """The next jobs: ranges of fresh ones, and others. One that must be alone is."""
         fresh: list[int] = []
         noted: list[int] = []
         state = self._state
@@ -159,11 +163,16 @@ class QueueReady:
                 break
             first = self._next_fresh(committed)
             if urgent is not None and (urgent[0] < 0 or first < 0 or urgent[1] < first):
+                alone = state.jobs[urgent[1]].alone
+                if alone and (fresh or noted):
+                    break
                 heappop(self._ready)
                 if self._may_begin(urgent[1]):
                     self._taken.add(urgent[1])
                     noted.append(urgent[1])
                     wanted -= 1
+                    if alone:
+                        break
             elif first < 0:
                 break
             elif self._order is not None:

@@ -3,6 +3,8 @@
 A control batch holds the steps of one turn of the head's loop. Only the head appends steps, after it has looked at all
 that the log says; so whoever reads them applies them as they are. Offsets stand in flat lists: ranges as
 [first, count, …], jobs with their attempts as [offset, attempt, …].
+
+Fields at the ends of steps that have a default came with the feature level HOLDERS, and are written from that on (C27).
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class JobBack(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     dead: bool = False  # it is not tried again
     why: str = ""
     trace: str = ""
+    lost: bool = False  # its holder was lost, and had not said that its handler had begun
 
 
 class Took(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -57,6 +60,8 @@ class Took(msgspec.Struct, frozen=True, array_like=True, tag=1):
     number: int  # of the request that this answers
     fresh: list[int]  # ranges of jobs that were never tried
     noted: list[int]  # other jobs
+    secret: bytes = b""  # the hash of its holder's secret (C36)
+    reports: bool = False  # it says which of its jobs have begun: the others do not count if it is lost
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -67,6 +72,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):
     done: list[int]  # ranges
     back: list[JobBack]
     refused: list[int]  # jobs and attempts that are not the holder's any more
+    begun: list[int] = []  # jobs whose handlers have begun
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -88,6 +94,7 @@ class Bury(msgspec.Struct, frozen=True, array_like=True, tag=5):
     holder: bytes
     number: int
     offsets: list[int]
+    secret: bytes = b""  # the hash of its holder's secret (C36)
 
 
 class Buried(msgspec.Struct, frozen=True, array_like=True, tag=6):

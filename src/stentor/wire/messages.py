@@ -21,7 +21,7 @@ from stentor.core.table import SESSION_BYTES
 from stentor.errors import ProtocolError, StentorError, from_wire
 from stentor.wire import group_messages
 from stentor.wire.group_messages import GroupRequest, GroupResponse
-from stentor.wire.queue_messages import DescribeQueue, FetchJobs, QueueRequest, QueueResponse, TakeJobs
+from stentor.wire.queue_messages import AwaitRecall, DescribeQueue, FetchJobs, QueueRequest, QueueResponse, TakeJobs
 from stentor.wire.schemas import Columns
 from stentor.wire.service_messages import ServiceRequest, ServiceResponse
 from stentor.wire.topic_settings import U32, U63, Digest, HolderSecret, Label, Name, no_setting, wrong_setting
@@ -525,7 +525,7 @@ def is_repeatable(request: Any) -> bool:
     )
 
 
-POLLS = (TakeJobs, GroupHeartbeat)
+POLLS = (TakeJobs, AwaitRecall, GroupHeartbeat)
 """Requests that wait at the broker for news."""
 
 Response = (

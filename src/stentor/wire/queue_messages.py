@@ -60,6 +60,7 @@ class JobsRenewed(_Answer, frozen=True):
 
     lease_ms: int
     overdue: list[int] = []  # jobs and attempts that took longer than their limits, and are not the holder's any more
+    recalls: bool = False  # AwaitRecall is known, by all brokers of the cluster
 
 
 class TakeJobs(_OfPartition, frozen=True):
@@ -70,6 +71,7 @@ class TakeJobs(_OfPartition, frozen=True):
     jobs_max: Annotated[int, msgspec.Meta(ge=0, le=JOBS_TAKEN_MAX)]  # none: it only wants to bury dead ones
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 20_000
     known: Annotated[list[U63], msgspec.Meta(max_length=2)] = []  # a range of messages that need not be sent
+    reports: bool = False  # the holder says which jobs have begun: if it is lost, the others count as never handed out
 
 
 class DeadJob(_Value, frozen=True):
@@ -97,6 +99,11 @@ class JobsTaken(_Answer, frozen=True):
     attempts: list[int] = []  # and which attempts these are
     burial: BurialTask | None = None
     batches: bytes = b""
+    fence: int = 0  # grows with each hand-over of a job
+    left_ms: list[int] = []  # of the noted ones: they must begin within this time; 0: whenever. Empty: all of these
+    alone: bool = (
+        False  # workers have died of this job, perhaps: it begins once SettleJobs has said so, and is answered
+    )
 
 
 class FetchJobs(_OfPartition, frozen=True):
@@ -132,6 +139,7 @@ class SettleJobs(_OfPartition, frozen=True):
     sequence: Number  # counts up with every request
     first: _Numbers = []  # finished by their first attempts: ranges, rising
     later: _Numbers = []  # finished by other attempts: job, attempt
+    begun: _Numbers = []  # not finished, and their handlers have begun: job, attempt
     back: Annotated[list[JobReturn], msgspec.Meta(max_length=JOBS_SETTLED_MAX)] = []
 
 
@@ -139,6 +147,19 @@ class SettledJobs(_Answer, frozen=True):
     """All of it is committed, but for these jobs and attempts: they are not the holder's any more."""
 
     refused: list[int] = []
+
+
+class AwaitRecall(_OfPartition, frozen=True):
+    """A holder waits to be asked for jobs that it has not begun. Answer: JobsRecalled, at the latest after a while."""
+
+    holder: Holder16
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 20_000
+
+
+class JobsRecalled(_Answer, frozen=True):
+    """Others have nothing to do: the holder should give back so many jobs, if it has so many that have not begun."""
+
+    count: int = 0
 
 
 class LeaveQueue(_OfPartition, frozen=True):
@@ -172,6 +193,7 @@ class JobState(_Value, frozen=True):
     due_us: int = 0
     priority: int = 0
     why: str = ""  # the last failure
+    unbegun: int = 0  # consumers that were lost with it before they had begun it
 
 
 class QueueDescribed(_Answer, frozen=True):
@@ -186,7 +208,18 @@ class QueueDescribed(_Answer, frozen=True):
     finished: int = 0
     died: int = 0
     jobs: list[JobState] = []
+    dying: int = 0  # waiting or held, and dead if the attempt that comes or is under way fails
 
 
-QueueRequest = RenewJobs | TakeJobs | FetchJobs | SettleJobs | LeaveQueue | ConfirmBurial | PurgeQueue | DescribeQueue
-QueueResponse = JobsRenewed | JobsTaken | JobBatches | SettledJobs | QueueDescribed
+QueueRequest = (
+    RenewJobs
+    | TakeJobs
+    | FetchJobs
+    | SettleJobs
+    | AwaitRecall
+    | LeaveQueue
+    | ConfirmBurial
+    | PurgeQueue
+    | DescribeQueue
+)
+QueueResponse = JobsRenewed | JobsTaken | JobBatches | SettledJobs | JobsRecalled | QueueDescribed

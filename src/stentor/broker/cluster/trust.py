@@ -134,6 +134,11 @@ class Trust:
         return self._identity.alone or self.level >= QUEUES
 
     @property
+    def holders(self) -> bool:
+        """Whether every broker knows records that name a holder's secret, and what came with them (C27, C36)."""
+        return self._identity.alone or self.level >= HOLDERS
+
+    @property
     def memory(self) -> bool:
         """Whether every broker knows what a memory topic is (C27)."""
         return self._identity.alone or self.level >= MEMORY

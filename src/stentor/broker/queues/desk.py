@@ -11,7 +11,8 @@ from stentor import limits
 from stentor.broker.partitions.read_end import until_known
 from stentor.core import queue_events as q
 from stentor.core import refusals
-from stentor.core.queue import ENDED, HELD
+from stentor.core.holders import NOBODY
+from stentor.core.queue import ENDED, FRESH
 from stentor.core.queue_jobs import pairs
 from stentor.errors import InvalidArgument, NotReady
 from stentor.wire import queue_messages as m
@@ -40,11 +41,11 @@ class QueueDesk:
         self._serving = serving
         self.heads = heads
 
-    async def serve(self, request: Any) -> Any:
-        """Answer one request about a queue."""
+    async def serve(self, request: Any, shown: bytes = NOBODY) -> Any:
+        """Answer one request about a queue, by somebody who has shown a secret: this is its hash (C36)."""
         if not self._trust.queues:
             raise refusals.being_upgraded("queues")
-        return await _HANDLERS[type(request)](self, request)
+        return await _HANDLERS[type(request)](self, request, shown)
 
     def _lead(self, request: m.QueueRequest) -> QueueLead:
         return self.heads.lead(request.topic_id, request.partition)
@@ -66,16 +67,21 @@ class QueueDesk:
 
     # --- consumers ------------------------------------------------------------------------------
 
-    async def _renew(self, request: m.RenewJobs) -> m.JobsRenewed:
+    async def _renew(self, request: m.RenewJobs, shown: bytes) -> m.JobsRenewed:
         lead = await self.heads.confirmed(request.topic_id, request.partition)
         named = [(offset, attempt, time_ms * 1_000) for offset, attempt, time_ms in request.limits]
-        heard = await self._decided(lead, lambda ticket: q.HolderHeard(ticket, request.holder, named))
-        return m.JobsRenewed(lease_ms=lead.head.policy.lease_us // 1_000, overdue=heard.overdue)
+        heard = await self._decided(lead, lambda ticket: q.HolderHeard(ticket, request.holder, named, shown))
+        policy = lead.head.policy
+        return m.JobsRenewed(lease_ms=policy.lease_us // 1_000, overdue=heard.overdue, recalls=policy.holders)
 
-    async def _take(self, request: m.TakeJobs) -> m.JobsTaken:
+    async def _take(self, request: m.TakeJobs, shown: bytes) -> m.JobsTaken:
         known = _pairs(request.known)
         lead = self._lead(request)
-        ticket, answer = lead.ask(lambda ticket: q.JobsWanted(ticket, request.holder, request.number, request.jobs_max))
+        ticket, answer = lead.ask(
+            lambda ticket: q.JobsWanted(
+                ticket, request.holder, request.number, request.jobs_max, shown, request.reports
+            )
+        )
         given: Any = None
         try:
             with suppress(TimeoutError):
@@ -107,16 +113,31 @@ class QueueDesk:
             attempts=given.attempts,
             burial=task,
             batches=batches,
+            fence=given.fence,
+            left_ms=[-(-left_us // 1_000) for left_us in given.left_us],
+            alone=given.alone,
         )
 
-    async def _fetch(self, request: m.FetchJobs) -> m.JobBatches:
+    async def _await_recall(self, request: m.AwaitRecall, shown: bytes) -> m.JobsRecalled:
+        lead = self._lead(request)
+        ticket, answer = lead.ask(lambda ticket: q.RecallAwaited(ticket, request.holder, shown))
+        asked: Any = None
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(request.wait_ms / 1_000):
+                    asked = await answer
+        finally:
+            lead.forget(ticket, request.holder)
+        return m.JobsRecalled(count=0 if asked is None else asked.count)
+
+    async def _fetch(self, request: m.FetchJobs, _: bytes) -> m.JobBatches:
         lead = self._lead(request)
         ranges = [
             (first, count) for first, count in _pairs(request.ranges) if count and first < lead.partition.committed
         ]
         return m.JobBatches(batches=await lead.bodies(ranges))
 
-    async def _settle(self, request: m.SettleJobs) -> m.SettledJobs:
+    async def _settle(self, request: m.SettleJobs, shown: bytes) -> m.SettledJobs:
         _check_claims(request)
         lead = self._lead(request)
         back = [
@@ -133,31 +154,34 @@ class QueueDesk:
         ]
         settled = await self._decided(
             lead,
-            lambda ticket: q.JobsSettled(ticket, request.holder, request.sequence, request.first, request.later, back),
+            lambda ticket: q.JobsSettled(
+                ticket, request.holder, request.sequence, request.first, request.later, back, shown, request.begun
+            ),
         )
         return m.SettledJobs(refused=settled.refused)
 
-    async def _leave(self, request: m.LeaveQueue) -> Done:
-        await self._decided(self._lead(request), lambda ticket: q.HolderLeaving(ticket, request.holder))
+    async def _leave(self, request: m.LeaveQueue, shown: bytes) -> Done:
+        await self._decided(self._lead(request), lambda ticket: q.HolderLeaving(ticket, request.holder, shown))
         return Done()
 
-    async def _confirm_burial(self, request: m.ConfirmBurial) -> Done:
-        await self._decided(self._lead(request), lambda ticket: q.JobsBuried(ticket, request.number))
+    async def _confirm_burial(self, request: m.ConfirmBurial, shown: bytes) -> Done:
+        await self._decided(self._lead(request), lambda ticket: q.JobsBuried(ticket, request.number, shown))
         return Done()
 
     # --- operators ------------------------------------------------------------------------------
 
-    async def _purge(self, request: m.PurgeQueue) -> Done:
+    async def _purge(self, request: m.PurgeQueue, _: bytes) -> Done:
         lead = await self.heads.confirmed(request.topic_id, request.partition)
         await self._decided(lead, q.PurgeJobs)
         return Done()
 
-    async def _describe(self, request: m.DescribeQueue) -> m.QueueDescribed:
+    async def _describe(self, request: m.DescribeQueue, _: bytes) -> m.QueueDescribed:
         lead = await self.heads.confirmed(request.topic_id, request.partition)
         counts, jobs = lead.state.statistics(), self._jobs(lead, request.jobs_max)
+        dying = lead.state.dying(lead.head.policy.attempts_max)
         await until_known(lead.partition, lead.state.end)  # what was looked at is so (C20)
         consumers = counts.pop("holders")
-        return m.QueueDescribed(head=self._identity.broker_id, consumers=consumers, jobs=jobs, **counts)
+        return m.QueueDescribed(head=self._identity.broker_id, consumers=consumers, jobs=jobs, dying=dying, **counts)
 
     def _jobs(self, lead: QueueLead, most: int) -> list[m.JobState]:
         """The first jobs that have not ended."""
@@ -177,12 +201,12 @@ class QueueDesk:
                         due_us=job.due_us,
                         priority=job.priority,
                         why=why,
+                        unbegun=job.unbegun,
                     )
                 )
             elif mark != ENDED:
-                found.append(
-                    m.JobState(offset=offset, state="held" if mark == HELD else "waiting", attempts=int(mark == HELD))
-                )
+                state_name = "waiting" if mark == FRESH else "held"
+                found.append(m.JobState(offset=offset, state=state_name, attempts=state.attempts(offset)))
             offset = state.next_open(offset + 1)
         return found
 
@@ -213,13 +237,15 @@ def _check_claims(request: m.SettleJobs) -> None:
     named = sorted([*runs, *((offset, 1) for offset in singles)])
     if any(first + count > following for (first, count), (following, _) in pairwise(named)):
         raise InvalidArgument("A job is settled twice in one request.")
+    _pairs(request.begun)
 
 
-_HANDLERS: dict[type, Callable[[QueueDesk, Any], Any]] = {
+_HANDLERS: dict[type, Callable[[QueueDesk, Any, bytes], Any]] = {
     m.RenewJobs: QueueDesk._renew,  # noqa: SLF001 - the table is part of the class
     m.TakeJobs: QueueDesk._take,  # noqa: SLF001
     m.FetchJobs: QueueDesk._fetch,  # noqa: SLF001
     m.SettleJobs: QueueDesk._settle,  # noqa: SLF001
+    m.AwaitRecall: QueueDesk._await_recall,  # noqa: SLF001
     m.LeaveQueue: QueueDesk._leave,  # noqa: SLF001
     m.ConfirmBurial: QueueDesk._confirm_burial,  # noqa: SLF001
     m.PurgeQueue: QueueDesk._purge,  # noqa: SLF001

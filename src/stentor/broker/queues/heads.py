@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stentor.broker.background import Background
+    from stentor.broker.cluster.trust import Trust
     from stentor.broker.partitions.interfaces import DeferredSync
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
@@ -48,17 +49,21 @@ _MOVE_AGAIN_S: Final = 5.0  # by then the steps before are applied
 class QueueLead:
     """One partition of a queue that this broker leads, in one epoch."""
 
-    def __init__(self, partition: Partition, clock: Clock, reads: JobReads) -> None:
+    def __init__(self, partition: Partition, clock: Clock, reads: JobReads, trust: Trust) -> None:
         self.partition = partition
+        self._trust = trust
         self._reads = reads
         self.epoch = partition.replica.epoch
         self.state = queue_of(partition)
-        self.head = QueueHead(self.state, policy_of(partition.settings))
+        self.head = QueueHead(self.state, self._policy())
         self._clock = clock
         self._waiting: dict[int, asyncio.Future[QueueAnswer]] = {}
         self._tickets = 0
         self._scheduled = False
         self._ended = False
+
+    def _policy(self) -> QueuePolicy:
+        return policy_of(self.partition.settings, holders=self._trust.holders)
 
     @property
     def is_current(self) -> bool:
@@ -100,7 +105,7 @@ class QueueLead:
         self._scheduled = False
         if self._ended or not self.is_current:
             return
-        self.head.policy = policy_of(self.partition.settings)
+        self.head.policy = self._policy()
         self._step(q.QueueTurn(self.partition.committed, self._clock.now_us()))
         self.partition.followers.wait(self)  # to be woken by the next commit
 
@@ -121,7 +126,8 @@ class QueueLead:
         takes = decisions.may_publish(self.partition.replica, ALL) is None
         self._step(q.QueueTick(counts=takes))
         due_us = self.head.next_due_us
-        if due_us is not None and due_us <= int(self._clock.monotonic() * 1_000_000):
+        due = due_us is not None and due_us <= int(self._clock.monotonic() * 1_000_000)
+        if due or self.head.may_recall:
             self.turn_soon()
 
     # --- effects --------------------------------------------------------------------------------
@@ -171,8 +177,9 @@ class QueueLead:
 class QueueHeads:
     """The partitions of queues that are led here, as far as somebody has asked for them."""
 
-    def __init__(self, clock: Clock, serving: Serving, background: Background) -> None:
+    def __init__(self, clock: Clock, serving: Serving, background: Background, trust: Trust) -> None:
         self._clock = clock
+        self._trust = trust
         self._serving = serving
         self._background = background
         self._leads: dict[Key, QueueLead] = {}
@@ -198,7 +205,7 @@ class QueueHeads:
             )
         if lead is not None:
             lead.end()
-        lead = self._leads[partition.key] = QueueLead(partition, self._clock, self._reads)
+        lead = self._leads[partition.key] = QueueLead(partition, self._clock, self._reads, self._trust)
         if not lead.is_current:
             raise NotReady(f"{partition.name} is not at work yet.", hint="Try again in a moment.")
         return lead
@@ -286,9 +293,9 @@ def queue_of(partition: Partition) -> QueueState:
     return next(state for state in partition.replica.states if isinstance(state, QueueState))
 
 
-def policy_of(settings: TopicSettings) -> QueuePolicy:
-    """What a queue's settings say about attempts."""
-    return QueuePolicy(settings.lease_s * 1_000_000, settings.max_attempts, settings.retry_delay_ms * 1_000)
+def policy_of(settings: TopicSettings, *, holders: bool) -> QueuePolicy:
+    """Return what a queue's settings say about attempts, and whether the cluster's feature level is HOLDERS (C27)."""
+    return QueuePolicy(settings.lease_s * 1_000_000, settings.max_attempts, settings.retry_delay_ms * 1_000, holders)
 
 
 def _is_movable(job: NotedJob, *, ordered: bool) -> bool:
@@ -304,7 +311,18 @@ def _refusal(queue: str, why: str) -> StentorError:
             object=queue,
         )
     if why == "full":
-        return LimitExceeded(f"Queue {queue} has {HOLDERS_MAX} consumers; that is the limit.", object=queue)
+        return LimitExceeded(
+            f"Queue {queue} has no room for another consumer of this client: a partition has at most {HOLDERS_MAX}, and"
+            " one client at most as many as others may still add.",
+            hint="Close consumers that are not used: one client.queue is one consumer.",
+            object=queue,
+        )
+    if why == "other":
+        return LeaseLost(
+            f"These jobs of queue {queue} belong to a consumer that has shown another secret.",
+            hint="Only the client that was handed a job can settle it.",
+            object=queue,
+        )
     if why == "overtaken":
         return NotReady("A later request of this consumer came before this one.", hint="Nothing more is needed.")
     return NotReady("The queue did not take this now.", hint="Try again in a moment.", object=queue)

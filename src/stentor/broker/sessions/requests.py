@@ -399,8 +399,8 @@ async def _find_responders(
     return service_messages.RespondersFound(brokers=desk.services.find(request))
 
 
-async def _queue(desk: Requests, _: ClientSession, request: queue_messages.QueueRequest) -> Any:
-    return await desk.queues.serve(request)
+async def _queue(desk: Requests, client: ClientSession, request: queue_messages.QueueRequest) -> Any:
+    return await desk.queues.serve(request, client.caller.holder)
 
 
 _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any], Awaitable[Any]]]]] = {
@@ -438,6 +438,7 @@ _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any
     service_messages.FindResponders: (Action.DESCRIBE, _find_responders),
     queue_messages.RenewJobs: (Action.READ, _queue),
     queue_messages.TakeJobs: (Action.READ, _queue),
+    queue_messages.AwaitRecall: (Action.READ, _queue),
     queue_messages.FetchJobs: (Action.READ, _queue),
     queue_messages.SettleJobs: (Action.READ, _queue),
     queue_messages.LeaveQueue: (Action.READ, _queue),
