@@ -1,7 +1,7 @@
 """Consumers of a queue, each a process of its own that writes down what it does; and what that shows.
 
-A line is the time, what happened (begun, done, failed), partition, offset, attempt and key. The clock is the same for
-all processes of a machine.
+A line is the time, what happened (begun, done, failed), partition, offset, fence, attempt and key. The clock is the
+same for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class JobLine(NamedTuple):
     at: float
     what: str
     place: tuple[int, int]
+    fence: int  # grows with each hand-over
     attempt: int
     key: str
     consumer: str
@@ -45,10 +46,10 @@ class JobWorker:
     def lines(self) -> list[JobLine]:
         if not self.file.exists():
             return []
-        rows = [line.split() for line in self.file.read_text(encoding="utf-8").splitlines() if line.count(" ") == 5]
+        rows = [line.split() for line in self.file.read_text(encoding="utf-8").splitlines() if line.count(" ") == 6]
         return [
-            JobLine(float(at), what, (int(partition), int(offset)), int(attempt), key, self.name)
-            for at, what, partition, offset, attempt, key in rows
+            JobLine(float(at), what, (int(partition), int(offset)), int(fence), int(attempt), key, self.name)
+            for at, what, partition, offset, fence, attempt, key in rows
         ]
 
     def kill(self) -> None:
@@ -85,7 +86,7 @@ def main(url: str, name: str, file: str, most: str) -> None:
 
         def tell(what: str, job: stentor.Job) -> None:
             key = (job.key or b"-").decode()
-            lines.write(f"{time.monotonic()} {what} {job.partition} {job.offset} {job.attempt} {key}\n")
+            lines.write(f"{time.monotonic()} {what} {job.partition} {job.offset} {job.fence} {job.attempt} {key}\n")
 
         while True:
             try:

@@ -84,15 +84,15 @@ def check(workers, found, count, letters):
     for worker in workers:
         for line in worker.lines():
             if line.what == "begun":
-                begun[line.place].append((line.attempt, line.at, line.consumer))
+                begun[line.place].append((line.fence, line.at, line.consumer))
+                assert line.attempt <= ATTEMPTS
             elif line.what == "done":
                 done.add(line.place)
     assert len(begun) == count
     for place, attempts in begun.items():
         attempts.sort()
-        numbers = [attempt for attempt, _, _ in attempts]
-        assert len(set(numbers)) == len(numbers), (place, attempts)
-        assert max(numbers) <= ATTEMPTS
+        fences = [fence for fence, _, _ in attempts]
+        assert len(set(fences)) == len(fences), (place, attempts)
         for (_, before, one), (_, after, other) in itertools.pairwise(attempts):
             assert after > before, (place, one, other)
     assert all(place in done or place in letters for place in begun)

@@ -56,7 +56,7 @@ class QueueLoad:
         self.stopping = self.put_all = False
         self.workers: list[QueueWorker] = []
         self.acknowledged: dict[Place, bytes] = {}
-        self.begun: set[tuple[Place, int]] = set()
+        self.begun: dict[Place, list[int]] = {}  # the fences of those that began it
         self.done: dict[Place, int] = {}  # by which attempt
         self._numbers = 0
 
@@ -131,9 +131,10 @@ class QueueLoad:
     def _check_begun(self, mine: QueueWorker, job: Job) -> None:
         place = job.partition, job.offset
         self.require(place not in self.done, "a job that was finished is handed out", place, self.done.get(place))
-        self.require((place, job.attempt) not in self.begun, "an attempt was handed out twice", place, job.attempt)
+        before = self.begun.setdefault(place, [])
+        self.require(all(job.fence > each for each in before), "a fence does not grow", place, job.fence, before)
         self.require(job.attempt <= ATTEMPTS, "a job has more attempts than it may", place, job.attempt)
-        self.begun.add((place, job.attempt))
+        before.append(job.fence)
         for other in self.workers:
             held = other.holds
             if other is mine or held is None:
@@ -189,9 +190,9 @@ class QueueLoad:
                     buried[place] = int(said["stentor-dead-attempts"])
         for place, attempts in buried.items():
             self.require(place not in self.done, "a job was finished, and is dead", place)
-            tried = sum(1 for begun, _ in self.begun if begun == place)
-            self.require(tried <= attempts == ATTEMPTS, "attempts of a dead job are wrong", place, attempts, tried)
+            tried = len(self.begun.get(place, ()))
+            self.require(attempts == ATTEMPTS, "attempts of a dead job are wrong", place, attempts, tried)
+            self.require(tried >= attempts, "an attempt counts that nobody began", place, attempts, tried)
         finished = sum(queue_of(member).finished for member in members[:: max(1, len(members))])
         for place in self.acknowledged:
-            tried = any(begun == place for begun, _ in self.begun)
-            self.require(place in buried or tried, "a job was never handed out", place, finished)
+            self.require(place in buried or place in self.begun, "a job was never handed out", place, finished)

@@ -56,26 +56,27 @@ def clock_of(loop: Any) -> Callable[[], float]:
 class Certainty:
     """Until when something is certainly held. The client's loop renews it; any thread may ask."""
 
-    __slots__ = ("_clock", "margin_s", "until")
+    __slots__ = ("_clock", "sure_until", "until")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.until = 0.0  # it is ours until then, if anybody asks about what was begun before
-        self.margin_s = 0.0
+        self.until = 0.0  # what was begun before is ours until then,
+        self.sure_until = 0.0  # and something may be begun until then
 
     def renewed(self, asked_at: float, lasts_s: float) -> None:
         """Take note of an answer: what was asked for at a time, by the same clock, lasts this long from then on."""
-        self.margin_s = min(MARGIN_SHARE * lasts_s, MARGIN_S_MAX)
-        self.until = max(self.until, asked_at + OWN_SHARE * lasts_s)
+        until = asked_at + OWN_SHARE * lasts_s
+        if until > self.until:
+            self.until, self.sure_until = until, until - min(MARGIN_SHARE * lasts_s, MARGIN_S_MAX)
 
     def end(self) -> None:
         """It is not ours any more."""
-        self.until = 0.0
+        self.until = self.sure_until = 0.0
 
     @property
     def holds(self) -> bool:
         """Whether something may be begun now. If not, it may still be ours: the broker knows."""
-        return self._clock() < self.until - self.margin_s
+        return self._clock() < self.sure_until
 
     @property
     def is_over(self) -> bool:

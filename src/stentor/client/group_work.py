@@ -10,6 +10,7 @@ and messages in work (AHEAD_MAX), and a partition that is stuck stops by itself 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import traceback
 from collections import deque
@@ -180,6 +181,13 @@ class GroupSource:
     def begin(self, messages: list[Message]) -> list[Message]:
         """Nothing depends on it: the whole partition is this member's."""
         return messages
+
+    def certain_until(self, messages: list[Message]) -> float:  # noqa: ARG002 - the shape is WorkSource's
+        """Until when these may be begun without asking."""
+        return math.inf
+
+    async def ask(self, messages: list[Message]) -> None:
+        """Nothing: they may be begun."""
 
     def recalled(self, messages: list[Message]) -> None:
         """Nor on this."""

@@ -32,11 +32,23 @@ class JobPort(Protocol):
     def owns(self, holder: bytes, until: float = math.inf) -> bool:
         """Whether the lease of this id is not over, nor the time of an attempt."""
 
+    def may_begin(self, job: Job) -> bool:
+        """Whether the lease is certain, by a clock that counts suspension, and the job may begin without asking."""
+
     def begin(self, job: Job, limit_s: float) -> None:
         """The work on a job begins, and may take so long."""
 
     def limit(self, job: Job, seconds: float) -> None:
         """The work on a job may take so long from now on."""
+
+    def certain_until(self, job: Job) -> float:
+        """Until when a job may begin without asking."""
+
+    def is_expired(self, job: Job) -> bool:
+        """Whether its ttl is over, and nobody has begun it."""
+
+    async def sure(self, job: Job) -> bool:
+        """Ask before a job begins whether it may."""
 
     def finish(self, job: Job) -> None:
         """A job is done."""
@@ -70,11 +82,24 @@ class Job(msgspec.Struct, eq=False):
     holder: bytes = b""
     """The id under which its consumer got it."""
 
+    fence: int = 0
+    """A number that grows each time that this job is handed out. A store that remembers the largest can refuse whoever
+    comes with a smaller one: another consumer has had the job since. 0 if the brokers do not say it."""
+
+    begin_by: float = math.inf
+    """By when its work must begin, because of its ttl; by the clock of `client.certain`, as the next."""
+
     until: float = math.inf
-    """Until when the work on it may take, by the clock of the client's loop."""
+    """Until when the work on it may take."""
+
+    alone: bool = False
+    """Whether its consumer asks before it begins: others were lost with it."""
 
     begun: bool = False
-    """Whether somebody was handed it."""
+    """Whether its handler has begun, or somebody got it by `get`."""
+
+    told: bool = False
+    """Whether the head was told that."""
 
     state: int = HELD
     """Whether it was settled, or lost."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Self
 
+from stentor.client.deadline import Deadline
 from stentor.client.help import explained
 from stentor.client.job import Job, as_delay_ms
 from stentor.client.queue_core import JobReceipt, QueueCore, job_options, open_queue_core
@@ -48,6 +49,7 @@ class _QueueFace:
     def __init__(self, core: QueueCore) -> None:
         self._core = core
         self._run: QueueRun | PlainRun | None = None  # the last one
+        self._stopped = False  # `stop` was called while there was no run: the next one ends at once
 
     @property
     def name(self) -> str:
@@ -86,9 +88,26 @@ class _QueueFace:
     ) -> QueueRun | PlainRun:
         run = make_queue_run(self._core, handler, options, asynchronous=asynchronous)
         self._core.core.check_open()
-        self._core.runs.add(run)
+        self._core.runs.add(run)  # before looking: whoever stops it now sees it, or has said so before
+        if self._stopped:
+            self._stopped = False
+            self._stop_run(run)
         self._run = run
         return run
+
+    def _stop_run(self, run: QueueRun | PlainRun) -> None:
+        """From any thread."""
+        run.stopping = True  # also for a handler that stops its own run, and takes no other job
+        self._core.core.loop.call_soon_threadsafe(run.stop)
+
+    def _stop(self) -> None:
+        """Stop all runs; if there is none, the next one."""
+        self._stopped = True
+        runs = list(self._core.runs)
+        for run in runs:
+            self._stop_run(run)
+        if runs:
+            self._stopped = False
 
     def _runs_to_end(self) -> list[QueueRun]:
         """Those that must finish before this is closed; not if one of their handlers closes it."""
@@ -160,8 +179,14 @@ class Queue(_QueueFace):
         consumer = self._core.consumer
         if consumer is None or self._core.rests:
             consumer = self._client._call(self._core.consume())  # noqa: SLF001
-        job = None if consumer.closed else consumer.take_one()
-        return self._client._call(consumer.take(1, timeout))[0] if job is None else job  # noqa: SLF001
+        deadline = Deadline(timeout)
+        while True:
+            job = None if consumer.closed else consumer.take_one()
+            if job is not None:
+                return job
+            job = self._client._call(consumer.take(1, deadline))[0]  # noqa: SLF001
+            if consumer.may_begin(job):  # this thread may have stood still since the loop looked
+                return job
 
     def __iter__(self) -> Iterator[Job]:
         while True:
@@ -208,7 +233,11 @@ class Queue(_QueueFace):
         """In this thread."""
         while True:
             try:
-                job = run.at_hand() or self._client._call(run.next())  # noqa: SLF001 - two halves of one thing
+                job = run.at_hand()
+                if job is None:
+                    job = self._client._call(run.next())  # noqa: SLF001 - two halves of one thing
+                    if job is not None and not run.may_begin(job):  # this thread may have stood still since
+                        continue
             except Closed:
                 return
             if job is None:
@@ -221,10 +250,11 @@ class Queue(_QueueFace):
                 run.done(job)
 
     def stop(self) -> None:
-        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait."""
-        for run in list(self._core.runs):
-            run.stopping = True  # also for a handler that stops its own run, and takes no other job
-            self._core.core.loop.call_soon_threadsafe(run.stop)
+        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait.
+
+        If nothing runs yet, the next `run` ends at once.
+        """
+        self._stop()
 
     def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
         """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
@@ -272,7 +302,7 @@ class Queue(_QueueFace):
     def close(self) -> None:
         """Settle what is done, give back the rest, and leave. Workers of a `run` finish what is in work first."""
         for run in self._runs_to_end():
-            self.stop()
+            self._stop_run(run)
             run.ended.wait(run.terms.finish_s)
         if not self._core.closed and not self._core.core.closed:
             self._client._call(self._core.close())  # noqa: SLF001
@@ -384,9 +414,11 @@ class AsyncQueue(_QueueFace):
                 run.done(job)
 
     def stop(self) -> None:
-        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait."""
-        for run in list(self._core.runs):
-            run.stop()
+        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait.
+
+        If nothing runs yet, the next `run` ends at once.
+        """
+        self._stop()
 
     async def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
         """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
@@ -434,7 +466,7 @@ class AsyncQueue(_QueueFace):
     async def close(self) -> None:
         """Settle what is done, give back the rest, and leave. Workers of a `run` finish what is in work first."""
         for run in self._runs_to_end():
-            self.stop()
+            self._stop_run(run)
             await run.wait_ended()
         if not self._core.closed and not self._core.core.closed:
             await self._core.close()

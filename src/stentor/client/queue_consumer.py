@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from stentor.client.dead_letters import Undertaker
 from stentor.client.deadline import Deadline
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+BEGUN_SOON_S: Final = 0.05
+"""Until a head hears of a job that has begun, if nothing else is sent: quick ones have ended before."""
+
 
 class QueueConsumer:
     """One consumer of one queue."""
@@ -46,9 +49,11 @@ class QueueConsumer:
         self.lost = 0  # jobs that were taken from this consumer
         self._jobs: deque[Job] = deque()  # taken, and not begun
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._came = asyncio.Event()  # jobs, since it was looked whether some have begun
         self._error: StentorError | None = None
         self.undertaker = Undertaker(self)
         share = max(1, prefetch // len(route.partitions))
+        self._telling: asyncio.Task[None] | None = None  # tells heads what has begun
         self._ports = [QueuePort(self, index, share) for index in range(len(route.partitions))]
         self.is_paused = False  # it takes no more, and gives back what comes
         self.run: QueueRun | None = None  # the workers that take jobs, if there are any
@@ -60,6 +65,24 @@ class QueueConsumer:
         self.core.leavers.add(self.close)
         for port in self._ports:
             port.start()
+        self._telling = self.core.loop.create_task(self._tell_begun())
+
+    async def _tell_begun(self) -> None:
+        """Let heads know which jobs have begun, soon: attempts count by that if this process dies."""
+        while True:
+            if not any(port.held for port in self._ports):
+                self._came.clear()
+                await self._came.wait()
+            await asyncio.sleep(BEGUN_SOON_S)
+            self.note_begun()
+            for port in self._ports:
+                if port.held:
+                    port.tell_begun()
+
+    def note_begun(self) -> None:
+        """Ask the workers which of their jobs have begun; others say it themselves."""
+        if self.run is not None:
+            self.run.note_begun()
 
     # --- for ports ------------------------------------------------------------------------------
 
@@ -70,6 +93,7 @@ class QueueConsumer:
 
     def deliver(self, jobs: list[Job]) -> None:
         """Jobs came."""
+        self._came.set()
         if self.is_paused:
             self._release(jobs)
             return
@@ -114,8 +138,32 @@ class QueueConsumer:
                 found.append(job)
             if found:
                 return found
-            await self._news(deadline)
+            if self._jobs:
+                await self._take_surely(deadline)
+            else:
+                await self._news(deadline)
         return []
+
+    async def _take_surely(self, deadline: Deadline) -> None:
+        """Ask the head about the next job, which may not begin without; it comes first then, or is gone."""
+        try:
+            job = self._jobs.popleft()
+        except IndexError:  # another thread was faster
+            return
+        try:
+            async with deadline.bound():
+                sure = await job.port.sure(job)
+        except TimeoutError as error:
+            self._jobs.appendleft(job)
+            if isinstance(error, StentorError):
+                raise
+            raise self._late(deadline) from error
+        except BaseException:
+            self._jobs.appendleft(job)
+            raise
+        if sure:
+            job.alone = False
+            self._jobs.appendleft(job)
 
     async def draw(self, most: int) -> list[Job]:
         """Some jobs of one partition, as soon as there are any. Their work has not begun."""
@@ -132,6 +180,8 @@ class QueueConsumer:
         waiting = self.core.loop.create_future()
         self._waiting.append(waiting)
         for port in self._ports:
+            if not self._jobs:
+                port.want(len(self._waiting))
             port.freed()
         try:
             async with deadline.bound():
@@ -139,33 +189,65 @@ class QueueConsumer:
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
-            raise DeadlineExceeded(
-                f"Queue {self.name} had no job within {deadline.seconds:g} s.",
-                hint="There may be none, or others have them: `stentor queue describe` shows it.",
-                operation="get",
-                object=self.name,
-            ) from error
+            raise self._late(deadline) from error
         finally:
             with suppress(ValueError):
                 self._waiting.remove(waiting)
             if self._jobs and self._waiting:
                 self.deliver([])  # another one looks
 
+    def _late(self, deadline: Deadline) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"Queue {self.name} had no job within {deadline.seconds:g} s.",
+            hint="There may be none, or others have them: `stentor queue describe` shows it.",
+            operation="get",
+            object=self.name,
+        )
+
     def take_one(self) -> Job | None:
-        """A job that is here already, if there is one. Its work begins. Any thread."""
+        """Return a job that is here already and may begin; its work begins. Any thread.
+
+        None if there is none, or its head must be asked first.
+        """
         jobs = self._jobs
         while jobs:
             try:
                 job = jobs.popleft()
             except IndexError:  # another thread was faster
                 return None
-            port = job.port
-            if job.state == HELD and port.owns(job.holder, job.until):  # `is_held`, without the way there
+            if job.state == HELD and not job.alone and job.port.may_begin(job):
                 job.begun = True
                 if self.limit_s is not None:
-                    port.begin(job, self.limit_s)
+                    job.port.begin(job, self.limit_s)
                 return job
+            if job.port.is_expired(job):
+                self._release([job])
+            elif job.is_held:
+                jobs.appendleft(job)
+                return None
         return None
+
+    def may_begin(self, job: Job) -> bool:
+        """Return whether a job that was taken may begin in this very thread; else it waits here again."""
+        if job.port.may_begin(job):
+            return True
+        if job.is_held:
+            job.begun = False
+            self._jobs.appendleft(job)
+        return False
+
+    def spare(self, port: QueuePort, count: int) -> None:
+        """Others need jobs: give back so many that nobody here has begun, the last ones first."""
+        found: list[Job] = []
+        others: list[Job] = []
+        with suppress(IndexError):
+            while len(found) < count:
+                job = self._jobs.pop()
+                (found if job.port is port else others).append(job)
+        self._jobs.extend(reversed(others))
+        if len(found) < count and self.run is not None:
+            found += self.run.spare(port.partition, count - len(found))
+        self._release(found)
 
     def _draw_now(self, most: int) -> list[Job]:
         found: list[Job] = []
@@ -179,11 +261,13 @@ class QueueConsumer:
         return found
 
     def begin(self, jobs: list[Job]) -> list[Job]:
-        """The work on jobs begins that were drawn. Those that are this consumer's no more are left out."""
+        """The work on jobs that were drawn is about to begin. Those that are this consumer's no more are left out, and
+        those whose ttl is over go back.
+        """
         held = [job for job in jobs if job.is_held]
-        for job in held:
-            job.begun = True
-        return held
+        expired = [job for job in held if job.port.is_expired(job)]
+        self._release(expired)
+        return [job for job in held if job.is_open] if expired else held
 
     def unbegin(self, jobs: list[Job]) -> None:
         """Nobody came to work on these: they wait again."""
@@ -247,17 +331,19 @@ class QueueConsumer:
         await asyncio.gather(*(self.undertaker.finish(port, while_it_helps=True) for port in self._ports))
 
     def hold_at_most(self, prefetch: int) -> None:
-        """Hold so many jobs from now on. With 0 take no more, and give back those that nobody has begun."""
+        """Hold at most so many jobs from now on. With 0 take no more, and give back those that nobody has begun."""
         self.is_paused = not prefetch
-        self.hold_in_each(max(1, prefetch // len(self._ports)) if prefetch else 0)
+        most = max(1, prefetch // len(self._ports)) if prefetch else 0
+        for port in self._ports:
+            if port.share.allow(most):
+                port.freed()
         if self.is_paused:
             self._release([self._jobs.popleft() for _ in range(len(self._jobs))])
 
     def hold_in_each(self, share: int) -> None:
-        """Hold so many jobs of each partition from now on."""
+        """Hold so many jobs of each partition from now on: whoever calls knows how long they take."""
         for port in self._ports:
-            if port.share != share:
-                port.share = share
+            if port.share.pin(share):
                 port.freed()
 
     @property
@@ -289,6 +375,8 @@ class QueueConsumer:
 
     async def _close(self) -> None:
         self.core.leavers.discard(self.close)
+        if self._telling is not None:
+            self._telling.cancel()
         await asyncio.gather(*(port.close() for port in self._ports), return_exceptions=True)
         await self.undertaker.close()
         self._jobs.clear()

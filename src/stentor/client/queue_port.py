@@ -5,8 +5,14 @@
     renew loop    keeps the lease, beside whatever handlers do
 
 All of them talk to the head of the partition, find the new one when it changes, and ask again with the same number: the
-head answers from the log what it decided before. The lease is counted from when a renewal was *sent*, so it ends here
-before a head hands the jobs to somebody else. Then everything begins anew, under another id.
+head answers from the log what it decided before. The lease is counted from when a renewal was *sent*, by a clock that
+counts suspension (`client.certain`), so it ends here before a head hands the jobs to somebody else. Then everything
+begins anew, under another id. Before a job begins, in the very thread that begins it, `may_begin` is asked; if the
+lease is not certain then, `sure` asks the head.
+
+    recall loop   waits for the head to ask for jobs that have not begun, because others have nothing to do
+
+How many jobs are held follows from how long they take (`JobShare`): two at first, then what is done in AHEAD_S.
 """
 
 from __future__ import annotations
@@ -21,9 +27,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
+from stentor.client.certain import OWN_SHARE, Certainty, clock_of
 from stentor.client.job import Job
 from stentor.client.job_messages import JobMessages
 from stentor.client.queue_settling import JobSettling
+from stentor.client.queue_share import JobShare
 from stentor.core.queue_jobs import pairs, ranges
 from stentor.errors import (
     Closed,
@@ -49,10 +57,10 @@ logger = logging.getLogger(__name__)
 
 _AGAIN: Final = (Closed, ConnectionFailed, CoordinationUnavailable, NotReady, OutOfDescriptors)  # Closed: the broker's
 _RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
-_OWN_SHARE: Final = 0.9  # of a lease that counts here: the clock of a broker may be a little faster
 _LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for
 _offset: Final = attrgetter("offset")
 _WAIT_MS: Final = 20_000  # a request for jobs that finds none is asked again after this
+_RECALL_AGAIN_S: Final = 1.0  # a holder that is unknown just now tries again to hear of what others need
 
 
 class QueuePort:
@@ -62,10 +70,13 @@ class QueuePort:
         self._consumer = consumer
         self._core = consumer.core
         self.partition = partition
-        self.share = share  # jobs that it may hold
+        self._clock = clock_of(self._core.loop)
+        self.share = JobShare(share)
         self.holder = b""
         self.lease_s = 0.0
-        self._valid_until = 0.0  # by the loop's clock
+        self._certainty = Certainty(self._clock)
+        self._recalls = False  # the head asks for jobs back that others need
+        self._unsure: set[asyncio.Future[None]] = set()  # who waits until the lease is certain, or over
         self.held: dict[int, Job] = {}
         self._bodies = JobMessages(consumer.name, partition)
         self._number = 1
@@ -87,26 +98,64 @@ class QueuePort:
         self.held, self._limits = {}, {}
         self._bodies.forget()
         self._number = 1
-        self._valid_until = 0.0
+        self._certainty.end()
+        self._wake_unsure()
         self._renewed.clear()
         self._renew_now.set()
         self._room_now.set()
 
     def owns(self, holder: bytes, until: float = math.inf) -> bool:
         """Whether the lease of this id is not over, nor the time of an attempt. Any thread."""
-        now = self._core.loop.time()
-        return now < self._valid_until and now < until and holder == self.holder
+        now = self._clock()
+        return now < self._certainty.until and now < until and holder == self.holder
+
+    def may_begin(self, job: Job) -> bool:
+        """Whether the lease is certain, and the job's ttl not over: asked right before it begins, in any thread."""
+        now = self._clock()
+        return now < self._certainty.sure_until and now < job.begin_by and job.holder == self.holder
+
+    def certain_until(self, job: Job) -> float:
+        """Until when `may_begin` stays true without another renewal."""
+        return min(self._certainty.sure_until, job.begin_by)
+
+    def is_expired(self, job: Job) -> bool:
+        """Whether a job's ttl is over, and nobody has begun it."""
+        return self._clock() >= job.begin_by
+
+    async def sure(self, job: Job) -> bool:
+        """Ask the head before a job begins; return False if it is not this consumer's any more. In the client's loop.
+
+        The lease is certain then; and of a job that must begin alone, the beginning is committed.
+        """
+        while job.is_open and job.holder == self.holder and not self._certainty.holds:
+            if self.check_lease():
+                return False
+            waiting = self._core.loop.create_future()
+            self._unsure.add(waiting)
+            self._renew_now.set()
+            await waiting
+        if not job.is_held:
+            return False
+        if job.alone and not job.told:
+            await self._settling.tell_begun(job)
+        return job.is_held
+
+    def _wake_unsure(self) -> None:
+        waiting, self._unsure = self._unsure, set()
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
 
     def begin(self, job: Job, limit_s: float) -> None:
         """The work on a job begins, and may take so long."""
-        job.until = self._core.loop.time() + _OWN_SHARE * limit_s
-        self.limit(job, limit_s)
+        job.until = self._clock() + limit_s
+        self._tell_limit(job, limit_s)
 
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to take jobs."""
-        work = (self._renew_loop, self._take_loop, self._settling.loop)
+        work = (self._renew_loop, self._take_loop, self._settling.loop, self._recall_loop)
         self._tasks = [self._core.loop.create_task(self._go_on(loop)) for loop in work]
 
     async def _go_on(self, work: Any) -> bool:
@@ -124,8 +173,9 @@ class QueuePort:
 
     async def close(self) -> None:
         """Send what is settled, give the rest back, and leave."""
-        renew, take, settle = self._tasks
+        renew, take, settle, recall = self._tasks
         take.cancel()
+        recall.cancel()
         for job in list(self.held.values()):
             if job.is_open:
                 self.give_back(job, delay_ms=0, counted=job.begun)
@@ -215,7 +265,15 @@ class QueuePort:
     async def take_dead_jobs(self, wait_ms: int) -> None:
         """Bury dead jobs, if the head has some for this consumer soon. Nobody else may ask for jobs beside this."""
         await self._renewed.wait()
-        asked = m.TakeJobs(**self.where, holder=self.holder, number=self._number, jobs_max=0, wait_ms=wait_ms, known=[])
+        asked = m.TakeJobs(
+            topic_id=self._consumer.topic_id,
+            partition=self.partition,
+            holder=self.holder,
+            number=self._number,
+            jobs_max=0,
+            wait_ms=wait_ms,
+            known=[],
+        )
         await self._took(await self.ask(asked))
 
     async def confirm_burial(self, number: int) -> None:
@@ -234,8 +292,8 @@ class QueuePort:
             await self._renew()
 
     async def _renew(self) -> None:
-        holder, loop = self.holder, self._core.loop
-        sent_at = loop.time()
+        holder = self.holder
+        sent_at = self._clock()
         told = list(self._limits)[:_LIMITS_TOLD_MAX]
         named = [self._limits.pop(offset) for offset in told]
         if self._limits:
@@ -257,9 +315,10 @@ class QueuePort:
             return
         if self.check_lease():
             return  # it came too late: jobs may have been passed over meanwhile
-        self.lease_s = answer.lease_ms / 1_000
-        self._valid_until = max(self._valid_until, sent_at + _OWN_SHARE * self.lease_s)
+        self.lease_s, self._recalls = answer.lease_ms / 1_000, answer.recalls
+        self._certainty.renewed(sent_at, self.lease_s)
         self._renewed.set()
+        self._wake_unsure()
         self._take_news(named, answer, sent_at)
 
     def _take_news(self, named: list[tuple[int, int, int]], answer: m.JobsRenewed, sent_at: float) -> None:
@@ -267,7 +326,7 @@ class QueuePort:
         for offset, attempt, limit_ms in named:
             job = self.held.get(offset)
             if job is not None and job.attempt == attempt:
-                job.until = max(job.until, sent_at + _OWN_SHARE * limit_ms / 1_000)
+                job.until = max(job.until, sent_at + OWN_SHARE * limit_ms / 1_000)
         for offset, attempt in pairs(answer.overdue):
             job = self.held.get(offset)
             if job is not None and job.attempt == attempt:
@@ -278,7 +337,7 @@ class QueuePort:
 
     def check_lease(self) -> bool:
         """Whether the lease is over; then everything begins anew."""
-        over = self._renewed.is_set() and self._core.loop.time() >= self._valid_until
+        over = self._renewed.is_set() and self._certainty.is_over
         if over:
             self._lost_lease()
         return over
@@ -294,19 +353,22 @@ class QueuePort:
     async def _take_loop(self) -> None:
         while True:
             await self._renewed.wait()
-            room = self.share - len(self.held)
-            if room < self._consumer.least_room(self.share):
+            room = self.share.now - len(self.held)
+            if room < self._consumer.least_room(self.share.now):
                 self._room_now.clear()
                 await self._room_now.wait()
+                self.share.went(len(self.held), self._clock())
                 continue
             holder = self.holder
             asked = m.TakeJobs(
-                **self.where,
+                topic_id=self._consumer.topic_id,
+                partition=self.partition,
                 holder=holder,
                 number=self._number,
                 jobs_max=min(room, m.JOBS_TAKEN_MAX),
                 wait_ms=_WAIT_MS,
                 known=self._bodies.known,
+                reports=True,
             )
             try:
                 answer = await self.ask(asked)
@@ -317,6 +379,7 @@ class QueuePort:
                 continue
             if holder == self.holder and not self._took_run(answer):
                 await self._took(answer)
+            self.share.came(len(self.held), self._clock())
 
     def _took_run(self, answer: m.JobsTaken) -> bool:
         """What nearly all answers are: first attempts of jobs next to each other, with their messages."""
@@ -327,13 +390,13 @@ class QueuePort:
         if len(messages) != len(offsets) or not self.held.keys().isdisjoint(offsets):
             return False
         self._number += answer.used
-        jobs = list(map(Job, messages, repeat(1), repeat(self), repeat(self.holder)))
+        jobs = list(map(Job, messages, repeat(1), repeat(self), repeat(self.holder), repeat(answer.fence)))
         self.held.update(zip(offsets, jobs, strict=True))
         self._consumer.deliver(jobs)
         return True
 
     async def _took(self, answer: m.JobsTaken) -> None:
-        holder = self.holder
+        holder, asked_at = self.holder, self._clock()
         attempts = dict(zip(answer.noted, answer.attempts, strict=True))
         for first, count in pairs(answer.fresh):
             attempts.update(dict.fromkeys(range(first, first + count), 1))
@@ -345,7 +408,12 @@ class QueuePort:
         if not (attempts.keys() <= messages.keys() and self.held.keys().isdisjoint(attempts)):
             named = attempts.items()
             attempts = {each: times for each, times in named if each in messages and not self._has(each, times)}
-        jobs = [Job(messages[offset], attempt, self, holder) for offset, attempt in attempts.items()]
+        jobs = [Job(messages[offset], attempt, self, holder, answer.fence) for offset, attempt in attempts.items()]
+        left_s = dict(zip(answer.noted, answer.left_ms, strict=False))
+        for job in jobs if left_s or answer.alone else ():
+            job.alone = answer.alone
+            if left_ms := left_s.get(job.message.offset, 0):
+                job.begin_by = asked_at + left_ms / 1_000
         self.held.update(zip(attempts, jobs, strict=True))
         if jobs:
             self._consumer.deliver(jobs)
@@ -378,28 +446,62 @@ class QueuePort:
                 break
         return found
 
+    def want(self, waiting: int) -> None:
+        """So many callers wait for a job, and all that is here has begun."""
+        self.share.want(len(self.held), waiting)
+
     def freed(self) -> None:
         """A job is not in the way of others any more, or somebody waits for one."""
-        if self.share - len(self.held) >= self._consumer.least_room(self.share):
+        if self.share.now - len(self.held) >= self._consumer.least_room(self.share.now):
             self._room_now.set()
+
+    # --- giving back what others need -----------------------------------------------------------
+
+    async def _recall_loop(self) -> None:
+        while True:
+            await self._renewed.wait()
+            if not self._recalls:  # brokers of an older version are among them
+                await asyncio.sleep(self.lease_s / _RENEWALS_PER_LEASE)
+                continue
+            try:
+                answer = await self.ask(m.AwaitRecall(**self.where, holder=self.holder, wait_ms=_WAIT_MS))
+            except StentorError as error:  # the other loops know what to do about it
+                logger.debug("queue %s/%d: %s", self._consumer.name, self.partition, error)
+                await asyncio.sleep(_RECALL_AGAIN_S)
+                continue
+            if answer.count:
+                self._consumer.spare(self, answer.count)
+
+    def tell_begun(self) -> None:
+        """Let the head know of jobs that have begun since it was told last."""
+        self._settling.wake_for_begun()
 
     # --- how long the work on a job may take ----------------------------------------------------
 
     def limit(self, job: Job, seconds: float) -> None:
-        """The work on a job begins, or goes on: it may take so long from now on."""
-        self._core.loop.call_soon_threadsafe(self._limit, job, max(1, round(seconds * 1_000)))
+        """The work on a job goes on: it may take this long from now on, or longer. Any thread."""
+        if job.until < math.inf:  # else it may take any time already
+            job.until = max(job.until, self._clock() + seconds)
+            self._tell_limit(job, seconds)
 
-    def _limit(self, job: Job, limit_ms: int) -> None:
+    def _tell_limit(self, job: Job, seconds: float) -> None:
+        """Tell the head, with what its clock may be faster: it ends an attempt only after this client has."""
+        limit_ms = math.ceil(seconds / OWN_SHARE * 1_000)
+        self._core.loop.call_soon_threadsafe(self._limit, job, seconds, limit_ms)
+
+    def _limit(self, job: Job, seconds: float, limit_ms: int) -> None:
         if not job.is_settled:
-            self._limits[job.message.offset] = job.message.offset, job.attempt, limit_ms
+            offset = job.message.offset
+            before = self._limits.get(offset, (offset, job.attempt, 0))
+            self._limits[offset] = offset, job.attempt, max(limit_ms, before[2] if before[1] == job.attempt else 0)
             self._renew_now.set()
-            self._core.loop.call_later(limit_ms / 1_000, self._overtime, job)
+            self._core.loop.call_later(seconds, self._overtime, job)
 
     def _overtime(self, job: Job) -> None:
         """The work on a job took too long: it is given back, before the head takes it away."""
         if self.held.get(job.message.offset) is not job or job.is_settled or job.holder != self.holder:
             return
-        left = job.until - self._core.loop.time()
+        left = job.until - self._clock()
         if left > 0:
             self._core.loop.call_later(left, self._overtime, job)
             return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
+from stentor.client.queue_share import AHEAD_S
 from stentor.client.queue_work import AHEAD_PER_WORKER, QueueRun, note_failure
 from stentor.client.workers import WorkStatistics
 from stentor.client.workers_handler import load_handler, name_handler
@@ -73,6 +74,10 @@ class PlainRun:
             return found[0]
         return None
 
+    def may_begin(self, job: Job) -> bool:
+        """Return whether a job may begin in this thread; else it waits again."""
+        return self._core.consumer is not None and self._core.consumer.may_begin(job)
+
     def done(self, job: Job) -> None:
         """The handler has returned: acknowledged, unless it has settled its job by itself, or lost it."""
         self.counted.done += 1
@@ -124,6 +129,7 @@ def make_queue_run(
         finish_s=options["finish_within"],
         ahead=core.prefetch,
         ahead_per_worker=AHEAD_PER_WORKER,
+        ahead_s=AHEAD_S,
         fatal=False,
     )
     terms.check()

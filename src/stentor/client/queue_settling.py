@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stentor.client.queue_consumer import QueueConsumer
     from stentor.client.queue_port import QueuePort
 
+_LOOKED_THROUGH_MAX: Final = 64  # of so few held jobs it is looked with each request which have begun
 _BESIDE_FAILED_MAX: Final = 1_000  # jobs that are settled beside some with tracebacks: one control message has them
 
 
@@ -29,6 +30,7 @@ class JobSettling:
         self._loop = consumer.core.loop
         self._finished: deque[Job] = deque()
         self._failed: deque[m.JobReturn] = deque()
+        self._begun: list[Job] = []  # what the head should hear of soon
         self._awake = False  # the loop will look by itself
         self._now = asyncio.Event()
         self._sequence = 1
@@ -43,6 +45,7 @@ class JobSettling:
         self._waiting = {}
         self._finished.clear()
         self._failed.clear()
+        self._begun = []
         self._sequence = 1
 
     def finish(self, job: Job) -> None:
@@ -90,13 +93,38 @@ class JobSettling:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._finished or self._failed)
+        return bool(self._finished or self._failed or self._begun)
+
+    # --- what has begun -------------------------------------------------------------------------
+
+    def wake_for_begun(self) -> None:
+        """Tell the head of jobs that have begun and are not finished, if there are some that it does not know of."""
+        self._begun = self._find_begun()
+        if self._begun:
+            self._wake()
+
+    def _find_begun(self) -> list[Job]:
+        return [job for job in self._port.held.values() if job.begun and not job.told and job.is_open]
+
+    async def tell_begun(self, job: Job) -> None:
+        """Tell the head that a job begins, and wait until that is committed."""
+        job.begun = True
+        key = job.message.offset, -job.attempt  # of the same job, the end may be waited for as well
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            waiting = self._waiting[key] = self._loop.create_future()
+        self.wake_for_begun()
+        await asyncio.shield(waiting)
 
     async def _settle(self) -> None:
         port, holder = self._port, self._port.holder
         most = _BESIDE_FAILED_MAX if self._failed else m.JOBS_SETTLED_MAX
         finished = [self._finished.popleft() for _ in range(min(len(self._finished), most))]
         failed = self._some_failed()
+        if self._begun or len(self._port.held) <= _LOOKED_THROUGH_MAX:
+            self._consumer.note_begun()
+            self._begun = self._find_begun()
+        begun, self._begun = self._begun[:_BESIDE_FAILED_MAX], []
         own = [job for job in finished if job.holder == holder]
         later = sorted((job.message.offset, job.attempt) for job in own if job.attempt != 1)
         asked = m.SettleJobs(
@@ -105,8 +133,11 @@ class JobSettling:
             sequence=self._sequence,
             first=ranges(sorted([job.message.offset for job in own if job.attempt == 1])),
             later=[number for pair in later for number in pair],
+            begun=[number for job in begun for number in (job.message.offset, job.attempt)],
             back=failed,
         )
+        for job in begun:
+            job.told = True
         for job in own:
             self._let_go(job.message.offset, job.attempt)
         for each in failed:
@@ -120,7 +151,17 @@ class JobSettling:
         if holder != port.holder:
             return
         self._sequence += 1
-        self._tell(own, failed, set(pairs(answer.refused)))
+        refused = set(pairs(answer.refused))
+        self._tell(own, failed, refused)
+        for job in begun:
+            key = job.message.offset, job.attempt
+            if key in refused and self._port.held.get(key[0]) is job and job.is_open:
+                del self._port.held[key[0]]
+                job.lose()
+                self._consumer.note_lost(job)
+            waiting = self._waiting.pop((key[0], -key[1]), None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
 
     def _let_go(self, offset: int, attempt: int) -> None:
         """An attempt is not held any more; a later one, which the head may have given meanwhile, is."""

@@ -6,7 +6,8 @@
 
 The lease of a job is its consumer's: it is kept beside whatever handlers do, also for jobs that only wait here. An
 attempt counts once a worker has begun it. What goes back without that does not count, so jobs may wait here at no cost
-but that others cannot have them meanwhile: a consumer holds what its workers do in about two seconds, or two for each.
+but that others cannot have them meanwhile: a consumer holds what its workers do in about half a second, or two for
+each, and gives back what it has not begun if others have nothing to do.
 
 Two jobs of one key are never here together if the queue is ordered by key, so workers need no order of their own.
 """
@@ -17,11 +18,12 @@ import asyncio
 import logging
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from stentor.client.workers import Workers, WorkStatistics
 from stentor.client.workers_pool import Interrupted
 from stentor.errors import Closed, LeaseLost
+from stentor.work_errors import HandlerError
 
 if TYPE_CHECKING:
     from stentor.client.job import Job
@@ -43,7 +45,11 @@ def name_job(job: Job) -> str:
 
 def note_failure(job: Job, error: Exception) -> None:
     """Tell whoever reads the log."""
-    logger.warning("attempt %d of job %s failed: %r", job.attempt, name_job(job), error)
+    if isinstance(error, HandlerError) and "traceback" in error.detail:  # it was raised in a worker process
+        trace = str(error.detail["traceback"]).rstrip()
+        logger.warning("attempt %d of job %s failed:\n%s", job.attempt, name_job(job), trace)
+    else:
+        logger.warning("attempt %d of job %s failed: %r", job.attempt, name_job(job), error, exc_info=error)
 
 
 class QueueSource:
@@ -82,12 +88,31 @@ class QueueSource:
         consumer.hold_in_each(min(needed, max(1, self._core.prefetch // consumer.partitions)))
 
     def begin(self, jobs: list[Job]) -> list[Job]:
-        """Their attempts count from now on."""
+        """A worker is about to get these. Each attempt counts once its handler has begun."""
         return self.consumer.begin(jobs)
 
+    def certain_until(self, jobs: list[Job]) -> float:
+        """Until when these may be begun without asking."""
+        port = jobs[0].port  # all are of one partition
+        if any(job.alone for job in jobs):
+            return 0.0
+        return min(port.certain_until(job) for job in jobs) if len(jobs) > 1 else port.certain_until(jobs[0])
+
+    async def ask(self, jobs: list[Job]) -> None:
+        """Ask the head; those that are this consumer's no more are left out by `begin`."""
+        for job in jobs:
+            if await job.port.sure(job):
+                job.alone = False
+
     def recalled(self, jobs: list[Job]) -> None:
-        """They do not, after all."""
+        """A worker did not come to these."""
         self.consumer.unbegin(jobs)
+
+    def note_begun(self) -> None:
+        """Look which jobs the workers have begun."""
+        assert self.workers is not None
+        for job in self.workers.begun():
+            cast("Job", job).begun = True
 
     def done(self, jobs: list[Job]) -> None:
         """Acknowledge them, but for those that their handler has settled by itself."""
@@ -108,6 +133,7 @@ class QueueSource:
     def back(self, jobs: list[Job]) -> None:
         """Others may have them at once. Those that a worker has begun count as attempts."""
         consumer = self.consumer
+        self.note_begun()
         for job in jobs:
             if job.is_held:
                 begun = job.begun
@@ -148,6 +174,14 @@ class QueueRun:
     def is_short(self) -> bool:
         """Whether nothing waits for a worker."""
         return self._workers.is_short
+
+    def note_begun(self) -> None:
+        """Look which jobs the workers have begun."""
+        self._source.note_begun()
+
+    def spare(self, partition: int, most: int) -> list[Job]:
+        """Take out jobs of a partition that wait for a worker, because others have nothing to do."""
+        return cast("list[Job]", self._workers.spare(self._core.name, partition, most))
 
     async def wait_ended(self) -> None:
         """Until what is in work is finished, or its time is over."""

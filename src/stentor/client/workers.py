@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from stentor.client.certain import boottime, clock_of
 from stentor.client.workers_plan import WorkPlan
 from stentor.work_errors import HandlerTimeout
 
@@ -40,11 +41,6 @@ PARCEL_S: Final = 0.02
 
 PARCEL_MESSAGES_MAX: Final = 4_096
 """However quick they are: what a worker has cannot be given to another without asking."""
-
-AHEAD_S: Final = 2.0
-"""How much work is taken ahead, if a worker needs about as long as lately: a pause of the source is not noticed, and
-little is repeated after a crash.
-"""
 
 SECOND_PARCEL_S: Final = 0.005
 """A worker whose messages take less has its next parcel before it is done with the first, and never waits for it."""
@@ -84,6 +80,7 @@ class Workers:
         self._stopping = False
         self._failure: BaseException | None = None
         self._idle: asyncio.Future[None] | None = None  # nothing is in work any more
+        self._clock = boottime
 
     # --- from beginning to end ------------------------------------------------------------------
 
@@ -93,6 +90,7 @@ class Workers:
         if self._stopping:
             return
         self._idle = loop.create_future()
+        self._clock = clock_of(loop)
         try:
             await self._pool.open(self)
             self._room.set()
@@ -105,9 +103,11 @@ class Workers:
                 watching.cancel()
                 await asyncio.gather(self._taking, watching, return_exceptions=True)
         finally:
-            self._give_back()
-            for task in self._settling:
+            settling = list(self._settling)
+            for task in settling:
                 task.cancel()
+            await asyncio.gather(*settling, return_exceptions=True)
+            self._give_back()
             await self._pool.close()
         if self._failure is not None:
             raise self._failure
@@ -180,7 +180,7 @@ class Workers:
         least = self._terms.ahead_per_worker * self._terms.workers * (self._terms.batch or 1)
         if self._message_s is None:
             return min(self._terms.ahead, least)
-        some = int(AHEAD_S * self._terms.workers * (self._terms.batch or 1) / max(self._message_s, 1e-9))
+        some = int(self._terms.ahead_s * self._terms.workers * (self._terms.batch or 1) / max(self._message_s, 1e-9))
         return max(1, min(self._terms.ahead, max(least, some)))
 
     def _size(self) -> int:
@@ -200,7 +200,7 @@ class Workers:
             for worker in self._pool.workers:
                 if not self._plan.waiting:
                     return
-                if len(worker.parcels) == depth and not worker.recalled:
+                if len(worker.parcels) == depth and not worker.recalled and not worker.asking:
                     self._hand(worker)
 
     def _hand(self, worker: PoolWorker) -> None:
@@ -213,11 +213,34 @@ class Workers:
                 self._room.set()
                 parcel.keep_only(wanted)
             if wanted:
+                parcel.until = self._source.certain_until(wanted)
+                if parcel.leased and self._clock() >= parcel.until:
+                    self._ask_first(worker, parcel)
+                    return
                 if not worker.parcels:
                     worker.since = asyncio.get_running_loop().time()
                 self._pool.hand(worker, parcel)
                 return
             self._plan.release(parcel)
+
+    def _ask_first(self, worker: PoolWorker, parcel: Parcel) -> None:
+        """It is not certain that these may begin. Their worker waits for them, so that they begin once it is."""
+        worker.asking = True
+
+        async def ask() -> None:
+            try:
+                await self._source.ask(parcel.messages)
+            except Exception as error:  # noqa: BLE001 - whoever called run hears of it
+                self.stop(error)
+            finally:
+                worker.asking = False
+                self._put_back(parcel, parcel.messages, begun=False)
+                self._plan.release(parcel)
+            self._dispatch()
+
+        task = asyncio.get_running_loop().create_task(ask())
+        self._settling.add(task)
+        task.add_done_callback(self._settled)
 
     # --- reports of the pool --------------------------------------------------------------------
 
@@ -282,7 +305,9 @@ class Workers:
             self._plan.release(parcel)
         if parcels:
             first, kept = parcels[0], parcels[0].kept
+            begun = not first.leased or self._pool.started(worker, first) > done
             done, culprits = (0, len(kept)) if self._terms.batch else (max(0, done - first.settled), 1)
+            culprits *= begun
             guilty, rest = kept[done : done + culprits], kept[done + culprits :]
             self._put_back(first, rest, begun=False)
             failed = list(first.errors)
@@ -352,6 +377,21 @@ class Workers:
             if any(parcel.strand.partition == (topic, partition) for parcel in worker.parcels):
                 self._pool.recall(worker)
         self._room.set()
+
+    def spare(self, topic: str, partition: int, most: int) -> list[WorkItem]:
+        """Others need messages that nobody here has begun: take some out, the last ones."""
+        found = self._plan.spare(topic, partition, most)
+        self._taken -= len(found)
+        return found
+
+    def begun(self) -> list[WorkItem]:
+        """Return what handlers have begun, and have not returned from, of what somebody can take away."""
+        found: list[WorkItem] = []
+        for worker in self._pool.workers:
+            parcel = worker.parcels[0] if worker.parcels else None
+            if parcel is not None and parcel.leased:
+                found += parcel.messages[parcel.settled : self._pool.started(worker, parcel)]
+        return found
 
     @property
     def is_short(self) -> bool:

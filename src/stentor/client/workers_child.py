@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import mmap
 import os
 import queue
@@ -19,6 +20,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from stentor.client.certain import boottime
 from stentor.client.job import sendable, text_of
 from stentor.client.workers_handler import load_handler
 from stentor.client.workers_wire import (
@@ -54,8 +56,10 @@ class _ChildParcel:
     def __init__(self, parcel: HandleParcel) -> None:
         self.number = parcel.number
         self.messages = unpack(parcel)
+        self.until = math.inf if parcel.until is None else parcel.until
         self.left: Iterator[Message | Job] = iter(self.messages)
         self.given_back = 0
+        self.unbegun = 0  # the message that was not begun, because it was not certain any more that it may
 
 
 class WorkerChild:
@@ -140,7 +144,7 @@ class WorkerChild:
     def _finish(self, parcel: _ChildParcel, seconds: float) -> None:
         with self._lock:
             self._parcels.remove(parcel)
-            rest = len(list(parcel.left))  # an error ended it
+            rest = len(list(parcel.left)) + parcel.unbegun  # an error, or doubt, ended it
             self._connection.sendall(frame(ParcelFinished(parcel.number, seconds, rest)))
 
     def _handle(self, handler: Callable[..., Any], parcel: _ChildParcel, load: LoadHandler) -> None:
@@ -149,17 +153,15 @@ class WorkerChild:
         if self._halted:
             return
         if load.batch:
-            with self._lock:
-                taken = list(parcel.left)
-            if taken:
-                try:
-                    handler(parcel.messages)
-                except Exception as error:  # noqa: BLE001 - whatever a handler raises is told
-                    self._raised(parcel, -1, error)
-                    self._halted = load.fatal
-                finished[0] = number + len(parcel.messages)
+            self._handle_batch(handler, parcel, load, number)
             return
+        leased = parcel.until != math.inf
         for index, message in enumerate(parcel.left, 1):
+            if leased:
+                if boottime() >= parcel.until:
+                    parcel.unbegun = 1
+                    return
+                finished[1] = number + index
             try:
                 handler(message)
             except Exception as error:  # noqa: BLE001 - as above
@@ -168,6 +170,21 @@ class WorkerChild:
                     self._halted = True
                     return
             finished[0] = number + index
+
+    def _handle_batch(self, handler: Callable[..., Any], parcel: _ChildParcel, load: LoadHandler, number: int) -> None:
+        if boottime() >= parcel.until:
+            return  # what is left goes back, and somebody is asked
+        with self._lock:
+            taken = list(parcel.left)
+        if not taken:
+            return
+        self._finished[1] = number + len(parcel.messages)
+        try:
+            handler(parcel.messages)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is told
+            self._raised(parcel, -1, error)
+            self._halted = load.fatal
+        self._finished[0] = number + len(parcel.messages)
 
     def _raised(self, parcel: _ChildParcel, index: int, error: Exception) -> None:
         trace = sendable("".join(traceback.format_exception(error)))[-_TEXT_MAX:]

@@ -16,6 +16,7 @@ No clock, no I/O: `client.workers` drives it.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
@@ -49,7 +50,7 @@ class Strand:
 class Parcel:
     """Messages of one strand, with one worker."""
 
-    __slots__ = ("errors", "finished", "left", "messages", "number", "rest", "settled", "strand")
+    __slots__ = ("errors", "finished", "left", "messages", "number", "rest", "settled", "started", "strand", "until")
 
     def __init__(self, number: int, strand: Strand, messages: list[WorkItem]) -> None:
         self.number = number
@@ -57,9 +58,16 @@ class Parcel:
         self.messages = messages
         self.left: Iterator[WorkItem] = iter(messages)  # what the worker has not begun: one iterator for all who take
         self.finished = 0  # how many the handler has returned from; its worker counts, others look
+        self.started = 0  # how many it was called with, if somebody can take them away meanwhile
+        self.until = math.inf  # a message may be begun until then without asking, by the clock of `client.certain`
         self.settled = 0  # how many at its beginning were settled while the worker is at the others
         self.rest = 0  # how many at its end were taken back
         self.errors: list[tuple[WorkItem, Exception]] = []  # messages whose handler raised
+
+    @property
+    def leased(self) -> bool:
+        """Whether somebody else may get these messages when a lease is over."""
+        return self.until != math.inf
 
     @property
     def kept(self) -> list[WorkItem]:
@@ -155,6 +163,17 @@ class WorkPlan:
         """Its worker has it no more."""
         parcel.strand.in_work -= 1
         self._list(parcel.strand)
+
+    def spare(self, topic: str, partition: int, most: int) -> list[WorkItem]:
+        """Take out some that wait of a partition, the last ones: others need them."""
+        found: list[WorkItem] = []
+        for strand in self._strands.get((topic, partition), ()):
+            count = min(len(strand.items), most - len(found))
+            if count:
+                found += strand.items[-count:]
+                del strand.items[-count:]
+        self.waiting -= len(found)
+        return found
 
     def forget(self, topic: str, partition: int) -> list[WorkItem]:
         """Nobody wants what waits of a partition: what that was."""

@@ -21,6 +21,8 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from stentor.client.certain import boottime, clock_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -39,6 +41,7 @@ class PoolWorker:
         self.position = (0, 0)  # where it was when it was last looked at
         self.since = 0.0  # since when it is there
         self.recalled = False  # what it had not begun was taken back since then
+        self.asking = False  # somebody is asked whether it may begin with what it gets next
 
 
 class WorkReports(Protocol):
@@ -79,6 +82,9 @@ class WorkerPool(Protocol):
     def position(self, worker: PoolWorker) -> tuple[int, int]:
         """The parcel that it is at, and how many messages of that are finished."""
 
+    def started(self, worker: PoolWorker, parcel: Parcel) -> int:
+        """How many messages of its first parcel its handler was called with, if the parcel is leased."""
+
     def give_up(self, worker: PoolWorker, error: Exception) -> None:
         """It hangs: another one takes its place."""
 
@@ -97,6 +103,7 @@ class _SharedMemoryPool:
         self.workers: list[PoolWorker] = []
         self._reports: WorkReports | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._clock = boottime
 
     def recall(self, worker: PoolWorker) -> None:
         """What was not begun is taken at once: whoever works on a parcel finds it used up."""
@@ -111,6 +118,18 @@ class _SharedMemoryPool:
             return 0, 0
         parcel = worker.parcels[0]
         return parcel.number, parcel.finished
+
+    def _may_start(self, parcel: Parcel) -> bool:
+        """Whether the next message of a leased parcel may begin: it counts as begun then. In its own thread."""
+        if self._clock() >= parcel.until:
+            return False
+        parcel.started += 1
+        return True
+
+    @staticmethod
+    def started(worker: PoolWorker, parcel: Parcel) -> int:  # noqa: ARG004 - the shape is WorkerPool's
+        """How many messages of its first parcel its handler was called with, if the parcel is leased."""
+        return parcel.started
 
     def _gave_up(self, worker: PoolWorker, error: Exception) -> None:
         """What it has in work is lost to it, but cannot be tried again: it may still be at work on that."""
@@ -149,6 +168,7 @@ class ThreadPool(_SharedMemoryPool):
     async def open(self, reports: WorkReports) -> None:
         """Start them."""
         self._reports, self._loop = reports, asyncio.get_running_loop()
+        self._clock = clock_of(self._loop)
         if self.here:
             self.workers = [self._first]
         else:
@@ -214,20 +234,12 @@ class ThreadPool(_SharedMemoryPool):
         """Call the handler; how many messages were not come to."""
         if worker.halted:
             return parcel.take_rest()
-        handler, left = self._handler, parcel.left
         if self._batch:
-            if not list(left):
-                return 0  # it was taken back
-            try:
-                handler(parcel.messages)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is told
-                parcel.errors += [(message, error) for message in parcel.messages]
-                worker.halted = self._fatal
-            except BaseException as error:
-                parcel.errors += [(message, Interrupted(error)) for message in parcel.messages]
-                raise
-            return 0
-        for message in left:
+            return self._handle_batch(worker, parcel)
+        handler, leased = self._handler, parcel.leased
+        for message in parcel.left:
+            if leased and not self._may_start(parcel):
+                return parcel.take_rest() + 1
             try:
                 handler(message)
             except Exception as error:  # noqa: BLE001 - as above
@@ -239,6 +251,22 @@ class ThreadPool(_SharedMemoryPool):
                 parcel.errors.append((message, Interrupted(error)))
                 raise
             parcel.finished += 1
+        return 0
+
+    def _handle_batch(self, worker: _ThreadWorker, parcel: Parcel) -> int:
+        if self._clock() >= parcel.until:
+            return parcel.take_rest()
+        if not list(parcel.left):
+            return 0  # it was taken back
+        parcel.started = len(parcel.messages)
+        try:
+            self._handler(parcel.messages)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is told
+            parcel.errors += [(message, error) for message in parcel.messages]
+            worker.halted = self._fatal
+        except BaseException as error:
+            parcel.errors += [(message, Interrupted(error)) for message in parcel.messages]
+            raise
         return 0
 
     def _report(self, worker: _ThreadWorker, seconds: float, rest: int) -> None:
@@ -277,6 +305,7 @@ class TaskPool(_SharedMemoryPool):
     async def open(self, reports: WorkReports) -> None:
         """Start them."""
         self._reports, self._loop = reports, asyncio.get_running_loop()
+        self._clock = clock_of(self._loop)
         self._work_loop = self._loop
         if self._own_loop:
             self._work_loop = asyncio.new_event_loop()
@@ -352,19 +381,12 @@ class TaskPool(_SharedMemoryPool):
     async def _handle(self, worker: _TaskWorker, parcel: Parcel) -> int:
         if worker.halted:
             return parcel.take_rest()
-        handler, left = self._handler, parcel.left
         if self._batch:
-            if not list(left):
-                return 0
-            try:
-                answer = handler(parcel.messages)
-                if inspect.isawaitable(answer):
-                    await answer
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is told
-                parcel.errors += [(message, error) for message in parcel.messages]
-                worker.halted = self._fatal
-            return 0
-        for message in left:
+            return await self._handle_batch(worker, parcel)
+        handler, leased = self._handler, parcel.leased
+        for message in parcel.left:
+            if leased and not self._may_start(parcel):
+                return parcel.take_rest() + 1
             try:
                 answer = handler(message)
                 if answer is not None and inspect.isawaitable(answer):
@@ -375,6 +397,21 @@ class TaskPool(_SharedMemoryPool):
                     worker.halted = True
                     return parcel.take_rest()
             parcel.finished += 1
+        return 0
+
+    async def _handle_batch(self, worker: _TaskWorker, parcel: Parcel) -> int:
+        if self._clock() >= parcel.until:
+            return parcel.take_rest()
+        if not list(parcel.left):
+            return 0  # it was taken back
+        parcel.started = len(parcel.messages)
+        try:
+            answer = self._handler(parcel.messages)
+            if inspect.isawaitable(answer):
+                await answer
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is told
+            parcel.errors += [(message, error) for message in parcel.messages]
+            worker.halted = self._fatal
         return 0
 
 

@@ -90,6 +90,10 @@ class _ChildWorker(PoolWorker, asyncio.Protocol):
         """Which parcel it is at, and how many messages of it are finished."""
         return _split(0 if self.page is None else int.from_bytes(self.page[:8], sys.byteorder))
 
+    def started(self) -> tuple[int, int]:
+        """Of which leased parcel it has begun messages, and how many."""
+        return _split(0 if self.page is None else int.from_bytes(self.page[8:16], sys.byteorder))
+
 
 class ProcessPool:
     """Children that handle parcels."""
@@ -155,7 +159,8 @@ class ProcessPool:
         assert isinstance(worker, _ChildWorker)
         worker.parcels.append(parcel)
         if worker.transport is not None:
-            worker.transport.write(frame(pack(parcel.number, parcel.messages)))
+            until = parcel.until if parcel.leased else None
+            worker.transport.write(frame(pack(parcel.number, parcel.messages, until)))
 
     def recall(self, worker: PoolWorker) -> None:
         """Ask it for what it has not begun."""
@@ -167,6 +172,12 @@ class ProcessPool:
         """What its page says."""
         assert isinstance(worker, _ChildWorker)
         return worker.progress()
+
+    def started(self, worker: PoolWorker, parcel: Parcel) -> int:
+        """How many messages of its first parcel its handler was called with, if the parcel is leased."""
+        assert isinstance(worker, _ChildWorker)
+        number, count = worker.started()
+        return count if number == parcel.number else 0
 
     def give_up(self, worker: PoolWorker, error: Exception) -> None:
         """Kill it: its end is noticed as any other."""

@@ -8,6 +8,10 @@
 Whatever hands out messages that must be settled one by one can be worked on: a consumer group does it by
 `client.group_work`, which moves positions, and a queue by `client.queue_work`, which acknowledges jobs.
 
+Before a worker begins a message, the lease on it must be certain: `certain_until` says until when it is. Workers look
+at the clock before each message, in the thread or process that begins it, and give back what is not certain any more;
+then the source is asked (`ask`) before a worker gets it again.
+
 All calls come from one event loop. A message that was taken is settled once: by `done`, `failed` or `back`. A source
 gets back the very objects that it handed out, so the lists here have the type that each source knows.
 """
@@ -48,6 +52,17 @@ class WorkSource(Protocol):
         """A worker begins with these. Returns those that are still to be done: the others are not this source's any
         more, and need not be settled. It may be called again for a message that a worker died of or did not come to.
         """
+        ...
+
+    def certain_until(self, messages: list[Any]) -> float:
+        """Until when these may be begun without asking, by the clock of `client.certain`.
+
+        A time that is over: ask first. Infinity: nobody else can get them.
+        """
+        ...
+
+    async def ask(self, messages: list[Any]) -> None:
+        """Ask whether these may be begun. Then `begin` and `certain_until` know it."""
         ...
 
     def recalled(self, messages: list[Any]) -> None:

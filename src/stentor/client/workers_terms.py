@@ -34,6 +34,12 @@ AHEAD_PER_WORKER: Final = 32
 """Messages or batches that are taken however long they take: with order by key some wait for others of their key."""
 
 
+AHEAD_S: Final = 2.0
+"""How much work is taken ahead, if a worker needs about as long as lately: a pause of the source is not noticed, and
+little is repeated after a crash.
+"""
+
+
 class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     """How work is to be done."""
 
@@ -46,6 +52,7 @@ class WorkTerms(msgspec.Struct, frozen=True, kw_only=True):
     finish_s: float = FINISH_S  # how long what is in work may finish at the end
     ahead: int = AHEAD_MAX  # messages that are taken and not finished
     ahead_per_worker: int = AHEAD_PER_WORKER  # of these, however long they take
+    ahead_s: float = AHEAD_S  # work that is taken ahead
     fatal: bool = True  # the first error ends the work
 
     def check(self) -> None:

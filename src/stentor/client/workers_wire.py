@@ -7,13 +7,14 @@
     to the child    LoadHandler, HandleParcel (one parcel, its messages by columns), RecallParcels
     to the parent   HandlerReady, HandlerRaised (at once), ParcelFinished, ParcelsRecalled
 
-The page holds one number of 64 bits that the child writes after every message: the parcel's number, and how many of it
-are finished. So the parent knows how far a child came that was killed, and notices one that hangs, even if something
-holds its GIL.
+The page holds two numbers of 64 bits. One is written by the child after every message: the parcel's number, and how
+many of it are finished. The other before every message of a leased parcel: how many are begun. So the parent knows how
+far a child came that was killed, and notices one that hangs, even if something holds its GIL.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
@@ -62,7 +63,9 @@ class HandleParcel(_Frame, frozen=True):
     keys: list[bytes | None]
     values: list[bytes | None]
     headers: list[Headers | None] | None
-    attempts: list[int] | None = None  # of jobs: which attempt each is
+    attempts: list[int] | None = None  # of jobs: which attempt each is,
+    fences: list[int] | None = None  # and its fence
+    until: float | None = None  # nothing may be begun later, by the clock of `client.certain`
 
 
 class RecallParcels(_Frame, frozen=True):
@@ -136,12 +139,14 @@ class Frames:
         del buffer[:position]
 
 
-def pack(number: int, items: Sequence[WorkItem]) -> HandleParcel:
+def pack(number: int, items: Sequence[WorkItem], until: float | None = None) -> HandleParcel:
     """A parcel by columns."""
     attempts: list[int] | None = None
+    fences: list[int] | None = None
     if isinstance(items[0], Job):
         jobs = cast("list[Job]", items)
         messages, attempts = [job.message for job in jobs], [job.attempt for job in jobs]
+        fences = [job.fence for job in jobs]
         follow = False  # those that are tried again, or are urgent, come between others
     else:
         messages = cast("list[Message]", items)
@@ -169,6 +174,8 @@ def pack(number: int, items: Sequence[WorkItem]) -> HandleParcel:
         [message.value for message in messages],
         headers,
         attempts,
+        fences,
+        until,
     )
 
 
@@ -181,12 +188,28 @@ class _AwayPort:
         """Nobody here can know better."""
         return True
 
+    def may_begin(self, job: Job) -> bool:  # noqa: ARG002 - the same
+        """It has begun."""
+        return True
+
     def _refuse(self, job: Job, *_: Any, **__: Any) -> NoReturn:
         raise InvalidArgument(
             "A job cannot be settled or extended in a worker process.",
             hint="Return from the handler: that acknowledges the job. Raise an error, and it has failed.",
             object=job.queue,
         )
+
+    def certain_until(self, job: Job) -> float:  # noqa: ARG002 - the same
+        """It has begun."""
+        return math.inf
+
+    def is_expired(self, job: Job) -> bool:  # noqa: ARG002 - the same
+        """It has begun."""
+        return False
+
+    async def sure(self, job: Job) -> bool:  # noqa: ARG002 - the same
+        """It has begun."""
+        return True
 
     begin = limit = finish = give_back = _refuse
 
@@ -203,7 +226,9 @@ def unpack(parcel: HandleParcel) -> Sequence[Message | Job]:
     messages = _unpack_messages(parcel)
     if parcel.attempts is None:
         return messages
-    return [Job(message, attempt, _AWAY) for message, attempt in zip(messages, parcel.attempts, strict=True)]
+    fences = parcel.fences or repeat(0, len(messages))
+    numbered = zip(messages, parcel.attempts, fences, strict=True)
+    return [Job(message, attempt, _AWAY, fence=fence) for message, attempt, fence in numbered]
 
 
 def _unpack_messages(parcel: HandleParcel) -> list[Message]:

@@ -46,7 +46,7 @@ def test_an_answer_that_comes_late_takes_nothing_back() -> None:
 def test_the_margin_of_a_long_lease_is_bounded() -> None:
     certainty = Certainty(_Clock())
     certainty.renewed(100.0, 3_600.0)
-    assert certainty.margin_s == MARGIN_S_MAX
+    assert certainty.until - certainty.sure_until == MARGIN_S_MAX
 
 
 def test_what_ended_is_over_at_once() -> None:

@@ -1,6 +1,7 @@
 """Workers over any source: threads, tasks and processes; order, failures, deaths, limits, and the end."""
 
 import asyncio
+import math
 import mmap
 import os
 import signal
@@ -73,6 +74,12 @@ class Source:
     def begin(self, messages):
         self.begun += messages
         return [message for message in messages if message.value != b"gone"]
+
+    def certain_until(self, messages):
+        return math.inf
+
+    async def ask(self, messages):
+        pass
 
     def recalled(self, messages):
         for message in messages:
