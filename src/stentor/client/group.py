@@ -50,6 +50,7 @@ class _GroupFace:
         self._progress = core.progress
         self._looping = False
         self._run: GroupRun | None = None  # the last one
+        self._stopped = False  # `run` ends, also one that has not begun
 
     @property
     def name(self) -> str:
@@ -145,7 +146,7 @@ class Group(_GroupFace):
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
         self._taking: Taking = (Taking if core.core.tracing is None else traced()[0])(core, inbox)
-        self._progress.at_hand = self._taking
+        self._progress.at_hand, self._taking.progress = self._taking, self._progress
 
     def __iter__(self) -> Iterator[Message]:
         progress = self._progress
@@ -215,13 +216,19 @@ class Group(_GroupFace):
         self._ask()
         self._begin_loop()
         self._run = run
+        if self._stopped:
+            self.stop()
         try:
             run_here(self._core.core.loop, run, pool)
         finally:
             self._looping = False
 
     def stop(self) -> None:
-        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait."""
+        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait.
+
+        A `run` that begins later ends at once.
+        """
+        self._stopped = True
         if self._run is not None:
             self._core.core.loop.call_soon_threadsafe(self._run.stop)
 
@@ -297,7 +304,7 @@ class AsyncGroup(_GroupFace):
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
         self._taking: AsyncTaking = (AsyncTaking if core.core.tracing is None else traced()[1])(core, inbox)
-        self._progress.at_hand = self._taking
+        self._progress.at_hand, self._taking.progress = self._taking, self._progress
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         progress = self._progress
@@ -367,13 +374,19 @@ class AsyncGroup(_GroupFace):
         self._ask()
         self._begin_loop()
         self._run = run
+        if self._stopped:
+            run.stop()
         try:
             await run.run()
         finally:
             self._looping = False
 
     def stop(self) -> None:
-        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait."""
+        """Let `run` end: nothing more is taken, and what is in work is finished first. It does not wait.
+
+        A `run` that begins later ends at once.
+        """
+        self._stopped = True
         if self._run is not None:
             self._run.stop()
 

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from stentor.client.convert import as_seconds, check_topics
-from stentor.client.group_member import GroupTie, check_limit_s
+from stentor.client.group_member import BUSY_POLL_S, GroupTie, check_limit_s
 from stentor.client.group_progress import GroupProgress, MemberProgress
 from stentor.client.positions import check_position
 from stentor.client.reader import Event, Reader
@@ -154,12 +154,25 @@ class GroupCore(SubscriptionCore):
                     self._rest(self.readers[key])
 
     async def resume(self, topic: str | None, partition: int | None) -> None:
-        """Go on with them."""
-        for name, key in self._owned(topic, partition):
-            if name in self.paused:
-                self.paused.discard(name)
-                if key in self.readers:
-                    self.move(self.readers[key], self.progress.position(self.readers[key]))
+        """Go on with them; those that belong to another member are not paused when they come back."""
+        named = {name for name in self.paused if topic in (None, name[0]) and partition in (None, name[1])}
+        if not named:
+            self._owned(topic, partition)  # it was paused by nobody, and may not even be this member's
+        self.paused -= named
+        for reader in self.readers_now():
+            if (reader.topic, reader.partition) in named:
+                if self.progress.is_busy(reader):
+                    self.tie.spawn(self._go_on(reader))
+                else:
+                    self.move(reader, self.progress.position(reader))
+
+    async def _go_on(self, reader: Reader) -> None:
+        """Read a partition on once nothing of it is in work: what is would be handed out again."""
+        while self.reads(reader) and (reader.topic, reader.partition) not in self.paused:
+            if not self.progress.is_busy(reader):
+                self.move(reader, self.progress.position(reader))
+                return
+            await asyncio.sleep(BUSY_POLL_S)
 
     async def _begun(self, topic: str, partition: int, deadline: Deadline) -> Reader:
         """The reader of a partition that belongs to this member, once it knows where to begin."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BUSY_POLL_S = 0.01  # how often it is looked whether the message in work is done: somebody waits for its partition
+BUSY_POLL_S = 0.01  # how often it is looked whether the message in work is done: somebody waits for its partition
 _AGAIN = (ConnectionFailed, CoordinationUnavailable, NotReady)
 _SAID_AGAIN = (*_AGAIN, DiskFull, UnknownOutcome)  # said twice, commits and farewells do no harm
 
@@ -356,7 +356,7 @@ class GroupTie:
         transactions.leaving.add(reader)
         try:
             while owner.progress.is_busy(reader) and self._core.loop.time() < until:
-                await asyncio.sleep(_BUSY_POLL_S)
+                await asyncio.sleep(BUSY_POLL_S)
                 owner.progress.drop(reader)
             if owner.progress.is_busy(reader):
                 transactions.lose()

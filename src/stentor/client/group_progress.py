@@ -121,6 +121,18 @@ class GroupProgress:
         """Which reader brought what is in work; None if nothing is."""
         return None if self.at_hand is None or self.in_work() is None else self.at_hand.source()
 
+    def leave(self, reader: Reader) -> None:
+        """Note how far the application came in a partition that rests, as it asks for what is behind it.
+
+        The delivery at hand was cut short, so its end does not say it. Called in the application's thread, before the
+        next message takes the place of the last one.
+        """
+        working, rows = self.working, self.rows
+        if working is not None and _is_of(working, reader):
+            reader.taken = max(reader.taken, working.offset + 1)
+        if rows is not None and rows[0] is reader:
+            reader.taken = max(reader.taken, rows[1])
+
     def forget(self, reader: Reader) -> None:
         """What was handed out of a partition counts no more, neither when it is done with."""
         if self.working is not None and _is_of(self.working, reader):

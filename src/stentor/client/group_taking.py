@@ -9,6 +9,7 @@ from stentor.client.subscription import AsyncSubscription, Subscription
 
 if TYPE_CHECKING:
     from stentor.client.at_hand import AtHand
+    from stentor.client.group_progress import GroupProgress
     from stentor.client.reader import Delivery, Reader
 
     _Base = AtHand
@@ -18,6 +19,8 @@ else:
 
 class _Dropping(_Base):
     """A subscription from which partitions are taken away."""
+
+    progress: GroupProgress | None = None  # hears how far a partition was handed out that is taken away
 
     def use_up(self, reader: Reader) -> None:
         """Hand out nothing more of a partition. Called by the client's loop, whoever takes meanwhile."""
@@ -34,8 +37,11 @@ class _Dropping(_Base):
 
     def _forget_dropped(self) -> None:
         if self._delivery is not None and self._delivery.reader.dropped:
+            reader = self._delivery.reader
             self._batches, self._rows = iter(()), iter(())
             self._current, self._delivery = iter(()), None
+            if self.progress is not None:
+                self.progress.leave(reader)
 
     def _next_batch(self) -> bool:
         self._forget_dropped()

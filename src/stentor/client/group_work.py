@@ -13,7 +13,7 @@ import asyncio
 import math
 import threading
 import traceback
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -121,6 +121,7 @@ class GroupSource:
         self._news = asyncio.Event()
         self._over = False
         self._failure: BaseException | None = None
+        self._failing: Counter[tuple[str, int]] = Counter()  # messages whose failure is being settled, by partition
 
     # --- what the member's streams bring --------------------------------------------------------
 
@@ -208,8 +209,13 @@ class GroupSource:
 
     async def failed(self, message: Message, error: Exception) -> None:
         """It counts as finished if that is what somebody wants."""
-        await self._on_failed(message, error)
-        self.done([message])
+        place = message.topic, message.partition
+        self._failing[place] += 1
+        try:
+            await self._on_failed(message, error)
+            self.done([message])
+        finally:
+            self._failing[place] -= 1
 
     def back(self, messages: list[Message]) -> None:
         """Whoever owns the partition next begins with them."""
@@ -223,6 +229,8 @@ class GroupSource:
 
     def is_busy(self, reader: Reader) -> bool:
         """Whether something of a partition is in work."""
+        if self._failing[reader.topic, reader.partition]:
+            return True
         return self.workers is not None and self.workers.is_at_work(reader.topic, reader.partition)
 
     def in_work(self) -> object:
