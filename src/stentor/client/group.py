@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stentor.client.arrow import tables
 from stentor.client.deadline import Deadline
 from stentor.client.group_core import join_group
+from stentor.client.group_hooks import in_hook
 from stentor.client.group_progress import GroupProgress
 from stentor.client.group_run import make_run
 from stentor.client.group_taking import AsyncTaking, Taking, traced
@@ -94,7 +95,9 @@ class _GroupFace:
         }
 
     def events(self) -> list[Event]:
-        """What happened since the last call: messages that retention deleted before the group came to them."""
+        """What happened since the last call: partitions that were assigned, revoked or lost, and messages skipped
+        because retention deleted them before the group came to them.
+        """
         events, self._core.events = self._core.events, []
         return events
 
@@ -131,8 +134,10 @@ class _GroupFace:
             self._progress.hand_rows(reader, end)
 
     def _finish(self) -> None:
-        """What was handed out is done with; what workers have is not, before they say so."""
-        if self._run is None or self._run.ended.is_set():
+        """What was handed out is done with; what workers have is not, before they say so, nor what is in work beside a
+        hook.
+        """
+        if (self._run is None or self._run.ended.is_set()) and not in_hook():
             self._progress.finish()
 
 
@@ -146,7 +151,8 @@ class Group(_GroupFace):
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
         self._taking: Taking = (Taking if core.core.tracing is None else traced()[0])(core, inbox)
-        self._progress.at_hand, self._taking.progress = self._taking, self._progress
+        self._progress.at_hand = self._taking
+        self._taking._progress = self._progress  # noqa: SLF001 - two halves of one thing
 
     def __iter__(self) -> Iterator[Message]:
         progress = self._progress
@@ -264,8 +270,8 @@ class Group(_GroupFace):
     def commit(self, timeout: float | None = None, *, wait: bool = True) -> None:
         """Commit everything that was handed out, and wait until that is done.
 
-        StaleGeneration if a partition belongs to another member by now. Who does not wait is not told: the next commit
-        says it again.
+        StaleGeneration names the partitions whose messages were handled here and belong to another member by now; what
+        still belongs to this one is committed. With `wait=False` nothing is raised: the next call that waits says it.
         """
         self._check_outside()
         self._finish()
@@ -304,7 +310,8 @@ class AsyncGroup(_GroupFace):
     def __init__(self, core: GroupCore, inbox: Any) -> None:
         super().__init__(core)
         self._taking: AsyncTaking = (AsyncTaking if core.core.tracing is None else traced()[1])(core, inbox)
-        self._progress.at_hand, self._taking.progress = self._taking, self._progress
+        self._progress.at_hand = self._taking
+        self._taking._progress = self._progress  # noqa: SLF001 - two halves of one thing
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         progress = self._progress
@@ -419,8 +426,8 @@ class AsyncGroup(_GroupFace):
     async def commit(self, timeout: float | None = None, *, wait: bool = True) -> None:
         """Commit everything that was handed out, and wait until that is done.
 
-        StaleGeneration if a partition belongs to another member by now. Who does not wait is not told: the next commit
-        says it again.
+        StaleGeneration names the partitions whose messages were handled here and belong to another member by now; what
+        still belongs to this one is committed. With `wait=False` nothing is raised: the next call that waits says it.
         """
         self._check_outside()
         self._finish()
@@ -454,7 +461,7 @@ async def commit_within(core: GroupCore, timeout: float | None) -> None:
     deadline = core.core.deadline(timeout)
     try:
         async with deadline.bound():
-            await core.tie.commit()
+            await core.tie.commit_all()
     except TimeoutError as error:
         raise core.core.late("commit", deadline.seconds) from error
 
@@ -463,8 +470,9 @@ def commit_soon(core: GroupCore) -> None:
     """Commit, beside whatever else happens."""
 
     async def commit() -> None:
-        with suppress(StentorError):
-            await commit_within(core, None)
+        with suppress(StentorError, TimeoutError):
+            async with core.core.deadline(None).bound():
+                await core.tie.commit()
 
     core.tie.spawn(commit())
 
@@ -472,4 +480,4 @@ def commit_soon(core: GroupCore) -> None:
 async def open_group(core: ClientCore, name: str, topics: str | list[str], options: GroupOptions) -> AsyncGroup:
     """Join a group, for async code."""
     inbox = AsyncInbox()
-    return AsyncGroup(await join_group(core, name, topics, inbox.put, **options), inbox)
+    return AsyncGroup(await join_group(core, name, topics, inbox.put, asynchronous=True, **options), inbox)

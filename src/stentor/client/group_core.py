@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from stentor.client.convert import as_seconds, check_topics
+from stentor.client.group_hooks import GroupHooks
 from stentor.client.group_member import BUSY_POLL_S, GroupTie, check_limit_s
 from stentor.client.group_progress import GroupProgress, MemberProgress
 from stentor.client.positions import check_position
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from stentor.client.core import ClientCore
     from stentor.client.deadline import Deadline
+    from stentor.client.group_hooks import Hook
     from stentor.client.positions import Place
     from stentor.core.records import Key
     from stentor.wire.group_messages import AssignedPartition
@@ -49,6 +51,7 @@ class GroupCore(SubscriptionCore):
         silence_s: float,
         time_limit_s: float | None,
         auto_commit: bool,
+        hooks: GroupHooks,
         progress: GroupProgress,
         put: Callable[[Any], None],
     ) -> None:
@@ -65,6 +68,7 @@ class GroupCore(SubscriptionCore):
             silence_s=silence_s,
             auto_commit=auto_commit,
             time_limit_s=time_limit_s,
+            hooks=hooks,
         )
         self.transactions = MemberTransactions(self, progress)
 
@@ -245,7 +249,10 @@ async def join_group(
     silence: float = group_limits.GROUP_SILENCE_S,
     time_limit: float | None = None,
     zone: str | None = None,
+    on_assigned: Hook | None = None,
+    on_revoked: Hook | None = None,
     timeout: float | None = None,
+    asynchronous: bool = False,
 ) -> GroupCore:
     """Become a member of a group."""
     check_topics(topics)
@@ -259,6 +266,7 @@ async def join_group(
         time_limit_s=None if time_limit is None else check_limit_s(time_limit),
         silence_s=as_seconds(silence),
         auto_commit=auto_commit,
+        hooks=GroupHooks(on_assigned, on_revoked, asynchronous=asynchronous),
         progress=GroupProgress(),
         put=put,
     )

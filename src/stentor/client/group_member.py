@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stentor import limits
 from stentor.client.convert import as_seconds
 from stentor.client.message import Message
+from stentor.client.reader import Event
 from stentor.core import group_limits
 from stentor.core.cursors import partition_of
 from stentor.core.group_member import GroupMembership
@@ -39,13 +40,16 @@ if TYPE_CHECKING:
 
     from stentor.client.deadline import Deadline
     from stentor.client.group_core import GroupCore
+    from stentor.client.group_hooks import GroupHooks
     from stentor.client.link import BrokerLink
     from stentor.client.reader import Reader
+    from stentor.core.groups import Generation
     from stentor.core.records import Key
 
 logger = logging.getLogger(__name__)
 
 BUSY_POLL_S = 0.01  # how often it is looked whether the message in work is done: somebody waits for its partition
+_NAMED_MAX = 10  # partitions that an error names: its detail has all of them
 _AGAIN = (ConnectionFailed, CoordinationUnavailable, NotReady)
 _SAID_AGAIN = (*_AGAIN, DiskFull, UnknownOutcome)  # said twice, commits and farewells do no harm
 
@@ -81,6 +85,16 @@ class _HandlerLimit:
         )
 
 
+class _Given:
+    """A partition that the application was given, until it hears that this is over."""
+
+    def __init__(self, reader: Reader, since: Generation) -> None:
+        self.reader = reader
+        self.since = since
+        self.floor = reader.start  # what was handed out below it is committed, or was reported as lost
+        self.handed = reader.start  # how far it was handed out, when it was taken away
+
+
 class GroupTie:
     """One member of a group, from joining to leaving."""
 
@@ -93,8 +107,10 @@ class GroupTie:
         silence_s: float,
         auto_commit: bool,
         time_limit_s: float | None,
+        hooks: GroupHooks,
     ) -> None:
         self._owner = owner
+        self._hooks = hooks
         self._core = owner.core
         self._instance = instance
         self._zone = zone
@@ -107,6 +123,10 @@ class GroupTie:
         self._assigned: dict[Key, group_messages.AssignedPartition] = {}
         self._done: dict[tuple[Key, tuple[int, int]], int] = {}  # how far this member came in what it owns
         self._committed: dict[Key, int] = {}
+        self._given: dict[Key, _Given] = {}
+        self._leaving: dict[Key, Reader] = {}  # partitions that are let go of: what is finished can be committed yet
+        self._doubtful: set[Key] = set()  # given, and the lease ended: the head says whether they are lost
+        self._lost: set[str] = set()  # what was handed out of these and not committed is another member's
         self._moving: dict[Key, asyncio.Task[None]] = {}  # partitions that are being taken, or let go of
         self._news = asyncio.Event()  # the head should hear from this member now
         self._joined: asyncio.Future[None] | None = None
@@ -147,7 +167,12 @@ class GroupTie:
                 async with asyncio.timeout(group_limits.GROUP_GRACE_S):
                     await self.commit()
         await self._owner.transactions.settle(group_limits.GROUP_GRACE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(group_limits.GROUP_GRACE_S):
+                for key, reader in list(self._owner.readers.items()):
+                    await self._revoked(key, reader)
         self._drop_all()
+        self._hooks.close()
         self.life.holding = {}
         await asyncio.gather(self._leave(), *self._parting)
 
@@ -200,6 +225,7 @@ class GroupTie:
     def _fail(self, error: StentorError) -> None:
         """This member cannot go on: another process took its place, or the call was wrong."""
         self._drop_all()
+        self._lose(self._doubtful)
         if self._joined is not None and not self._joined.done():
             self._joined.set_exception(error)
             self._joined.exception()  # whoever joins hears of it, if somebody still waits
@@ -289,6 +315,8 @@ class GroupTie:
             listed = {key: each.since for key, each in self._assigned.items()}
         life.answered(answer.number, listed)
         self._look_at_lease()
+        if listed is not None:
+            self._lose({key for key in self._doubtful if listed.get(key) != self._given[key].since})
         for key in life.asked_back:
             self._move(key, self._let_go(key))
         for key in life.gained:
@@ -333,6 +361,11 @@ class GroupTie:
         if life is not self.life or life.holding.get(key) != assigned.since:
             return
         self._committed[key] = -1 if assigned.position is None else assigned.position
+        given = self._given.get(key)
+        if given is None or given.since != assigned.since:  # else it was not lost, after all
+            self._given[key] = _Given(reader, assigned.since)
+            await self._tell_application("assigned", reader, reader.start, reader.start)
+        self._doubtful.discard(key)
         self._owner.read(reader)
 
     async def _let_go(self, key: Key) -> None:
@@ -341,13 +374,72 @@ class GroupTie:
         since = life.holding.get(key)
         reader = self._owner.drop(key)
         if reader is not None and since is not None:
-            await self._until_done(reader)
-            self._done[key, since] = self._owner.progress.position(reader)
-            if self.auto_commit:
-                await self._commit_last(key, reader, since)
-            await self._owner.transactions.settle(group_limits.GROUP_LET_GO_S)
+            self._leaving[key] = reader
+            try:
+                await self._until_done(reader)
+                self._done[key, since] = self._owner.progress.position(reader)
+                if self.auto_commit:
+                    await self._commit_last(key, reader, since)
+                await self._revoked(key, reader)
+                await self._owner.transactions.settle(group_limits.GROUP_LET_GO_S)
+            finally:
+                del self._leaving[key]
+        elif key in self._given:  # its hook was still at work
+            await self._revoked(key, self._given[key].reader)
         life.let_go(key)
         self._news.set()
+
+    # --- what the application hears -------------------------------------------------------------
+
+    async def _tell_application(self, kind: str, reader: Reader, first: int, behind: int) -> None:
+        """Note an event, and call the hook for it."""
+        event = Event(kind, reader.topic, reader.partition, first, behind)
+        self._owner.note(event)
+        await self._hooks.call(event)
+
+    async def _revoked(self, key: Key, reader: Reader) -> None:
+        """A partition goes in good order. What the application does not commit now is another member's to handle."""
+        given = self._given.get(key)
+        if given is None:
+            return
+        given.handed = self._owner.progress.handed_out(reader)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(group_limits.GROUP_LET_GO_S):
+                    await self._tell_application("revoked", reader, self._floor(key, given), given.handed)
+        finally:
+            if key not in self._doubtful:  # else its lease ended meanwhile: the head says whether it is lost
+                self._given.pop(key, None)
+                if given.handed > self._floor(key, given):
+                    self._lost.add(reader.name)
+
+    def _floor(self, key: Key, given: _Given) -> int:
+        """Everything handed out below it is committed, or was reported as lost."""
+        return max(given.floor, self._committed.get(key, -1))
+
+    def _lose(self, keys: set[Key]) -> None:
+        """These partitions were this member's, and are not any more."""
+        for key in list(keys):
+            given = self._given.pop(key)
+            self._doubtful.discard(key)
+            if given.handed > given.floor:
+                self._lost.add(given.reader.name)
+            self.spawn(self._tell_application("lost", given.reader, given.floor, max(given.floor, given.handed)))
+
+    def raise_lost(self) -> None:
+        """Raise StaleGeneration if something that was handed out belongs to others by now; it is said once."""
+        lost, self._lost = sorted(self._lost), set()
+        if not lost:
+            return
+        some = ", ".join(lost[:_NAMED_MAX]) + (f" and {len(lost) - _NAMED_MAX} more" if len(lost) > _NAMED_MAX else "")
+        raise StaleGeneration(
+            f"{some} {'does' if len(lost) == 1 else 'do'} not belong to this member of group {self._owner.name} any"
+            " more: what it handled of them was not committed.",
+            hint="Another member goes on behind the last position that was committed in time.",
+            operation="commit",
+            object=self._owner.name,
+            partitions=lost,
+        )
 
     async def _until_done(self, reader: Reader) -> None:
         """What is in work of a partition may still become a part of a transaction; but for no longer than this."""
@@ -390,6 +482,7 @@ class GroupTie:
     def _begin_anew(self) -> None:
         """The group goes on without this member: it joins again, as another one."""
         self._drop_all()
+        self._lose(self._doubtful)
         self.life = self._new_life()
 
     def _drop_all(self) -> None:
@@ -399,6 +492,11 @@ class GroupTie:
             task.cancel()
         self._moving = {}
         self._done = {}
+        for key, given in self._given.items():
+            reader = given.reader = self._owner.readers.get(key) or self._leaving.get(key) or given.reader
+            given.handed = max(given.handed, self._owner.progress.handed_out(reader))
+            given.floor = self._floor(key, given)
+        self._doubtful = set(self._given)
         for key, reader in list(self._owner.readers.items()):
             assigned = self._assigned.get(key)
             if assigned is not None:
@@ -421,30 +519,50 @@ class GroupTie:
                         await self.commit()
                     await self._owner.transactions.tell()
 
+    async def commit_all(self) -> None:
+        """Commit what was handed out. StaleGeneration names every partition that was lost before that."""
+        while self._doubtful and not self._ending:  # noqa: ASYNC110 - it ends in several ways
+            await asyncio.sleep(BUSY_POLL_S)  # the head says soon whether they are lost
+        with suppress(StaleGeneration):
+            await self.commit()
+        self.raise_lost()
+
     async def commit(self) -> None:
         """Commit what is finished of all partitions. StaleGeneration if some belong to others by now; what still
         belongs to this member is committed.
         """
         holding, progress = self.life.holding, self._owner.progress
         positions = []
-        for key, reader in list(self._owner.readers.items()):
+        for key, reader in [*self._owner.readers.items(), *self._leaving.items()]:
             offset = progress.position(reader)
             if key in holding and offset > self._committed.get(key, -1):
                 positions.append(
                     group_messages.GroupPosition(topic_id=key[0], partition=key[1], offset=offset, since=holding[key])
                 )
-        size, stale = group_limits.GROUP_COMMIT_PARTITIONS_MAX, None
+        size, stale = group_limits.GROUP_COMMIT_PARTITIONS_MAX, False
         for start in range(0, len(positions), size):
-            some = positions[start : start + size]
-            try:
-                await self._send(some)
-            except StaleGeneration as error:
-                stale = error
-                for each in some if len(some) > 1 else ():
-                    with suppress(StaleGeneration):
-                        await self._send([each])
-        if stale is not None:
-            raise stale
+            for each in await self._refused(positions[start : start + size]):
+                stale = True
+                given = self._given.get((each.topic_id, each.partition))
+                if given is not None and each.offset > given.floor:
+                    given.floor = each.offset
+                    self._lost.add(given.reader.name)
+        if stale:
+            raise StaleGeneration(
+                f"Partitions do not belong to this member of group {self._owner.name} any more.",
+                object=self._owner.name,
+            )
+
+    async def _refused(self, positions: list[group_messages.GroupPosition]) -> list[group_messages.GroupPosition]:
+        """Commit these positions. Return those of partitions that belong to others by now."""
+        try:
+            await self._send(positions)
+        except StaleGeneration:
+            if len(positions) == 1:
+                return positions
+            half = len(positions) // 2
+            return [*await self._refused(positions[:half]), *await self._refused(positions[half:])]
+        return []
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside; it ends with this member."""
@@ -468,5 +586,7 @@ class GroupTie:
         """These positions are: they need not be said again."""
         for each in positions:
             key = each.topic_id, each.partition
+            if key in self._given:
+                self._given[key].floor = max(self._given[key].floor, each.offset)
             if key in self._committed:
                 self._committed[key] = max(self._committed[key], each.offset)

@@ -30,6 +30,9 @@ class MemberProgress(Protocol):
     def position(self, reader: Reader) -> int:
         """Everything of a partition below this offset is done with."""
 
+    def handed_out(self, reader: Reader) -> int:
+        """Nothing of a partition at this offset or behind it was handed out."""
+
     def is_busy(self, reader: Reader) -> bool:
         """Whether something of a partition is in work."""
 
@@ -101,6 +104,12 @@ class GroupProgress:
             offset = max(offset, rows[1])
         return offset
 
+    def handed_out(self, reader: Reader) -> int:
+        """Nothing at this offset or behind it was handed out; what a transaction took is its own to report."""
+        if self.held is not None:
+            return self.position(reader)
+        return max(self.reached(reader), self._end_handed(reader))
+
     def is_busy(self, reader: Reader) -> bool:
         """Whether something of a partition is in work, or in a transaction."""
         working, rows = self.working, self.rows
@@ -127,11 +136,14 @@ class GroupProgress:
         The delivery at hand was cut short, so its end does not say it. Called in the application's thread, before the
         next message takes the place of the last one.
         """
-        working, rows = self.working, self.rows
+        reader.taken = max(reader.taken, self._end_handed(reader))
+
+    def _end_handed(self, reader: Reader) -> int:
+        """The end of what was handed out last, if it is of this partition."""
+        working, rows, end = self.working, self.rows, 0
         if working is not None and _is_of(working, reader):
-            reader.taken = max(reader.taken, working.offset + 1)
-        if rows is not None and rows[0] is reader:
-            reader.taken = max(reader.taken, rows[1])
+            end = working.offset + 1
+        return max(end, rows[1]) if rows is not None and rows[0] is reader else end
 
     def forget(self, reader: Reader) -> None:
         """What was handed out of a partition counts no more, neither when it is done with."""

@@ -20,7 +20,7 @@ else:
 class _Dropping(_Base):
     """A subscription from which partitions are taken away."""
 
-    progress: GroupProgress | None = None  # hears how far a partition was handed out that is taken away
+    _progress: GroupProgress | None = None  # hears how far a partition was handed out that is taken away
 
     def use_up(self, reader: Reader) -> None:
         """Hand out nothing more of a partition. Called by the client's loop, whoever takes meanwhile."""
@@ -40,8 +40,8 @@ class _Dropping(_Base):
             reader = self._delivery.reader
             self._batches, self._rows = iter(()), iter(())
             self._current, self._delivery = iter(()), None
-            if self.progress is not None:
-                self.progress.leave(reader)
+            if self._progress is not None:
+                self._progress.leave(reader)
 
     def _next_batch(self) -> bool:
         self._forget_dropped()

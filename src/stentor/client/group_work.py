@@ -227,6 +227,10 @@ class GroupSource:
         share = self._shares.get((reader.topic, reader.partition))
         return share.position if share is not None and share.reader is reader else reader.taken
 
+    def handed_out(self, reader: Reader) -> int:
+        """Nothing of a partition at this offset or behind it was begun, as far as its commits can say."""
+        return self.position(reader) + (1 if self.is_busy(reader) else 0)
+
     def is_busy(self, reader: Reader) -> bool:
         """Whether something of a partition is in work."""
         if self._failing[reader.topic, reader.partition]:

@@ -121,6 +121,10 @@ MEANINGS: Final = {
         to be committed.""",
     "time_limit": """How many seconds one message may be in work. A member that needs longer leaves its group, so that
         others get its partitions. None sets no limit.""",
+    "on_assigned": """Called with an Event for each partition that comes to this member, before its first message. In a
+        thread of its own; for async code in the loop, where it may be a coroutine function.""",
+    "on_revoked": """Called with an Event for each partition that goes from this member: "revoked" while what is
+        finished can be committed yet, "lost" when it may belong to another member already.""",
     "zone": "Where this process runs, such as eu-1a. Partitions are then spread evenly over zones, too.",
     "silence": "After how many seconds of silence this process counts as gone, although its connection is open.",
     "start": """Where to start: "earliest", "latest", an offset, a datetime, a timedelta such as timedelta(hours=-1), or
@@ -306,7 +310,9 @@ OPTIONS: Final = {
         "ack", "compression", "batch_messages", "batch_bytes", "buffer_bytes", "timeout", "partitioner", "identity",
         "secret", "generation",
     ),
-    "Client.group": ("start", "instance", "auto_commit", "silence", "time_limit", "zone", "timeout"),
+    "Client.group": (
+        "start", "instance", "auto_commit", "silence", "time_limit", "zone", "on_assigned", "on_revoked", "timeout",
+    ),
     "Client.subscribe": ("start", "end", "partition", "on_slow", "max_lag", "stale", "timeout"),
 }  # fmt: skip
 """What a call takes behind its `**`."""

@@ -5,12 +5,13 @@ Every word is also checked while the program runs, by whoever takes it; these ty
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 if TYPE_CHECKING:
     from stentor.client.positions import Place, Stale
+    from stentor.client.reader import Event
     from stentor.client.selectors import Partitioner
     from stentor.client.starts import Start
     from stentor.client.table_backlog import OnSlowWatch
@@ -102,6 +103,8 @@ class GroupOptions(TypedDict, total=False):
     silence: float
     time_limit: float | None
     zone: str | None
+    on_assigned: Callable[[Event], object] | None
+    on_revoked: Callable[[Event], object] | None
     timeout: float | None
 
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 class Event(msgspec.Struct, frozen=True):
     """Something a subscriber should know besides messages."""
 
-    kind: str  # "skipped", "topic_found", "topic_gone"
+    kind: str  # "skipped", "topic_found", "topic_gone"; of a group's member: "assigned", "revoked", "lost"
     topic: str
     partition: int
-    first_offset: int = 0  # skipped: the first offset not delivered
-    next_offset: int = 0  # skipped: the first offset delivered after it
+    first_offset: int = 0  # skipped: the first offset not delivered; revoked, lost: the first one not committed
+    next_offset: int = 0  # skipped, assigned: the first offset delivered; revoked, lost: the first one not handed out
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from stentor.core import group_limits, queue_limits
 from stentor.errors import StentorError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from types import UnionType
 
     from stentor.client.deadline import Deadline
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from stentor.client.positions import Place, Stale
     from stentor.client.producer import Producer
     from stentor.client.queue import Queue
+    from stentor.client.reader import Event
     from stentor.client.selectors import Partitioner, Selector
     from stentor.client.starts import Start
     from stentor.client.subscription import Subscription
@@ -241,6 +242,8 @@ class Client(Admin, Requesting):
         silence: float = group_limits.GROUP_SILENCE_S,
         time_limit: float | None = None,
         zone: str | None = None,
+        on_assigned: Callable[[Event], object] | None = None,
+        on_revoked: Callable[[Event], object] | None = None,
         timeout: float | None = None,
     ) -> Group:
         """Join a consumer group: its members share the partitions of the topics, and go on where the group stopped.
@@ -259,6 +262,8 @@ class Client(Admin, Requesting):
             "silence": silence,
             "time_limit": time_limit,
             "zone": zone,
+            "on_assigned": on_assigned,
+            "on_revoked": on_revoked,
             "timeout": timeout,
         }
         core = self._async._core  # noqa: SLF001 - two halves of one thing

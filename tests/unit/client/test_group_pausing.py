@@ -128,7 +128,7 @@ def test_what_workers_have_does_not_come_again_after_a_pause(client, topic):
     assert seen == list(range(500))
 
 
-def test_what_is_resumed_while_another_member_has_it_is_not_paused_when_it_comes_back(client, shared, topic, wait_until):
+def test_what_is_resumed_while_another_member_has_it_comes_back_unpaused(client, shared, topic, wait_until):
     with client.group("pausing.away", topic, auto_commit=False) as group:
         group.pause()
         with stentor.connect(shared.url) as other, other.group("pausing.away", topic, auto_commit=False) as second:
