@@ -3,7 +3,7 @@
     StentorError
     ├── InvalidArgument          the call itself is wrong (a name, a number, a type)
     │   ├── SchemaRefused        the topic does not accept this schema or these rows
-    │   ├── TopicReserved        the topic is the brokers' own; clients may only read it
+    │   ├── TopicReserved        the topic is the brokers' own
     │   └── MissingPackage       an optional package is not installed (also an ImportError)
     ├── Closed                   the object was closed before or during the call
     ├── ForkDetected             a client was used in a forked process
@@ -89,9 +89,10 @@ class SchemaRefused(InvalidArgument):
 
 
 class TopicReserved(InvalidArgument):
-    """The topic is the brokers' own: its name begins with `_stentor.`. Clients may read it, and no more.
+    """The topic is the brokers' own: its name begins with `_stentor.`. Clients cannot change it, nor read the messages
+    of `_stentor.cursors`.
 
-    Use another name.
+    Use another name; `stentor group describe` and `stentor cursor list` show what those messages say.
     """
 
     code = "topic_reserved"

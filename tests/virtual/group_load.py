@@ -36,11 +36,14 @@ CHECK_OWNER = GroupDesk._check_owner
 
 
 def watch_commits(require: Any) -> None:
-    """C22, by itself: whatever a head accepts was committed by who owns it, by all that the log says."""
+    """C22 and C36, by themselves: whatever a head accepts was committed by the client of the member that owns it."""
 
-    def check(desk: GroupDesk, partition: Any, request: Any) -> None:
-        CHECK_OWNER(desk, partition, request)
-        owners = groups_of(partition)._applied.get(request.group, EMPTY).owners
+    def check(desk: GroupDesk, partition: Any, client: Any, request: Any) -> None:
+        CHECK_OWNER(desk, partition, client, request)
+        group = groups_of(partition)._applied.get(request.group, EMPTY)
+        holder = group.members[request.member].holder if request.member in group.members else b""
+        require(holder in (b"", client.holder), "a commit of another client was accepted", request.member)
+        owners = group.owners
         for each in request.positions:
             found = owners.get((each.topic_id, each.partition))
             wanted = PartitionOwner(request.member, each.since)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _VERSION: Final = 1
 
+RECOVERY: Final = "unclean recovery"
+"""Who moves cursors back when a log was cut: the brokers themselves. No client can name itself so there."""
+
 
 class Moved(msgspec.Struct, frozen=True, tag="moved", tag_field="type", omit_defaults=True):
     """Somebody has come this far."""

@@ -25,6 +25,9 @@ That a connection was closed is written down, so that a new head gives its membe
 member that is heard again is answered once this, too, is written down: else a new head would not know that its lease
 began anew.
 
+Rights. A member belongs to the client that joined (C36). Whoever shows another secret is refused before anything that
+it says counts: it renews no lease, takes no number, and leaves for nobody.
+
 Invariants: no partition is given away while its owner is a member that may hold it. Nothing is answered that is not
 committed. One step of a group is under way at a time.
 """
@@ -38,6 +41,7 @@ import msgspec
 from stentor.core import group_limits
 from stentor.core.assignment import assign
 from stentor.core.groups import EMPTY, GroupMember, GroupStep, HeldGroup
+from stentor.core.holders import NOBODY, may_use
 from stentor.core.names import matches
 
 if TYPE_CHECKING:
@@ -60,6 +64,7 @@ class MemberBeat(msgspec.Struct, frozen=True):
     number: int  # each has a higher one: what was overtaken on its way counts no more
     seen: tuple[int, int] = NOTHING_SEEN  # the last answer that it took: epoch and number
     holding: frozenset[Key] = frozenset()  # partitions that it reads
+    shown: bytes = NOBODY  # the hash of the secret that its client showed (C36)
 
 
 class MemberHeard(msgspec.Struct, frozen=True):
@@ -80,6 +85,7 @@ class MemberLeft(msgspec.Struct, frozen=True):
     """A member says that it leaves; it holds nothing any more."""
 
     member: str
+    shown: bytes = NOBODY  # the hash of the secret that its client showed (C36)
 
 
 class TopicsAre(msgspec.Struct, frozen=True):
@@ -120,7 +126,7 @@ class RefuseBeat(msgspec.Struct, frozen=True):
     """Refuse a heartbeat."""
 
     ticket: int
-    why: Literal["unknown", "replaced", "full", "overtaken"]
+    why: Literal["unknown", "replaced", "full", "overtaken", "foreign"]
 
 
 GroupEffect = AppendStep | AnswerBeat | RefuseBeat
@@ -199,8 +205,9 @@ class GroupCoordinator:
         elif isinstance(event, ConnectionBroke):
             self._broke(event.connection, now)
         elif isinstance(event, MemberLeft):
-            self._leaving.add(event.member)  # it may be about to become a member
-            self._arrivals.pop(event.member, None)
+            if self.may_speak(event.member, event.shown):
+                self._leaving.add(event.member)  # it may be about to become a member
+                self._arrivals.pop(event.member, None)
         elif isinstance(event, TopicsAre):
             self.topics, self._read_by = event.topics, {}
         elif isinstance(event, GroupTick):
@@ -212,13 +219,20 @@ class GroupCoordinator:
 
     # --- hearing --------------------------------------------------------------------------------
 
+    def may_speak(self, member: str, shown: bytes) -> bool:
+        """Return whether a caller who showed this hash may speak for a member, or become one of this id (C36)."""
+        known = self._about(member)
+        return known is None or may_use(known.holder, shown)
+
+    def _about(self, member: str) -> GroupMember | None:
+        return self._arrivals.get(member) or self.group.members.get(member)
+
     def _heard(self, event: MemberHeard, now: float) -> list[GroupEffect]:
         beat, group = event.beat, self.group
+        if not self.may_speak(beat.member, beat.shown):
+            return [RefuseBeat(event.ticket, "foreign")]
         contact = self._contacts.get(beat.member)
-        if beat.member in self._replaced or beat.member in self._superseded(group):
-            self._replaced[beat.member] = None
-            if len(self._replaced) > group_limits.GROUP_MEMBERS_MAX:
-                del self._replaced[next(iter(self._replaced))]
+        if self._gave_way(beat.member, group):
             if contact is not None:
                 contact.heard_at, contact.connection, contact.lost_at = now, event.connection, None
             return [RefuseBeat(event.ticket, "replaced")]
@@ -228,14 +242,26 @@ class GroupCoordinator:
             contact = self._contacts[beat.member] = _Contact(now)
         if contact.beat is not None and beat.number <= contact.beat.number:
             return [RefuseBeat(event.ticket, "overtaken")]
-        if group.members.get(beat.member) != beat.about:
-            self._arrivals[beat.member] = beat.about
+        about, known = beat.about, self._about(beat.member)
+        if known is not None and known.holder:
+            about = msgspec.structs.replace(about, holder=known.holder)  # what is bound stays bound
+        if group.members.get(beat.member) != about:
+            self._arrivals[beat.member] = about
         effects: list[GroupEffect] = []
         if contact.ticket is not None:
             effects.append(RefuseBeat(contact.ticket, "overtaken"))
         contact.heard_at, contact.lost_at, contact.connection = now, None, event.connection
         contact.beat, contact.ticket, contact.ticket_at = beat, event.ticket, now
         return effects
+
+    def _gave_way(self, member: str, group: HeldGroup) -> bool:
+        """Whether another process joined under a member's name; remembered when the member is long gone."""
+        if member not in self._replaced and member not in self._superseded(group):
+            return False
+        self._replaced[member] = None
+        if len(self._replaced) > group_limits.GROUP_MEMBERS_MAX:
+            del self._replaced[next(iter(self._replaced))]
+        return True
 
     def _turned_away(self, beat: MemberBeat, group: HeldGroup) -> Literal["unknown", "full"] | None:
         """Why somebody who is no member cannot become one: it believes that it is one, or there are enough."""

@@ -10,7 +10,10 @@ is derived from that log (`core.derived`), beside the cursors (`core.cursors`) t
 A commit names member and `since` of each partition. The head compares them with the applied view when it appends the
 commit, so what an earlier owner says is refused from the very step on that gave its partition away (C22).
 
-Invariant: every owner is a member, in both views (`core.folded`).
+A member is bound to the secret of the client that joined (C36, `core.holders`): its id, which others can read, is not
+enough to commit for it, to leave for it or to say a heartbeat of it.
+
+Invariants: every owner is a member, in both views (`core.folded`). A member's holder, once known, does not change.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stentor.core.folded import Folded, read_snapshot
+from stentor.core.holders import NOBODY, may_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +44,7 @@ class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
     instance: str = ""  # of a static member: who comes back under it gets the same partitions
     zone: str = ""  # where it runs
     silence_ms: int = 0  # after this much silence it counts as gone
+    holder: bytes = NOBODY  # the hash of its client's secret: who shows another one is not this member (C36)
 
 
 class GroupStep(msgspec.Struct, frozen=True, tag="group", tag_field="type", omit_defaults=True):
@@ -142,6 +147,21 @@ class Groups(Folded[GroupStep, str, HeldGroup]):
         """Which of these partitions a member does not own, or not since then, by all that the log says."""
         group = self._applied.get(name, EMPTY)
         return [key for key, since in claimed if group.owners.get(key) != PartitionOwner(member, since)]
+
+    def may_speak(self, name: str, member: str, shown: bytes) -> bool:
+        """Return whether a caller who showed this hash may speak for a member, by all that the log says (C36)."""
+        about = self._applied.get(name, EMPTY).members.get(member)
+        return about is None or may_use(about.holder, shown)
+
+    def owns(self, name: str, key: Key, shown: bytes) -> bool:
+        """Return whether a caller who showed this hash is the owner of a partition, by all that the log says."""
+        group = self._applied.get(name, EMPTY)
+        owner = group.owners.get(key)
+        return owner is not None and may_use(group.members[owner.member].holder, shown)
+
+    def is_member(self, name: str, shown: bytes) -> bool:
+        """Return whether a caller who showed this hash is any member of a group, by all that the log says."""
+        return any(may_use(about.holder, shown) for about in self._applied.get(name, EMPTY).members.values())
 
     def size_with(self, step: GroupStep) -> int:
         """How many groups, members and owners there would be with a step."""

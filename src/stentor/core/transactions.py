@@ -14,6 +14,9 @@ nobody calls the handler again.
 
 Nobody waits for 2: readers may see some outputs of a transaction before the others.
 
+What is sent out is shown, and a transaction is ended, only to and by its author and whoever owns a partition that it
+named (C36): one that a stranger called done would lose outputs that were decided.
+
 Invariants: a member has at most one transaction that is not done; its numbers grow. One that is not done names the
 group's positions as they count already.
 """
@@ -26,6 +29,7 @@ import msgspec
 
 from stentor.core.folded import Folded, read_snapshot
 from stentor.core.groups import GroupStep
+from stentor.core.holders import NOBODY
 
 if TYPE_CHECKING:
     from stentor.core.records import Key
@@ -43,6 +47,7 @@ class GroupTransaction(msgspec.Struct, frozen=True, tag="transaction", tag_field
     by: str = ""  # the member's name, for people
     at_us: int = 0  # when, by the clock of the head that took it
     outputs: tuple[tuple[str, bytes], ...] = ()  # topics by name, and whole batches, each for one partition
+    holder: bytes = NOBODY  # the hash of its author's secret (C36): the author may have left when it is finished
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from stentor.core.names import is_reserved
+from stentor.core.names import CURSORS_TOPIC, is_reserved
 from stentor.errors import TopicReserved
 
 
@@ -51,7 +51,20 @@ class Permissions:
         if is_reserved(topic) and action in _CHANGES and principal.kind == "client":
             raise TopicReserved(
                 f"Topic {topic} is the brokers' own.",
-                hint="Clients may read it. Names that begin with `_stentor.` are reserved.",
+                hint="Names that begin with `_stentor.` are reserved.",
+                object=topic,
+            )
+
+    def check_records(self, topic: str) -> None:
+        """Raise the refusal if a topic's messages are shown to no client.
+
+        Those of `_stentor.cursors` say what transactions send before it is in its topics, and by which ids members
+        speak (C36). What people may know of them is said by `stentor cursor list` and `stentor group describe`.
+        """
+        if topic == CURSORS_TOPIC:
+            raise TopicReserved(
+                f"Topic {topic} is the brokers' own, and its messages are shown to nobody.",
+                hint="`stentor group describe` and `stentor cursor list` show what they say about groups and cursors.",
                 object=topic,
             )
 

@@ -164,7 +164,7 @@ def test_there_is_room_for_so_many_cursors(filled, monkeypatch):
         filled.move_cursor("u", "a", {0: 0})
 
 
-def test_clients_may_only_read_what_is_the_brokers_own(filled):
+def test_clients_neither_change_nor_read_what_is_the_brokers_own(filled):
     with pytest.raises(TopicReserved):
         filled.create_topic(CURSORS_TOPIC)
     filled.move_cursor("t", "a", {0: 5})
@@ -175,12 +175,12 @@ def test_clients_may_only_read_what_is_the_brokers_own(filled):
         lambda: filled.delete_topic(CURSORS_TOPIC),
         lambda: filled.create_topic("_stentor.mine"),
         lambda: filled.move_cursor(CURSORS_TOPIC, "a", {0: 0}),
+        lambda: list(filled.read(CURSORS_TOPIC)),
+        lambda: next(iter(filled.subscribe(CURSORS_TOPIC, start="earliest"))),
     ):
         with pytest.raises(TopicReserved):
             forbidden()
-    (record,) = filled.read(CURSORS_TOPIC)
-    assert record.key == b"a"
-    assert b'"positions":{"0":5}' in record.value
+    assert [cursor.positions for cursor in filled.cursors("t")] == [{0: 5}]
     filled.create_topic("_spark.mine")
 
 

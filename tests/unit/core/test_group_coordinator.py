@@ -591,3 +591,53 @@ def test_patterns_are_compared_with_topics_once_for_all_members(monkeypatch):
     settle(head, *members)
     assert sum(len(member.held) for member in members) == 51
     assert len(compared) == 101
+
+
+# --- rights -------------------------------------------------------------------------------------
+
+MINE, YOURS = b"m" * 16, b"y" * 16
+
+
+def joined(holder=MINE):
+    """A head with one member, which has shown a secret or not; and what it would say next."""
+    head = Head()
+    about = GroupMember(["orders.*"], silence_ms=10_000, holder=holder)
+    beat = c.MemberBeat("a", about, 1, shown=holder)
+    head.step(c.MemberHeard(beat, 1, 1))
+    return head, beat
+
+
+@pytest.mark.parametrize("shown", [YOURS, b""])
+def test_whoever_shows_another_secret_is_not_heard_as_a_member(shown):
+    head, beat = joined()
+    foreign = msgspec.structs.replace(beat, number=2**63 - 1, shown=shown)
+    head.step(c.MemberHeard(foreign, 2, 2))
+    assert head.answers[2] == c.RefuseBeat(2, "foreign")
+    head.step(c.MemberHeard(msgspec.structs.replace(beat, number=2), 3, 1))
+    head.wait(2)
+    assert isinstance(head.answers[3], c.AnswerBeat), "its numbers are its own"
+    head.step(c.MemberLeft("a", shown))
+    assert "a" in head.groups.get("g").members
+    head.step(c.MemberLeft("a", MINE))
+    assert "a" not in head.groups.get("g").members
+
+
+def test_nobody_takes_an_id_whose_joining_is_not_committed_yet():
+    head = Head()
+    head.at_once = False
+    about = GroupMember(["orders.*"], silence_ms=10_000, holder=MINE)
+    head.step(c.MemberHeard(c.MemberBeat("a", about, 1, shown=MINE), 1, 1))
+    head.step(c.MemberHeard(c.MemberBeat("a", about, 2, shown=YOURS), 2, 2))
+    assert head.answers == {2: c.RefuseBeat(2, "foreign")}
+
+
+def test_a_member_without_a_secret_is_bound_to_the_first_that_it_shows():
+    head, beat = joined(holder=b"")
+    assert head.groups.get("g").members["a"].holder == b""
+    shown = msgspec.structs.replace(beat, about=msgspec.structs.replace(beat.about, holder=MINE), shown=MINE, number=2)
+    head.step(c.MemberHeard(shown, 2, 1))
+    assert head.groups.get("g").members["a"].holder == MINE
+    unbinding = msgspec.structs.replace(beat, shown=MINE, number=3)  # the head does not write holders down
+    head.step(c.MemberHeard(unbinding, 3, 1))
+    head.wait(2)
+    assert head.groups.get("g").members["a"].holder == MINE

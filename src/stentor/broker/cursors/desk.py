@@ -21,7 +21,7 @@ from stentor import limits
 from stentor.broker.catalogue import RecordedEnd, encode, recorded_key, topic_key
 from stentor.broker.cluster.trust import CURSORS
 from stentor.core import refusals
-from stentor.core.cursors import RECORDER, CursorsOf, Forgotten, Moved, partition_of
+from stentor.core.cursors import RECORDER, RECOVERY, CursorsOf, Forgotten, Moved, partition_of
 from stentor.core.names import CURSORS_TOPIC, check_cursor_name, is_reserved
 from stentor.errors import NotReady, OffsetOutOfRange, PartitionNotFound, StentorError, TopicExists, UnknownOutcome
 from stentor.wire.messages import TopicSettings
@@ -97,6 +97,7 @@ class CursorDesk:
             self._check_taken_over(topic, [(held.record.id, index) for index in positions])
         await self.make_topic()
         led = self._positions.led(held.record.id)
+        by = f"client {by}" if by == RECOVERY else by
         found = await self.ask(name, Moved(held.record.id, name, positions, by=by, back=back))
         for _, _, cursor in found.cursors:
             self._positions.learn(name, cursor.positions, found.at, led)
@@ -185,7 +186,7 @@ class CursorDesk:
         try:
             for name, cursor in (await self.of_topic(topic)).items():
                 if cursor.positions.get(index, 0) > end:
-                    await self.ask(name, Moved(key[0], name, {index: end}, by="unclean recovery", back=True))
+                    await self.ask(name, Moved(key[0], name, {index: end}, by=RECOVERY, back=True))
         except NotReady as error:
             error.hint = f"Cursors must go back first. If {CURSORS_TOPIC} has lost its copies, recover that first."
             raise

@@ -15,9 +15,10 @@ from stentor import limits
 from stentor.broker.partitions.interfaces import Request
 from stentor.core import refusals
 from stentor.core.acks import ALL
-from stentor.core.cursors import Cursors, CursorsOf, Moved
+from stentor.core.cursors import RECOVERY, Cursors, CursorsOf, Moved
+from stentor.core.groups import Groups
 from stentor.core.names import CURSORS_TOPIC
-from stentor.errors import LimitExceeded, NotReady, StentorError
+from stentor.errors import GroupInUse, LimitExceeded, NotReady, StentorError
 from stentor.wire import cursor_records
 from stentor.wire.header import unpack
 from stentor.wire.peer import CursorsFound
@@ -64,6 +65,8 @@ class CursorHeads:
         if not replica.position.is_head:
             raise refusals.not_head(next(iter(replica.position.brokers), ""), replica.epoch, replica.revision)
         cursors = cursors_of(partition)
+        if not isinstance(question, CursorsOf):
+            _check_unused(partition, question)
         if isinstance(question, CursorsOf) or not cursors.is_news(question):
             await self._serving.find_end(partition, stale=False)
         else:
@@ -78,6 +81,20 @@ class CursorHeads:
         topic_id, index = partition.key
         batch = cursor_records.encode(record, self._clock.now_us(), topic_id=topic_id, partition=index)
         await committed_soon(partition, publish_record(partition, batch))
+
+
+def _check_unused(partition: Partition, record: CursorRecord) -> None:
+    """Whether a record changes the positions of a group whose members commit them: only they may, by other requests."""
+    if not record.name or (isinstance(record, Moved) and record.by == RECOVERY):
+        return
+    groups = next((state for state in partition.replica.states if isinstance(state, Groups)), None)
+    group = None if groups is None else groups.get(record.name)
+    if group is not None and group.members:
+        raise GroupInUse(
+            f"Cursor {record.name} is the position of group {record.name}, which has {len(group.members)} members.",
+            hint="Only they move it. Stop them first, or wait until they count as gone.",
+            object=record.name,
+        )
 
 
 def publish_record(partition: Partition, batch: bytearray) -> asyncio.Future[None]:

@@ -11,14 +11,15 @@ import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol
 
-from stentor.broker.cluster.trust import GROUPS
+from stentor.broker.cluster.trust import GROUPS, HOLDERS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
-from stentor.broker.groups.heads import groups_of
+from stentor.broker.groups.heads import foreign, groups_of
 from stentor.broker.groups.transactions import TransactionDesk, transactions_of
 from stentor.core import group_limits, refusals
 from stentor.core.cursors import Forgotten, Moved
 from stentor.core.group_coordinator import MemberBeat
 from stentor.core.groups import EMPTY, GroupMember, GroupStep
+from stentor.core.holders import NOBODY
 from stentor.core.names import check_group_name, check_pattern, matches, printable
 from stentor.errors import GroupInUse, GroupNotFound, InvalidArgument, StaleGeneration
 from stentor.wire import cursor_records
@@ -37,8 +38,11 @@ if TYPE_CHECKING:
     from stentor.core.cursors import CursorRecord
     from stentor.core.group_coordinator import AnswerBeat
     from stentor.core.groups import HeldGroup
+    from stentor.core.records import Key
     from stentor.ports import Clock
     from stentor.security.permissions import Permissions
+
+_NAMED_MAX = 10  # partitions that an error names
 
 
 class Asker(Protocol):
@@ -49,6 +53,11 @@ class Asker(Protocol):
     @property
     def client(self) -> tuple[str, str]:
         """Name and address."""
+        ...
+
+    @property
+    def holder(self) -> bytes:
+        """The hash of the secret that the client showed (C36)."""
         ...
 
 
@@ -95,6 +104,11 @@ class GroupDesk:
     def _enabled(self) -> bool:
         return self._identity.alone or self._trust.level >= GROUPS
 
+    @property
+    def _binds(self) -> bool:
+        """Whether members are written down with their holders (C27)."""
+        return self._identity.alone or self._trust.level >= HOLDERS
+
     def _check(self, group: str) -> None:
         check_group_name(group)
         if not self._enabled:
@@ -120,9 +134,11 @@ class GroupDesk:
             instance=printable(request.instance),
             zone=printable(request.zone),
             silence_ms=request.silence_ms,
+            holder=client.holder if self._binds else NOBODY,
         )
         holding = frozenset((topic_id, index) for topic_id, indexes in request.holding.items() for index in indexes)
-        beat = MemberBeat(printable(request.member), about, request.number, request.seen, holding)
+        member = printable(request.member)
+        beat = MemberBeat(member, about, request.number, request.seen, holding, client.holder)
         lead, answer = await self._heads.beat(request.group, beat, self._connection(client))
         return self._assigned(request.group, lead, answer)
 
@@ -155,16 +171,16 @@ class GroupDesk:
                 partitions.append(assigned)
         return m.GroupAssigned(generation=answer.generation, number=answer.number, partitions=partitions)
 
-    async def leave(self, request: m.LeaveGroup) -> None:
+    async def leave(self, client: Asker, request: m.LeaveGroup) -> None:
         """A member leaves."""
         self._check(request.group)
-        await self._heads.leave(request.group, printable(request.member))
+        await self._heads.leave(request.group, printable(request.member), client.holder)
 
     async def commit(self, client: Asker, request: m.CommitGroup) -> None:
         """Move the group's cursors, if the member owns what it commits (C22): all of these positions, or none."""
         self._check(request.group)
         partition = self._heads.partition(request.group)
-        self._check_owner(partition, request)
+        self._check_owner(partition, client, request)
         cursors = cursors_of(partition)
         by_topic: dict[int, dict[int, int]] = defaultdict(dict)
         for each in request.positions:
@@ -181,18 +197,25 @@ class GroupDesk:
             check_size(partition, cursors, record)
         await self._append(partition, news)
 
-    def _check_owner(self, partition: Partition, request: m.CommitGroup | m.CommitTransaction) -> None:
+    def _check_owner(self, partition: Partition, client: Asker, request: m.CommitGroup | m.CommitTransaction) -> None:
         """Judged by all that the log says, in the same turn of the loop in which the commit is appended."""
         claimed = [((each.topic_id, each.partition), each.since) for each in request.positions]
-        stale = groups_of(partition).stale(request.group, printable(request.member), claimed)
-        if stale:
-            topic = self._catalogue.by_id.get(stale[0][0])
-            name = f"{stale[0][0]:x}" if topic is None else topic.record.name
+        groups, member = groups_of(partition), printable(request.member)
+        if not groups.may_speak(request.group, member, client.holder):
+            raise foreign(request.group)
+        if stale := groups.stale(request.group, member, claimed):
+            names = [self._name(key) for key in stale[:_NAMED_MAX]]
+            more = f" and {len(stale) - _NAMED_MAX} more" if len(stale) > _NAMED_MAX else ""
+            verb = "does" if len(stale) == 1 else "do"
             raise StaleGeneration(
-                f"{name}/{stale[0][1]} does not belong to this member of group {request.group} any more.",
+                f"{', '.join(names)}{more} {verb} not belong to this member of group {request.group} any more.",
                 hint="Another member goes on behind the last position that was committed in time.",
                 object=request.group,
             )
+
+    def _name(self, key: Key) -> str:
+        topic = self._catalogue.by_id.get(key[0])
+        return f"{key[0]:x}/{key[1]}" if topic is None else f"{topic.record.name}/{key[1]}"
 
     async def _append(self, partition: Partition, records: list[CursorRecord]) -> None:
         topic_id, index = partition.key

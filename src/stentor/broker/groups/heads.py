@@ -194,13 +194,15 @@ class GroupHeads:
         finally:
             del lead.waiting[ticket]
 
-    async def leave(self, group: str, member: str) -> None:
-        """A member leaves, until that is written down."""
+    async def leave(self, group: str, member: str, shown: bytes) -> None:
+        """A member leaves, until that is written down. StaleGeneration if another client is that member."""
         lead = await self.confirmed(group)
         coordinator = lead.coordinators.get(group)
         if coordinator is None:
             return
-        self._step(lead, coordinator, machine.MemberLeft(member))
+        if not coordinator.may_speak(member, shown):
+            raise foreign(group)
+        self._step(lead, coordinator, machine.MemberLeft(member, shown))
         with suppress(TimeoutError):  # it will be written down, or its lease ends
             async with asyncio.timeout(limits.CURSOR_MOVE_S):
                 while member in coordinator.group.members and lead.is_current:
@@ -263,7 +265,18 @@ def groups_of(partition: Partition) -> Groups:
     return next(state for state in partition.replica.states if isinstance(state, Groups))
 
 
+def foreign(group: str) -> StaleGeneration:
+    """Return the refusal of a caller who speaks for a member that another client is (C36)."""
+    return StaleGeneration(
+        f"Another client is this member of group {group}.",
+        hint="Only the client that joined as a member can act for it. Join the group to get partitions of your own.",
+        object=group,
+    )
+
+
 def _refusal(group: str, why: str) -> StentorError:
+    if why == "foreign":
+        return foreign(group)
     if why == "replaced":
         return MemberReplaced(
             f"Another process joined group {group} under the same instance name.",

@@ -7,12 +7,14 @@ wrong with an output is told before anything is written: once a transaction is d
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from stentor.broker.cluster.trust import TRANSACTIONS
+from stentor.broker.cluster.trust import HOLDERS, TRANSACTIONS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
+from stentor.broker.groups.heads import groups_of
 from stentor.core import group_limits, refusals
 from stentor.core.dedupe import LASTING
+from stentor.core.holders import NOBODY, may_use
 from stentor.core.names import check_group_name, printable
 from stentor.core.transactions import GroupTransaction, TransactionDone, Transactions
 from stentor.errors import (
@@ -46,6 +48,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class TransactionAsker(Protocol):
+    """The session of a client that asks."""
+
+    on_left: list[Callable[[], None]]  # called when the client closes it
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """Name and address."""
+        ...
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks."""
+        ...
+
+    @property
+    def holder(self) -> bytes:
+        """The hash of the secret that the client showed (C36)."""
+        ...
+
+
 class TransactionDesk:
     """Takes transactions, and tells which are not done."""
 
@@ -58,7 +81,7 @@ class TransactionDesk:
         permissions: Permissions,
         catalogue: Catalogue,
         heads: GroupHeads,
-        check_owner: Callable[[Partition, m.CommitGroup | m.CommitTransaction], None],
+        check_owner: Callable[[Partition, TransactionAsker, m.CommitGroup | m.CommitTransaction], None],
     ) -> None:
         self._identity = identity
         self._clock = clock
@@ -75,12 +98,12 @@ class TransactionDesk:
 
     # --- members --------------------------------------------------------------------------------
 
-    async def commit(self, principal: Principal, name: str, request: m.CommitTransaction) -> None:
+    async def commit(self, client: TransactionAsker, request: m.CommitTransaction) -> None:
         """Decide a transaction: positions and outputs, or nothing of it. To say it twice does no harm."""
         self._check(request.group)
         partition = self._heads.partition(request.group)
-        self._check_owner(partition, request)
-        self._check_outputs(principal, request)
+        self._check_owner(partition, client, request)
+        self._check_outputs(client.principal, request)
         positions: dict[int, dict[int, int]] = {}
         for each in request.positions:
             positions.setdefault(each.topic_id, {})[each.partition] = each.offset
@@ -89,9 +112,10 @@ class TransactionDesk:
             printable(request.member),
             request.number,
             positions,
-            by=printable(name),
+            by=printable(client.client[0]),
             at_us=self._clock.now_us(),
             outputs=tuple(request.outputs),
+            holder=client.holder if self._identity.alone or self._trust.level >= HOLDERS else NOBODY,
         )
         self._check_number(partition, transaction, request.done)
         self._check_room(partition, transaction)
@@ -130,30 +154,58 @@ class TransactionDesk:
         for move in transaction_records.moves(transaction):
             check_size(partition, cursors_of(partition), move)
 
-    async def end(self, request: m.EndTransaction) -> None:
-        """All outputs of a transaction are in their topics. To say it again does no harm."""
+    async def end(self, client: TransactionAsker, request: m.EndTransaction) -> None:
+        """All outputs of a transaction are in their topics. To say it again does no harm. StaleGeneration if it is
+        neither the caller's nor about a partition of the caller's.
+        """
         self._check(request.group)
         partition = self._heads.partition(request.group)
         author = printable(request.author)
         last = transactions_of(partition).last(request.group, author)
         if last is not None and last.unfinished is not None and last.number == request.number:
+            self._check_concerned(partition, client, last.unfinished)
             await self._append(partition, TransactionDone(request.group, author, request.number))
 
-    async def find(self, request: m.FindTransaction) -> m.TransactionFound:
-        """The oldest transaction that named a partition and is not done; else one that nobody can own any more."""
+    def _check_concerned(self, partition: Partition, client: TransactionAsker, transaction: GroupTransaction) -> None:
+        """Whether a caller is the author of a transaction, or has to finish it. What an older client made names no
+        author: whoever knows of it may finish it.
+        """
+        if may_use(transaction.holder, client.holder):
+            return
+        groups, group = groups_of(partition), transaction.group
+        named = ((topic, index) for topic, positions in transaction.positions.items() for index in positions)
+        if any(groups.owns(group, key, client.holder) for key in named):
+            return
+        if self._is_homeless(transaction) and groups.is_member(group, client.holder):
+            return
+        raise StaleGeneration(
+            f"This transaction of group {group} is another client's.",
+            hint="Its author finishes it, or whoever owns a partition that it took messages from.",
+            object=group,
+        )
+
+    async def find(self, client: TransactionAsker, request: m.FindTransaction) -> m.TransactionFound:
+        """The oldest transaction that named a partition and is not done; else one that nobody can own any more.
+        StaleGeneration if a caller asks for what is another's.
+        """
         self._check(request.group)
         lead = await self._heads.confirmed(request.group)
         key = request.topic_id, request.partition
         unfinished = transactions_of(lead.partition).unfinished(request.group)
         for each in sorted(unfinished, key=lambda each: not each.names(key)):
             if self.concerns(each, key):
+                self._check_concerned(lead.partition, client, each)
                 outputs = [(topic, output) for topic, output in each.outputs if not self._is_deleted(topic, output)]
                 return m.TransactionFound(author=each.member, number=each.number, outputs=outputs)
         return m.TransactionFound()
 
     def concerns(self, transaction: GroupTransaction, key: Key) -> bool:
         """Whether who owns a partition has to finish it: anybody, if all topics are gone that it was made from."""
-        return transaction.names(key) or not any(topic in self._catalogue.by_id for topic in transaction.positions)
+        return transaction.names(key) or self._is_homeless(transaction)
+
+    def _is_homeless(self, transaction: GroupTransaction) -> bool:
+        """Whether all topics are gone that it was made from: nobody owns what it named."""
+        return not any(topic in self._catalogue.by_id for topic in transaction.positions)
 
     def _is_deleted(self, topic: str, output: bytes) -> bool:
         """Whether an output has no place any more."""

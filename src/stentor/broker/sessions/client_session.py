@@ -210,6 +210,7 @@ class ClientSession(BatchSession):
             )
         partition = self._serving.check_stream(wish)
         self._permissions.check(self.caller.principal, Action.READ, partition.topic)
+        self._permissions.check_records(partition.topic)
         cursor = Cursor(wish.start, wish.end, wish.credit, copies=wish.copies)
         stream = self.streams[stream_id] = self._stream(stream_id, partition, cursor, wish.subtree)
         stream.pump()
@@ -328,6 +329,11 @@ class ClientSession(BatchSession):
     def principal(self) -> Principal:
         """Who asks."""
         return self.caller.principal
+
+    @property
+    def holder(self) -> bytes:
+        """The hash of the secret that it showed (C36)."""
+        return self.caller.holder
 
     @property
     def takes_more(self) -> bool:

@@ -32,9 +32,9 @@ async def group_beat(desk: HasGroups, client: GroupAsker, request: messages.Grou
     return await desk.groups.beat(client, request)
 
 
-async def leave_group(desk: HasGroups, _: GroupAsker, request: messages.LeaveGroup) -> messages.Done:
+async def leave_group(desk: HasGroups, client: GroupAsker, request: messages.LeaveGroup) -> messages.Done:
     """A member leaves."""
-    await desk.groups.leave(request)
+    await desk.groups.leave(client, request)
     return messages.Done()
 
 
@@ -48,21 +48,21 @@ async def commit_transaction(
     desk: HasGroups, client: GroupAsker, request: group_messages.CommitTransaction
 ) -> messages.Done:
     """The same, with what it sends out."""
-    await desk.groups.transactions.commit(client.principal, client.client[0], request)
+    await desk.groups.transactions.commit(client, request)
     return messages.Done()
 
 
-async def end_transaction(desk: HasGroups, _: GroupAsker, request: group_messages.EndTransaction) -> messages.Done:
+async def end_transaction(desk: HasGroups, client: GroupAsker, request: group_messages.EndTransaction) -> messages.Done:
     """What it sent out is in its topics."""
-    await desk.groups.transactions.end(request)
+    await desk.groups.transactions.end(client, request)
     return messages.Done()
 
 
 async def find_transaction(
-    desk: HasGroups, _: GroupAsker, request: group_messages.FindTransaction
+    desk: HasGroups, client: GroupAsker, request: group_messages.FindTransaction
 ) -> group_messages.TransactionFound:
     """What somebody left unfinished."""
-    return await desk.groups.transactions.find(request)
+    return await desk.groups.transactions.find(client, request)
 
 
 async def describe_group(desk: HasGroups, _: GroupAsker, request: messages.DescribeGroup) -> messages.GroupDescribed:
