@@ -428,9 +428,9 @@ class EndUnknown(NotReady):
 
 
 class StorageError(StentorError):
-    """The broker's disk failed, or refused a request.
+    """The broker's disk failed, or refused a request. Or rows that Spark wrote are not in the folder of a pipeline.
 
-    Check the broker's log and the disk.
+    Check the broker's log and the disk; of a pipeline, that all executors share the folder.
     """
 
     code = "storage_error"

@@ -25,8 +25,9 @@ _REGISTERED = re.compile(r"Registering worker ")
 class StandaloneSpark:
     """`with StandaloneSpark(folder) as spark:` and then `spark.url` is a master."""
 
-    def __init__(self, folder, workers=2):
+    def __init__(self, folder, workers=2, hidden=None):
         self._folder = Path(folder)
+        self._hidden = hidden  # a folder that workers do not share: each has its own there
         self._count = workers
         self._processes = []
         self.url = ""
@@ -67,10 +68,19 @@ class StandaloneSpark:
             "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JAVA} -Dlog4j2.configurationFile={logs.as_uri()}",
         }
         place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        command = [home / "bin" / "spark-class", program, *place, *arguments]
+        if self._hidden is not None and name != "master":
+            command = [
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                'mount -t tmpfs none "$0" && exec "$@"',
+                self._hidden,
+                *command,
+            ]
         with (self._folder / f"{name}.log").open("w") as log:
-            started = subprocess.Popen(
-                [home / "bin" / "spark-class", program, *place, *arguments], env=environment, stdout=log, stderr=log
-            )
+            started = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         self._processes.append(started)
 
     def _said(self, name, pattern, times=1):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 from tests.spark.standalone import QUICK_JAVA, StandaloneSpark
 
-from stentor.testing import LocalCluster
+from stentor.testing import LocalCluster, broker
 
 JOB = """
 import sys
@@ -54,3 +55,38 @@ def test_a_job_runs_on_a_spark_cluster_against_a_cluster_of_brokers(tmp_path):
         assert found == {b"to": 100, b"be": 100, b"or": 50, b"not": 50}
         executors = [list(spark.work_folder(number).glob("app-*/*")) for number in range(2)]
         assert [len(each) for each in executors] == [1, 1], "both workers took part"
+
+
+RECORD = """
+import sys
+from stentor.spark import session
+from stentor.spark.pipelines.record import record
+
+master, lake = sys.argv[1:]
+settings = {"spark.executor.memory": "512m", "spark.driver.memory": "512m"}
+spark = session(master, app="record", ui=False, config=settings)
+record(spark, ["words"], lake)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="hiding a folder needs root and unshare"
+)
+def test_executors_that_do_not_share_the_lake_record_nothing_and_say_so(tmp_path):
+    hidden = tmp_path / "not-shared"
+    hidden.mkdir()
+    with broker() as local, local.client() as client, StandaloneSpark(tmp_path, 1, hidden) as spark:
+        client.create_topic("words", keep_unrecorded=True)
+        for _ in range(5):
+            client.publish("words", b"x")
+        done = subprocess.run(
+            [sys.executable, "-c", RECORD, spark.url, (hidden / "lake").as_uri()],
+            env=os.environ | {"STENTOR_URL": local.url, "JDK_JAVA_OPTIONS": QUICK_JAVA},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "The lake should get 5 rows, and Spark has put 0 of them into" in done.stderr, done.stderr
+        assert [each.recorded for each in client.describe_topic("words").partitions] == [0]

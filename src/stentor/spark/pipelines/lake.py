@@ -21,12 +21,13 @@ import uuid
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
-from stentor.errors import CorruptData, InvalidArgument, MissingPackage, NotReady
+from stentor.errors import CorruptData, InvalidArgument, MissingPackage, NotReady, StorageError
+from stentor.spark.pipelines.folders import local_folder, to_read, to_write, write_parquet
 from stentor.spark.pipelines.joining import SUFFIX, Join, Joined, left, round_of, sync
 
 if TYPE_CHECKING:
@@ -52,8 +53,11 @@ Ends = dict[str, dict[int, dict[int, int]]]
 
 
 def open_lake(path: str | Path, kind: str | None = None) -> Lake:
-    """The lake of a directory, or a new one; a lake keeps its format."""
-    place = Path(path)
+    """Return the lake of a directory, or a new one; a lake keeps its format.
+
+    InvalidArgument for what is not a directory of this machine, or holds something else.
+    """
+    place = local_folder(path, "lake")
     found = "delta" if (place / "_delta_log").is_dir() else "parquet" if (place / "_stentor").is_dir() else None
     if kind not in (None, "delta", "parquet"):
         raise InvalidArgument(f"There is no lake format {kind!r}.", hint="Use parquet or delta.")
@@ -63,6 +67,13 @@ def open_lake(path: str | Path, kind: str | None = None) -> Lake:
     if found is None and not begun and place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InvalidArgument(f"{place} is not a lake, and is not empty.", hint="Name another directory.")
     return DeltaLake(place) if (found or kind) == "delta" else ParquetLake(place)
+
+
+class Added(NamedTuple):
+    """What one round put into a lake."""
+
+    rows: int
+    file_bytes: int
 
 
 class Lake:
@@ -102,8 +113,8 @@ class Lake:
         columns = found.columns  # Spark puts those of the folders last
         frames = []
         for root in sorted({path.parents[2] for path in files}):
-            chosen = [str(path) for path in files if path.parents[2] == root]
-            frame = spark.read.schema(COLUMNS).option("basePath", str(root)).parquet(*chosen)
+            chosen = [to_read(path) for path in files if path.parents[2] == root]
+            frame = spark.read.schema(COLUMNS).option("basePath", to_write(root)).parquet(*chosen)
             frames.append(frame.select(*columns))
         return reduce(lambda one, other: one.unionByName(other), frames) if frames else found
 
@@ -149,18 +160,30 @@ class Lake:
         """Take away what an interrupted round left behind."""
         shutil.rmtree(self.path / "_staging", ignore_errors=True)
 
-    def add(self, frame: DataFrame, ends: Ends) -> int:
-        """Record rows, and that these partitions are recorded up to here; how many bytes it took."""
-        staged = self._stage(frame)
-        self._commit(staged, ends)
-        return sum(size for _, size in staged)
+    def add(self, frame: DataFrame, ends: Ends, *, planned: int | None = None) -> Added:
+        """Record rows, and that these partitions are recorded up to here; return what was added.
 
-    def _stage(self, frame: DataFrame) -> list[tuple[Path, int]]:
-        """Spark writes the files where no reader looks."""
+        Raises StorageError, and records nothing, if rows are missing among those that Spark wrote.
+        """
+        staged, rows = self._stage(frame, planned)
+        self._commit(staged, ends)
+        return Added(rows, sum(size for _, size in staged))
+
+    def _stage(self, frame: DataFrame, planned: int | None) -> tuple[list[tuple[Path, int]], int]:
+        """Let Spark write the files where no reader looks; return them with their sizes, and the number of rows."""
         place = self.path / "_staging" / uuid.uuid4().hex
-        frame.write.partitionBy(*_PARTITIONED_BY).option("compression", "zstd").parquet(str(place))
-        found = [path for path in sorted(place.glob("topic=*/date=*/*.parquet")) if path.stat().st_size]
-        return [(path, path.stat().st_size) for path in found]
+        try:
+            found, rows = write_parquet(
+                frame,
+                place,
+                lambda writer: writer.partitionBy(*_PARTITIONED_BY).option("compression", "zstd"),
+                "lake",
+                planned=planned,
+            )
+        except StorageError:
+            self.clean()
+            raise
+        return [(path, path.stat().st_size) for path in found], rows
 
     def _placed(self, staged: Path, name: str, root: Path | None = None) -> Path:
         """Move a staged file to its day's folder; it is on disk there, whatever happens."""
@@ -312,9 +335,13 @@ class ParquetLake(Lake):
 
     def _rewrite(self, spark: SparkSession, folder: str, files: list[Path], wanted: int) -> int:
         """All of a day in few files, in the order of their offsets."""
+        import pyarrow.parquet as pq
+
         order = ["topic_id", "partition", "offset"]
         frame = self._read(spark, files)
-        staged = self._stage(frame.repartitionByRange(wanted, *order).sortWithinPartitions(*order))
+        rows = sum(pq.read_metadata(path).num_rows for path in files)
+        ordered = frame.repartitionByRange(wanted, *order).sortWithinPartitions(*order)
+        staged, _ = self._stage(ordered, planned=rows)
         state = self._state()
         state.round += 1
         for index, (path, _) in enumerate(staged):

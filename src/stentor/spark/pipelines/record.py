@@ -49,7 +49,7 @@ class Round(msgspec.Struct, frozen=True):
     rows: int
     file_bytes: int
     seconds: float
-    waiting_rows: int  # published, but not recorded yet
+    waiting_rows: int  # published, but not recorded yet; some of them may be compacted away
 
 
 def record(
@@ -79,8 +79,8 @@ def record(
             recorder.stop_at_present()
         while not stopped.is_set():
             done = recorder.round()
-            recorded += done.rows
-            if done.rows:
+            if done is not None:
+                recorded += done.rows
                 on_round(done)
                 if not once and done.number % COMPACT_EVERY_ROUNDS == 0:
                     place.compact(spark)
@@ -119,8 +119,8 @@ class _Recorder:
     def _latest(self) -> Places:
         return places_of(self._connection.client().find_offsets(self._topics, "latest"))
 
-    def round(self) -> Round:
-        """Record what is there now, up to a round's rows."""
+    def round(self) -> Round | None:
+        """Record what is there now, up to a round's rows; return None if nothing is."""
         began = time.monotonic()
         client = self._connection.client()
         latest = self._latest() if self._final is None else self._final
@@ -130,13 +130,19 @@ class _Recorder:
         waiting = _rows(start, latest)
         if not waiting:
             self._mark(start)  # a round that was interrupted may not have told
-            return Round(self._number, 0, 0, 0.0, 0)
+            return None
         end = offsets.limited(start, latest, self._round_rows)
-        size = self._lake.add(self._read(start, end), _ends(start, end))
+        added = self._lake.add(self._read(start, end), _ends(start, end), planned=self._planned(start, end))
         self._number += 1
         self._mark(end)
-        rows = _rows(start, end)
-        return Round(self._number, rows, size, time.monotonic() - began, waiting - rows)
+        return Round(self._number, added.rows, added.file_bytes, time.monotonic() - began, waiting - _rows(start, end))
+
+    def _planned(self, start: Places, end: Places) -> int | None:
+        """Return how many rows there must be; None where offsets may have no message any more, or never had one."""
+        client = self._connection.client()
+        settings = [client.find_topic(name).settings for name in start]
+        gapless = self._fail_on_data_loss and all(each.kind == "stream" and not each.compacted for each in settings)
+        return _rows(start, end) if gapless else None
 
     def _start(self, earliest: Places) -> Places:
         """Where the lake ends; what it never had, from the first offset on."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -27,6 +26,7 @@ from stentor.client.identity import FormerIdentity
 from stentor.core.names import check_pattern, matches
 from stentor.errors import InvalidArgument
 from stentor.spark.pipelines import runs
+from stentor.spark.pipelines.folders import local_folder
 from stentor.spark.pipelines.lake import alone, open_lake, replace_whole
 from stentor.spark.pipelines.times import Times
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
     from datetime import datetime
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -113,7 +114,7 @@ def select(
         raise InvalidArgument(f"A replay cannot be paced by {selection.pace_by}.", hint="Use appended_at or timestamp.")
     if speed < 0:
         raise InvalidArgument(f"speed={speed} must not be negative.", hint="0 is as fast as possible.")
-    place = Path(work)
+    place = local_folder(work, "replay")
     if (place / "plan.json").is_file():
         raise InvalidArgument(
             f"{place} already holds a replay.", hint="Continue it with resume, or choose another directory."
@@ -167,7 +168,7 @@ def publish(
     stop: threading.Event | None = None,
 ) -> int:
     """Publish what was selected, or go on with it; how many rows were published by this call."""
-    place = Path(work)
+    place = local_folder(work, "replay")
     _load(place / "plan.json", ReplayPlan)
     with (
         alone(place / "lock", f"Another process publishes the replay in {place}."),  # two would mix up its place

@@ -21,11 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from stentor.spark.pipelines.folders import to_read, write_parquet
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, DataFrameWriter
 
 PART_ROWS: Final = 16_384
 """The most that is published in one batch."""
@@ -49,11 +51,14 @@ class Part(NamedTuple):
 def write(frame: DataFrame, place: Path) -> DataFrame:
     """Let Spark write a selection down as runs; the selection as it was written."""
     runs = frame.repartition(*_RUN).sortWithinPartitions(*_RUN, "offset").select(*_RUN, *_MESSAGE, _APPENDED)
-    writer = runs.write.mode("overwrite").partitionBy(*_RUN).option("compression", "zstd")
-    # Read once and deleted: looking for repetitions takes longer than it saves, when writing and when reading.
-    writer = writer.option("parquet.enable.dictionary", "false")
-    writer.option("parquet.block.size", _GROUP_BYTES).parquet(str(place))
-    return frame.sparkSession.read.schema(runs.schema).parquet(str(place))
+
+    def chosen(writer: DataFrameWriter) -> DataFrameWriter:
+        writer = writer.mode("overwrite").partitionBy(*_RUN).option("compression", "zstd")
+        # Read once and deleted: looking for repetitions takes longer than it saves, when writing and when reading.
+        return writer.option("parquet.enable.dictionary", "false").option("parquet.block.size", _GROUP_BYTES)
+
+    write_parquet(runs, place, chosen, "replay")
+    return frame.sparkSession.read.schema(runs.schema).parquet(to_read(place))
 
 
 def read(place: Path, tick_us: int, first_us: int) -> Iterator[Part]:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import stentor
 from stentor.errors import InvalidArgument
+from stentor.spark.pipelines.folders import local_folder, write_parquet
 from stentor.spark.pipelines.times import Times
 from stentor.spark.pipelines.views import topic_view
 from stentor.spark.session import activate
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -83,11 +84,11 @@ def to_lake(frame: DataFrame, path: str | Path, facts: dict[str, object] | None 
 
     Facts about it go into `_snapshot.json` beside its files.
     """
-    place = Path(path)
+    place = local_folder(path, "snapshot")
     if place.exists() and (not place.is_dir() or not all(map(_is_of_snapshot, place.iterdir()))):
         raise InvalidArgument(f"{place} holds something that is not a snapshot.", hint="Name another directory.")
     fresh, old = (place.with_name(f".{place.name}.{which}") for which in ("new", "old"))
-    frame.write.mode("overwrite").option("compression", "zstd").parquet(str(fresh))
+    write_parquet(frame, fresh, lambda writer: writer.mode("overwrite").option("compression", "zstd"), "snapshot")
     if facts:
         (fresh / _FACTS).write_text(json.dumps(facts) + "\n")
     shutil.rmtree(old, ignore_errors=True)
