@@ -11,7 +11,8 @@ import errno
 import html
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 from aiohttp import web
@@ -151,18 +152,18 @@ class HttpServer:
         return web.Response(text=text, content_type="text/html")
 
 
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
-    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-)
-
-
 class _Guests:
-    """The connections to the HTTP side: so many at most, and each has a deadline that only a request moves."""
+    """The connections to the HTTP side: so many at most, and each has a deadline that only a request moves.
+
+    Whoever comes is let in: a load balancer must hear how this broker is, whoever else is here. Beyond the limit, one
+    who came before has to go: of the host that has most connections, the one that was quiet for longest; if all of them
+    wait for answers, the one that has waited for longest.
+    """
 
     def __init__(self, connections_max: int) -> None:
         self._connections_max = connections_max
-        self._deadlines: dict[asyncio.BaseTransport, float] = {}
+        self._guests: dict[_Guest, None] = {}  # who was quiet for longest is first
+        self._hosts: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     async def listen(self, runner: web.AppRunner, host: str, port: int) -> Any:
@@ -173,40 +174,54 @@ class _Guests:
         self._sweep()
         return server
 
-    def arrived(self, transport: asyncio.Transport) -> bool:
-        """False if there are too many; it is told so."""
-        if len(self._deadlines) >= self._connections_max:
-            reason = b'{"reason": "This broker has too many HTTP connections."}'
-            transport.write(_FULL % (len(reason), reason))
-            transport.close()
-            return False
-        self._extend(transport)
-        return True
+    def arrived(self, guest: _Guest) -> None:
+        """Let one in, and another one go if there are too many."""
+        if len(self._guests) >= self._connections_max:
+            most = max(self._hosts.values())
+            crowd = [one for one in self._guests if self._hosts[one.host] == most]
+            self._turn_out(next((one for one in crowd if not one.asking), crowd[0]))
+        self._hosts[guest.host] += 1
+        self.extend(guest)
 
-    def left(self, transport: asyncio.BaseTransport) -> None:
-        self._deadlines.pop(transport, None)
+    def left(self, guest: _Guest) -> None:
+        if guest in self._guests:
+            del self._guests[guest]
+            self._hosts[guest.host] -= 1
+            if not self._hosts[guest.host]:
+                del self._hosts[guest.host]
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """A request has arrived: there is time for its answer, and then for the next one."""
-        if request.transport is not None:
-            self._extend(request.transport)
-        response: web.StreamResponse = await handler(request)
-        if request.transport is not None:
-            self._extend(request.transport)
-        return response
+        guest = next((one for one in self._guests if one.transport is request.transport), None)
+        if guest is None:
+            return cast("web.StreamResponse", await handler(request))
+        self.extend(guest)
+        guest.asking += 1
+        try:
+            return cast("web.StreamResponse", await handler(request))
+        finally:
+            guest.asking -= 1
+            if guest in self._guests:
+                self.extend(guest)
 
-    def _extend(self, transport: asyncio.BaseTransport) -> None:
-        self._deadlines[transport] = asyncio.get_running_loop().time() + limits.HTTP_REQUEST_S
+    def extend(self, guest: _Guest) -> None:
+        """It has asked something, or was answered."""
+        guest.deadline = asyncio.get_running_loop().time() + limits.HTTP_REQUEST_S
+        self._guests.pop(guest, None)
+        self._guests[guest] = None
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for transport in [one for one, deadline in self._deadlines.items() if now > deadline]:
-            self.left(transport)
-            if isinstance(transport, asyncio.Transport):
-                transport.abort()
+        for guest in [one for one in self._guests if now > one.deadline]:
+            self._turn_out(guest)
         self._timer = loop.call_later(limits.SWEEP_S, self._sweep)
+
+    def _turn_out(self, guest: _Guest) -> None:
+        self.left(guest)
+        if guest.transport is not None:
+            guest.transport.abort()
 
     def close(self) -> None:
         if self._timer is not None:
@@ -214,37 +229,37 @@ class _Guests:
 
 
 class _Guest(asyncio.Protocol):
-    """One connection: aiohttp's, if there is room for it."""
+    """One connection, which aiohttp answers."""
 
     def __init__(self, guests: _Guests, inner: asyncio.Protocol) -> None:
         self._guests = guests
         self._inner = inner
-        self._transport: asyncio.BaseTransport | None = None
+        self.transport: Any = None  # of asyncio or of uvloop, which have no class in common
+        self.host = ""
+        self.asking = 0  # requests that are being answered
+        self.deadline = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._guests.arrived(transport):  # type: ignore[arg-type]
-            self._transport = transport
-            self._inner.connection_made(transport)
+        self.transport = transport
+        self.host = str((transport.get_extra_info("peername") or ("",))[0])
+        self._guests.arrived(self)
+        self._inner.connection_made(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._transport is not None:
-            self._guests.left(self._transport)
-            self._inner.connection_lost(error)
+        self._guests.left(self)
+        self._inner.connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._inner.data_received(data)
+        self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received() if self._transport is not None else None
+        return self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        if self._transport is not None:
-            self._inner.pause_writing()
+        self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._transport is not None:
-            self._inner.resume_writing()
+        self._inner.resume_writing()
 
 
 class _Malformed(logging.Filter):

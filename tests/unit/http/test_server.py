@@ -4,14 +4,16 @@ import logging
 import socket
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from stentor import limits
 from stentor.http.metrics import render
-from stentor.http.server import HttpServer
+from stentor.http.server import HttpServer, _Guests
 from stentor.security.permissions import Permissions
 from stentor.testing import broker
 from stentor.wire.statistics import (
@@ -169,7 +171,11 @@ def test_what_is_not_http_costs_few_log_lines_and_no_traceback(caplog):
     assert len(about) < 40
 
 
-def test_headers_that_come_drop_by_drop_are_closed_in_time(monkeypatch):
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+
+@LOOPS
+def test_headers_that_come_drop_by_drop_are_closed_in_time(monkeypatch, loop):
     """A slow loris: each line resets nothing."""
     monkeypatch.setattr(limits, "HTTP_REQUEST_S", 0.5)
     monkeypatch.setattr(limits, "SWEEP_S", 0.1)
@@ -191,31 +197,63 @@ def test_headers_that_come_drop_by_drop_are_closed_in_time(monkeypatch):
             await server.stop()
         return False
 
-    assert asyncio.run(drip())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert runner.run(drip())
 
 
-def test_beyond_its_connections_it_says_so_and_serves_again_when_one_leaves():
-    async def crowd():
-        server = HttpServer(a_status(), permissions=Permissions(), connections_max=2)
-        await server.start("127.0.0.1", 0)
-        try:
-            guests = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
-            refusal = await asyncio.wait_for(guests[2][0].read(), 10)
-            guests[0][1].close()
-            url = f"http://127.0.0.1:{server.port}/health/live"
-            async with asyncio.timeout(10):
-                while (answer := await asyncio.to_thread(fetch, url, "GET"))[0] != 200:
-                    pass
-            return refusal, answer
-        finally:
-            for _, writer in guests:
-                writer.close()
-            await server.stop()
+async def held(server, path=b""):
+    """A connection that stays, with or without a request on it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    if path:
+        writer.write(b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return reader, writer
 
-    refusal, answer = asyncio.run(crowd())
-    assert refusal.startswith(b"HTTP/1.1 503")
-    assert b"too many HTTP connections" in refusal
-    assert answer[0] == 200
+
+async def crowded(crowd, path=b"", connections_max=8):
+    """Fill a server with connections; return what health says then, and how many are left."""
+    server = HttpServer(a_status(), permissions=Permissions(), connections_max=connections_max)
+    await server.start("127.0.0.1", 0)
+    guests = []
+    try:
+        guests = [await held(server, path) for _ in range(crowd)]
+        if path == b"/health/live":
+            for reader, _ in guests:
+                with suppress(asyncio.IncompleteReadError, ConnectionError):
+                    await reader.readuntil(b"\r\n\r\n")
+        url = f"http://127.0.0.1:{server.port}/health/live"
+        answers = [(await asyncio.to_thread(fetch, url, "GET"))[0] for _ in range(5)]
+        return answers, len(server._guests._guests)
+    finally:
+        for _, writer in guests:
+            writer.close()
+        await server.stop()
+
+
+@LOOPS
+@pytest.mark.parametrize("path", [b"", b"/health/live"], ids=["that ask nothing", "that have been answered"])
+def test_health_is_answered_beside_any_number_of_connections(loop, path):
+    with asyncio.Runner(loop_factory=loop) as runner:
+        answers, left = runner.run(crowded(30, path))
+    assert answers == [200] * 5
+    assert left <= 8
+
+
+def test_who_waits_for_an_answer_stays_before_those_who_ask_nothing():
+    class Guest:
+        def __init__(self, host, asking):
+            self.host, self.asking = host, asking
+            self.transport = None
+
+    async def run():
+        guests = _Guests(3)
+        first, asking, idle = Guest("a", 1), Guest("a", 1), Guest("a", 0)
+        for one in (first, asking, idle, Guest("b", 0)):
+            guests.arrived(one)
+        left = [idle not in guests._guests]
+        guests.arrived(Guest("b", 0))
+        return [*left, first not in guests._guests, asking in guests._guests]
+
+    assert asyncio.run(run()) == [True, True, True]
 
 
 def test_a_scrape_lets_the_loop_look_at_others_between_slices():
