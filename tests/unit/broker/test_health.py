@@ -1,8 +1,10 @@
 """What is wrong with a broker is told in every place where an operator looks, and told well again when it is over."""
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import urllib.error
 import urllib.request
 
@@ -13,6 +15,7 @@ from stentor.broker.cluster import disk_health
 from stentor.cli.checkup import check_connection
 from stentor.cli.describe import describe
 from stentor.errors import DeadlineExceeded
+from stentor.storage import files
 from stentor.testing import broker
 
 MIB = 1024 * 1024
@@ -189,3 +192,29 @@ def test_a_single_broker_probes_its_disk_rarely_and_often_while_it_is_not_well(t
     assert disk.pause_s() == 5.0
     disk.found_full()
     assert disk.pause_s() < 1.0
+
+
+def no_descriptor(*_, **__):
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_lack_of_descriptors_is_no_fault_of_the_disk(tmp_path, monkeypatch):
+    """Neither of one that was opened in time nor of one that was not."""
+    before, after = disk_health.DiskHealth(tmp_path, 0), disk_health.DiskHealth(tmp_path, 0)
+    before._probe()
+    monkeypatch.setattr(files.SPARE, "open", no_descriptor)
+    written = (tmp_path / ".disk-probe").stat().st_mtime_ns
+    for disk in (before, after):
+        disk._probe()
+        assert disk.why_not() == ""
+    assert (tmp_path / ".disk-probe").stat().st_mtime_ns > written, "the disk was not tried"
+
+
+def test_a_disk_that_failed_is_not_taken_for_well_when_there_is_no_descriptor(tmp_path, monkeypatch):
+    disk = disk_health.DiskHealth(tmp_path, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        disk._probe()
+    monkeypatch.setattr(files.SPARE, "open", no_descriptor)
+    disk._probe()
+    assert "Input/output error" in disk.why_not()

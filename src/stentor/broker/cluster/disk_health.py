@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stentor import limits
 from stentor.storage.directory import PROBE_FILE
+from stentor.storage.files import NO_DESCRIPTOR_ERRNOS, FileHandle
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,6 +44,7 @@ class DiskHealth:
         self._full_ticks = 0  # an append found no room, whatever the probe says
         self._failure = ""
         self._told = ""
+        self._file: FileHandle | None = None  # kept open: the probe needs no descriptor when none can be had
         self._thread: DiskThreads | None = None
         self._next: asyncio.TimerHandle | None = None  # when the next probe is due; None while one is under way
 
@@ -57,6 +60,7 @@ class DiskHealth:
         if self._thread is not None:
             self._thread.leave()
             self._thread = None
+        self._file = None  # a probe that is under way has its own reference
 
     # --- in the loop ----------------------------------------------------------------------------
 
@@ -116,7 +120,9 @@ class DiskHealth:
         try:
             self._write()
         except OSError as error:
-            self._failure = str(error)
+            self._file = None  # the next probe opens it again
+            if error.errno not in NO_DESCRIPTOR_ERRNOS:  # strangers can bring those about; the disk is as it was
+                self._failure = str(error)
         else:
             self._failure = ""
 
@@ -124,9 +130,11 @@ class DiskHealth:
         found = os.statvfs(self._path.parent)
         free = found.f_bavail * found.f_frsize
         self._full = free < self._reserve_bytes * (_ROOM_AGAIN if self._full else 1.0)
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.pwrite(file, self._probes.to_bytes(8, "little"), 0)
-            os.fdatasync(file)
-        finally:
-            os.close(file)
+        file = self._file = self._file or self._opened()
+        os.pwrite(file.fd, self._probes.to_bytes(8, "little"), 0)
+        os.fdatasync(file.fd)
+
+    def _opened(self) -> FileHandle:
+        with suppress(FileNotFoundError):
+            return FileHandle(self._path, write=True)
+        return FileHandle(self._path, write=True, create=True)
