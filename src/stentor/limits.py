@@ -226,7 +226,8 @@ ANTECHAMBER_S: Final = 0.5
 """Beyond the limit of connections, so many newcomers may say within this time that they are brokers."""
 
 HTTP_CONNECTIONS_MAX: Final = 128
-"""Those who ask for health and metrics are few; more are refused, so that logs have their descriptors."""
+"""Those who ask for health and metrics are few. For one more, the one that was quiet for longest is closed: logs have
+their descriptors, and health stays reachable."""
 
 LISTEN_BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted: a reconnect storm arrives all at once."""

@@ -42,6 +42,7 @@ class Node:
         """Start everything, or nothing."""
         gateway = self._gateway_options() if self.config.zmq_port else None
         await self.broker.start()
+        self.broker.parts.ground.environment.watch.start()
         try:
             if self.config.http:
                 await self._start_http()
@@ -104,6 +105,7 @@ class Node:
             await self._metrics.stop()
         if self._gateway is not None:
             await self._gateway.stop()
+        self.broker.parts.ground.environment.watch.stop()
         await self.broker.stop()
         if self._http is not None:
             await self._http.stop()

@@ -39,6 +39,7 @@ from stentor.broker.catalogue import Catalogue
 from stentor.broker.cluster.store_follower import FollowedStore
 from stentor.broker.cluster.trust import Trust
 from stentor.broker.environment import BrokerIdentity
+from stentor.broker.loop_watch import LoopWatch
 from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.replication import unpack_offer
 from stentor.broker.partitions.serving import Serving
@@ -56,6 +57,7 @@ from stentor.errors import CorruptData, NotReady, StentorError
 from stentor.security.permissions import ANYBODY, Permissions
 from stentor.storage.model import LogSlice
 from stentor.transport.budget import ReceiveBudget
+from stentor.transport.turns import Turns
 from stentor.wire import (
     arrow_body,
     arrow_message,
@@ -563,12 +565,14 @@ class StubBroker:
             knows_expiry=lambda: True,
         )
         inline_sync = InlineSync(clock, WriteCoalescing(self.loop))  # type: ignore[arg-type]
+        turns = Turns(self.loop, clock.monotonic)  # type: ignore[arg-type]
         self.welcome = GreetingServices(
             identity=identity,
             trust=Trust(identity, followed=FollowedStore(nothing, catalogue, nothing, nothing), background=nothing),
             catalogue=catalogue,
             clock=clock,
             admission=self.admission,
+            turns=turns,
             info=lambda _: messages.BrokerInfo(id="b", cluster_id="c", version="1", address="h:1"),
             look=lambda: None,
             clients=ClientServices(
@@ -578,6 +582,8 @@ class StubBroker:
                 inline_sync=inline_sync,
                 has_few_sessions=lambda: True,
                 services=self._services(identity, clock, nothing),
+                turns=turns,
+                watch=LoopWatch(self.loop, clock),  # type: ignore[arg-type]
             ),
             peers=PeerServices(
                 heard=lambda _, body: peer.decode(body) and None,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from stentor.broker.loop_watch import LoopWatch, Measured
 from stentor.errors import CoordinationUnavailable
 
 if TYPE_CHECKING:
@@ -17,14 +18,16 @@ logger = logging.getLogger(__name__)
 class Background:
     """The tasks of one broker."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, watch: LoopWatch) -> None:
         self._loop = loop
+        self._watch = watch
         self._tasks: set[asyncio.Task[Any]] = set()
         self.closed = False
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin a task that nobody waits for."""
-        task = self._loop.create_task(work)
+        name = getattr(work, "__qualname__", "work")
+        task = self._loop.create_task(Measured(self._watch, work, lambda: f"background task {name}"))
         self._tasks.add(task)
         task.add_done_callback(self._done)
 

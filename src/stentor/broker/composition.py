@@ -91,8 +91,8 @@ class Ground:
         self.standing = Standing()
         self.catalogue = Catalogue()
         self.partitions: dict[Key, Partition] = {}
-        self.background = Background(environment.loop)
-        self.timers = Timers(environment.loop)
+        self.background = Background(environment.loop, environment.watch)
+        self.timers = Timers(environment.loop, environment.watch)
         self.permissions = Permissions()
         self.memory = MemoryBudget(environment.config.memory_budget_bytes or share_of(machine_memory()))
 
@@ -276,6 +276,7 @@ class Parts:
             catalogue=ground.catalogue,
             clock=environment.clock,
             admission=self.admission,
+            turns=environment.turns,
             info=self.info,
             look=cluster.senders.look,
             clients=ClientServices(
@@ -285,6 +286,8 @@ class Parts:
                 inline_sync=inline_sync,
                 has_few_sessions=lambda: len(self.admission.sessions) <= limits.HISTORY_SESSIONS_MAX,
                 services=self.services,
+                turns=environment.turns,
+                watch=environment.watch,
             ),
             peers=self._peer_services(ground, inline_sync),
             peer_arrived=self.replicas.peer_connected,

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from stentor import limits
 from stentor.broker.disk_threads import DiskThreads
+from stentor.broker.loop_watch import LoopWatch
 from stentor.broker.write_coalescing import WriteCoalescing
+from stentor.transport.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +48,8 @@ class Environment:
         self.clock = clock
         self.disk_threads = disk_threads
         self.loop = asyncio.get_running_loop()
+        self.watch = LoopWatch(self.loop, clock)
+        self.turns = Turns(self.loop, clock.monotonic, self.watch.note)
         self.coalescing = WriteCoalescing(self.loop)
         self.syncs = disk_threads(self.loop, threads=limits.SYNC_THREADS, name="sync")
         self.reads = disk_threads(self.loop, threads=limits.READ_THREADS, name="read")

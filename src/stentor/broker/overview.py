@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stentor import limits
 from stentor._version import __version__
 from stentor.broker.partitions.lag import MostBehind
@@ -46,6 +48,8 @@ class Overview:
         memory: MemoryBudget,
     ) -> None:
         self._clock = environment.clock
+        self._watch = environment.watch
+        self._turns = environment.turns
         self._identity = identity
         self._catalogue = catalogue
         self._partitions = partitions
@@ -124,4 +128,5 @@ class Overview:
             memory=MemoryStatistics(
                 bytes=self._memory.used, bytes_max=self._memory.limit, refused=self._memory.refused
             ),
+            loop=msgspec.structs.replace(self._watch.statistics(), parked=self._turns.parked),
         )

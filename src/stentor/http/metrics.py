@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         BrokerCounts,
         BrokerStatistics,
         Health,
+        LoopStatistics,
         PartitionStatistics,
         QueueStatistics,
         ServiceStatistics,
@@ -33,6 +34,13 @@ _BROKER_GAUGES: Final[dict[str, Callable[[BrokerCounts], float]]] = {
     "memory_log_bytes": lambda broker: broker.memory_log_bytes,
     "memory_bytes": lambda broker: broker.memory.bytes,
     "memory_bytes_max": lambda broker: broker.memory.bytes_max,
+}
+_LOOP: Final[dict[str, tuple[str, str, Callable[[LoopStatistics], float]]]] = {
+    "steps_total": ("Steps of the loop that were measured", "counter", lambda loop: loop.steps),
+    "steps_over_50_ms_total": ("Steps longer than 50 ms", "counter", lambda loop: loop.over_50_ms),
+    "steps_over_200_ms_total": ("Steps longer than 200 ms", "counter", lambda loop: loop.over_200_ms),
+    "longest_step_ms": ("The longest step of the last minute", "gauge", lambda loop: loop.lately_ms),
+    "parked_total": ("Slices of connections that ended with frames left", "counter", lambda loop: loop.parked),
 }
 _SERVICES: Final[dict[str, tuple[str, str, Callable[[ServiceStatistics], float]]]] = {
     "responders": ("Responders of all topics that are served here", "gauge", lambda found: found.responders),
@@ -104,6 +112,7 @@ def _lines(statistics: BrokerStatistics) -> Iterator[str]:
         yield f"stentor_broker_{name} {float(count(statistics.broker))}\n"
     yield from _family("stentor_broker_refusals_total", "Connections refused", "counter")
     yield f"stentor_broker_refusals_total {float(statistics.broker.refusals)}\n"
+    yield from _loop_lines(statistics.broker.loop)
     for name, (meaning, kind, number) in _SERVICES.items():
         yield from _family(f"stentor_{name}", meaning, kind)
         yield f"stentor_{name} {float(number(statistics.services))}\n"
@@ -124,6 +133,12 @@ def _lines(statistics: BrokerStatistics) -> Iterator[str]:
     followed = [(label, row) for label, row in rows if row.streams]
     for name, (meaning, read) in _LAG_GAUGES.items():
         yield from _samples(f"stentor_partition_{name}", meaning, "gauge", read, followed)
+
+
+def _loop_lines(loop: LoopStatistics) -> Iterator[str]:
+    for name, (meaning, kind, number) in _LOOP.items():
+        yield from _family(f"stentor_loop_{name}", meaning, kind)
+        yield f"stentor_loop_{name} {float(number(loop))}\n"
 
 
 def _samples(

@@ -8,6 +8,9 @@ sends at speed, and to one frame for a large frame. Who may send only small fram
 A broker's connections borrow what is larger from one budget (`budget.py`) and give it back when they are quiet. A
 client's connections grow as they need to.
 
+A broker's connections also share the time of its loop (`turns.py`): when a slice is over and whole frames are left, the
+connection is parked, and not read from, until its next slice. A client's connections handle each read to its end.
+
 Writing. `write` takes a list of buffers; nothing is copied here. When the socket is slow the owner
 is told through `writable`, and holds back by itself.
 
@@ -27,6 +30,8 @@ from stentor.wire import frames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from stentor.transport.turns import Turns
 
 _WRITE_LOW_BYTES = limits.WRITE_BUFFER_BYTES_MAX // 4
 
@@ -52,8 +57,16 @@ class Connection(asyncio.BufferedProtocol):
         body_bytes_max: int = limits.FRAME_BODY_BYTES_MAX,
         buffer_bytes: int = limits.READ_BUFFER_BYTES,
         budget: ReceiveBudget | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.owner = owner
+        self._turns = turns
+        self._parked = False  # waits for its next slice
+        self._set_aside = False  # parked, and its owner wants nothing of it now
+        self._was_full = False  # when the slices of this read began
+        self._last_kind = 0  # of frame, in the last slice
+        self.used_s = 0.0  # of the loop, by the count of `turns`
+        self.name = ""  # whose it is, for people
         self._full_bytes = buffer_bytes  # of the read buffer, for a peer at full speed
         self._budget = budget
         self._borrowed = False
@@ -91,6 +104,13 @@ class Connection(asyncio.BufferedProtocol):
             if self._filled == self._size:
                 self._grow()
             return
+        if self._turns is None:
+            self._handle()
+        else:
+            self._turns.arrived(self)
+
+    def _handle(self) -> None:
+        """Hand over frames to the end of the read, or of the slice."""
         error: StentorError | None = None
         try:
             self._parse()
@@ -125,11 +145,13 @@ class Connection(asyncio.BufferedProtocol):
     # --- frames ---------------------------------------------------------------------------------
 
     def _parse(self) -> None:
-        """Hand over every whole frame, then move the remainder to the front."""
+        """Hand over every whole frame, or those that a slice has time for; then move the remainder to the front."""
         view, filled, position = self._view, self._filled, 0
+        turns = self._turns
+        parked = False
         header_bytes, unpack = frames.HEADER_BYTES, frames.HEADER.unpack_from
         received = self.owner.frame_received
-        wanted = header_bytes
+        wanted, kind = header_bytes, 0
         while filled - position >= header_bytes:
             length, kind, flags, reserved, correlation = unpack(view, position)
             if length > self.body_bytes_max or kind not in frames.KINDS or reserved:
@@ -137,20 +159,26 @@ class Connection(asyncio.BufferedProtocol):
             if filled - position - header_bytes < length:
                 wanted = header_bytes + length
                 break
+            if position and turns is not None and turns.now() >= turns.until:
+                parked = True
+                break
             start = position + header_bytes
             position = start + length
             self.frames_in += 1
             received(kind, flags, correlation, view[start:position])
             if self.closed:
                 return
-        was_full = filled == self._size
+        self._last_kind = kind
+        was_full = self._was_full or filled == self._size
         if position:
             remainder = filled - position
             if remainder:
                 view[:remainder] = view[position:filled]
             self._filled = remainder
         self._wanted = wanted
-        self._fit(was_full=was_full)
+        self._parked, self._was_full = parked, parked and was_full
+        if not parked:
+            self._fit(was_full=was_full)
 
     def _refuse(self, length: int, kind: int) -> None:
         if kind not in frames.KINDS:
@@ -161,6 +189,29 @@ class Connection(asyncio.BufferedProtocol):
         if length > self.body_bytes_max:
             raise LimitExceeded(f"A frame announces {length} bytes; the limit is {self.body_bytes_max}.")
         raise ProtocolError("A frame's reserved bytes are not zero.")
+
+    # --- turns ----------------------------------------------------------------------------------
+
+    def take_turn(self) -> bool:
+        """Handle frames for a slice; return whether whole ones are left that the owner lets through."""
+        was_parked = self._parked
+        if was_parked and self._paused:
+            self._set_aside = True
+            return False
+        self._handle()
+        if was_parked and not self._parked:
+            self._read_or_not()
+        return self._parked
+
+    def park(self) -> None:
+        """Read no more until the next slice."""
+        self._parked = True
+        self._read_or_not()
+
+    def whose(self) -> str:
+        """Return whose connection this is, for people."""
+        kind = frames.Kind(self._last_kind).name if self._last_kind in frames.KINDS else "nothing yet"
+        return f"{self.name or 'a stranger'} at {self.address} ({kind})"
 
     # --- the buffer -----------------------------------------------------------------------------
 
@@ -254,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def unfinished(self) -> bool:
         """Whether the other side lets a frame wait for its end, and not this one."""
-        return self._filled > 0 and not self._paused and not self._starved
+        return self._filled > 0 and not self._paused and not self._starved and not self._parked
 
     @property
     def mid_frame(self) -> bool:
@@ -289,20 +340,24 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_reading(self) -> None:
         self._paused = False
-        self._read_or_not()
+        if self._set_aside and self._turns is not None:
+            self._set_aside = False
+            self._turns.wait(self)
+        else:
+            self._read_or_not()
 
     def _read_or_not(self) -> None:
         if self._transport is None or self.closed:
             return
-        if self._paused or self._starved:
+        if self._paused or self._starved or self._parked:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
 
     @property
     def starved(self) -> bool:
-        """Whether it is not read from for lack of memory."""
-        return self._starved
+        """Whether it is not read from for lack of memory, or of time."""
+        return self._starved or self._parked
 
     @property
     def address(self) -> str:

@@ -55,6 +55,22 @@ class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
     refused: int = 0  # publishes that were refused because it was used up
 
 
+class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the broker's loop was held at a time: the lateness of a timer of 5 ms."""
+
+    steps: int = 0
+    over_50_ms: int = 0
+    over_200_ms: int = 0
+    lately_ms: float = 0.0  # the longest of the last minute or two
+    lately_by: str = ""  # whose that was
+    longest_ms: float = 0.0  # since the broker was started
+    longest_by: str = ""
+    longest_at_us: int = 0
+    parked: int = 0  # slices of connections that ended with frames left
+    counts: tuple[int, ...] = ()  # steps by length, in the classes of `loop_watch.BOUNDS_MS`, and longer ones
+    cpu_counts: tuple[int, ...] = ()  # the same by the processor time of the loop in them: without what others took
+
+
 class BrokerCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The broker as a whole."""
 
@@ -72,6 +88,7 @@ class BrokerCounts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_out: int = 0
     memory_log_bytes: int = 0  # held for memory topics
     memory: MemoryStatistics = MemoryStatistics()
+    loop: LoopStatistics = LoopStatistics()
 
 
 class ClusterStatistics(MembershipStatistics, frozen=True, kw_only=True):

@@ -12,8 +12,10 @@ from stentor.testing import broker
 
 NAMES = {
     "broker": "id version uptime_s connections refusals receiving syncs_in_loop streams topics partitions bytes_in"
-    " bytes_out memory_log_bytes memory",
+    " bytes_out memory_log_bytes memory loop",
     "broker.memory": "bytes bytes_max refused",
+    "broker.loop": "steps over_50_ms over_200_ms lately_ms lately_by longest_ms longest_by longest_at_us parked counts"
+    " cpu_counts",
     "broker.receiving": "bytes bytes_max loans waiting closed_frames",
     "health": "disk_writable store_reachable log_failed chain_short chain_refusing retention_overrun unready problems",
     "cluster": "controller peers lags reaches_store writes takeovers resignations store_restored chains confirmed"

@@ -57,6 +57,7 @@ class PeerLink:
         self.on_greeted: Callable[[PeerLink], None] = lambda _: None
         self.on_refused: Callable[[PeerLink], None] = lambda _: None
         self.coalescing = environment.coalescing
+        self._turns = environment.turns
         self._prove = prove
         self._loop = environment.loop
         self._connection: Connection | None = None
@@ -142,7 +143,8 @@ class PeerLink:
 
     async def _dial(self) -> None:
         self._lost.clear()
-        connection = Connection(self)
+        connection = Connection(self, turns=self._turns)
+        connection.favoured, connection.name = True, f"broker {self.name}"
         await dial(self._loop, self.address, lambda: connection, self._loop.time() + limits.PEER_DIAL_S)
         self._dialling = self._prove(self.name, self.purpose)
         self._connection = connection

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
 from stentor import limits
 from stentor.broker.cluster import schemas
+from stentor.broker.loop_watch import LoopWatch, Measured
 from stentor.broker.partitions.interfaces import Request
 from stentor.broker.partitions.lag import lag_of
 from stentor.broker.services.desk import ServiceDesk
@@ -30,6 +32,7 @@ from stentor.errors import (
     StentorError,
 )
 from stentor.security.permissions import Action, Permissions, Principal
+from stentor.transport.turns import REQUEST_S, Turns
 from stentor.wire import batch, frames, messages, queue_rows, table_rows
 from stentor.wire.frames import Ack, Kind
 from stentor.wire.group_messages import CommitTransaction
@@ -71,6 +74,8 @@ class ClientServices(msgspec.Struct, frozen=True):
     inline_sync: InlineSync
     has_few_sessions: Callable[[], bool]  # then a reader of history may have more at once
     services: ServiceDesk
+    turns: Turns
+    watch: LoopWatch
 
 
 class ClientSession(BatchSession):
@@ -96,6 +101,8 @@ class ClientSession(BatchSession):
         self._permissions = services.permissions
         self._has_few_sessions = services.has_few_sessions
         self._services = services.services
+        self._turns = services.turns
+        self._watch = services.watch
         self._publishing: dict[str, None] = {}  # topics that this client has published to
         self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
@@ -280,9 +287,15 @@ class ClientSession(BatchSession):
     def _begin(self, tasks: set[asyncio.Task[None]], most: int, correlation: int, request: Any) -> None:
         if len(tasks) >= most:
             raise LimitExceeded(f"{most} requests are under way.", hint="Wait for their answers.")
-        task = self.loop.create_task(self._serve(tasks, correlation, request))
+        self._turns.charge(REQUEST_S)
+        serving = self._serve(tasks, correlation, request)
+        task = self.loop.create_task(Measured(self._watch, serving, partial(self._asked, request)))
         tasks.add(task)
         task.add_done_callback(tasks.discard)  # also if it is cancelled before it begins
+
+    def _asked(self, request: Any) -> str:
+        """Return who asked what, for people."""
+        return f"client {self.caller.name} at {self.connection.address} ({type(request).__name__})"
 
     def _use(self, request: messages.UseProducer) -> messages.Done:
         producer_id = lasting_id(request.token)

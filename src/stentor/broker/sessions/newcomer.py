@@ -30,6 +30,7 @@ from stentor.ports import Clock
 from stentor.security.permissions import ANYBODY, Principal
 from stentor.transport.budget import ReceiveBudget
 from stentor.transport.connection import Connection
+from stentor.transport.turns import Turns
 from stentor.wire import frames, messages
 from stentor.wire.frames import Kind
 
@@ -57,6 +58,7 @@ class GreetingServices(msgspec.Struct, frozen=True):
     catalogue: Catalogue
     clock: Clock
     admission: Admitting
+    turns: Turns
     info: Callable[[str], messages.BrokerInfo]  # this broker, as those see it who came in by a listener
     look: Callable[[], None]  # into the store, for a broker that is not known
     clients: ClientServices
@@ -71,7 +73,10 @@ class Newcomer(Session):
 
     def __init__(self, welcome: GreetingServices, listener: str) -> None:
         connection = Connection(
-            self, body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX, budget=welcome.admission.receiving
+            self,
+            body_bytes_max=limits.UNGREETED_BODY_BYTES_MAX,
+            budget=welcome.admission.receiving,
+            turns=welcome.turns,
         )
         caller = Caller(listener, welcome.clock.now_us())
         super().__init__(connection, caller, welcome.admission, welcome.clock)
@@ -98,6 +103,7 @@ class Newcomer(Session):
         welcome, caller = self._welcome, self.caller
         version = _common_version(hello)
         caller.name, caller.library = _shown(hello.name), _shown(hello.library)
+        self.connection.name = f"{'broker' if hello.broker else 'client'} {caller.name}"
         if not hello.broker:
             welcome.admission.greeted(self)
         if hello.target not in ("", welcome.identity.broker_id):
@@ -135,6 +141,7 @@ class Newcomer(Session):
             address=record.address,
             hello=relayed(welcome.identity, welcome.trust, hello, self.caller.listener),
             budget=welcome.admission.receiving,
+            turns=welcome.turns,
         )
         self._become(session)
 

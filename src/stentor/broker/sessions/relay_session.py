@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stentor.broker.sessions.session import Caller, Reception
     from stentor.ports import Clock
     from stentor.transport.budget import ReceiveBudget
+    from stentor.transport.turns import Turns
 
 
 class RelaySession(Session):
@@ -41,12 +42,13 @@ class RelaySession(Session):
         address: str,
         hello: messages.Hello,
         budget: ReceiveBudget,
+        turns: Turns,
     ) -> None:
         super().__init__(connection, caller, reception, clock)
         self._address = address
         self._hello = hello
         self._kept: list[bytes] | None = []  # frames of the client until the other broker is reached
-        self._onwards = Onwards(self, budget)
+        self._onwards = Onwards(self, budget, turns)
         self.hold()
         self._dialling = self.loop.create_task(self._dial())
 
@@ -102,9 +104,10 @@ class RelaySession(Session):
 class Onwards:
     """The connection to the other broker."""
 
-    def __init__(self, session: RelaySession, budget: ReceiveBudget) -> None:
+    def __init__(self, session: RelaySession, budget: ReceiveBudget, turns: Turns) -> None:
         self._session = session
-        self.connection = Connection(self, budget=budget)
+        self.connection = Connection(self, budget=budget, turns=turns)
+        self.connection.name = f"relay for {session.caller.name or 'a client'}"
 
     def connected(self, connection: Connection) -> None: ...
 
