@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TICK_S: Final = 0.005
+TICK_S: Final = 0.005  # C35: what a step is
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1_000, 2_000, 5_000)
 """Steps are counted in classes, so that a percentile of any span of time can be found."""
 

@@ -64,7 +64,7 @@ def test_a_log_rolls_while_strangers_have_taken_all_they_can(served, raw):
         assert client.describe_topic("t").partitions[0].segments > 5
 
 
-def test_idle_http_connections_are_few_told_so_and_closed(served):
+def test_idle_http_connections_are_few_and_health_is_answered_beside_them(served):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -74,10 +74,9 @@ def test_idle_http_connections_are_few_told_so_and_closed(served):
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(FEW // 2)]
         idle[-1].settimeout(10)
         idle[-1].sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
-        with suppress(ConnectionError):
-            answer = idle[-1].recv(4096)
-            assert b"503" in answer
-            assert b"too many HTTP connections" in answer
+        answer = idle[-1].recv(4096)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b'"live": true' in answer
         for _ in range(30):
             client.publish("t", bytes(20_000))
         for one in idle:
