@@ -42,7 +42,6 @@ class Node:
         """Start everything, or nothing."""
         gateway = self._gateway_options() if self.config.zmq_port else None
         await self.broker.start()
-        self.broker.parts.ground.environment.watch.start()
         try:
             if self.config.http:
                 await self._start_http()
@@ -55,6 +54,7 @@ class Node:
             from stentor.self_metrics import MetricsPublisher
 
             self._metrics = MetricsPublisher(self.broker, self.config.metrics_interval_s)
+        self.broker.watch.start()
         return self.broker.info()
 
     async def _start_http(self) -> None:
@@ -105,7 +105,7 @@ class Node:
             await self._metrics.stop()
         if self._gateway is not None:
             await self._gateway.stop()
-        self.broker.parts.ground.environment.watch.stop()
+        self.broker.watch.stop()
         await self.broker.stop()
         if self._http is not None:
             await self._http.stop()

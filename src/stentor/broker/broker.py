@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stentor.broker.config import BrokerConfig
+    from stentor.broker.loop_watch import LoopWatch
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.errors import StentorError
@@ -229,6 +230,11 @@ class Broker:
         """What it is made of, from when it starts."""
         assert self._parts is not None, "the broker has not started"
         return self._parts
+
+    @property
+    def watch(self) -> LoopWatch:
+        """How long its loop is held; whoever runs the broker's process starts it."""
+        return self.parts.ground.environment.watch
 
     @property
     def broker_id(self) -> str:

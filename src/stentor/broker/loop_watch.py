@@ -120,7 +120,8 @@ class LoopWatch:
             self._longest = (late_s, whose, self._clock.now_us())
         if late_s > _LONG_S and now - self._told_at > _TOLD_AGAIN_S:
             self._told_at = now
-            logger.warning("the loop was held for %.0f ms by %s", late_ms, whose)
+            level = logging.INFO if cpu_s < late_s / 2 else logging.WARNING  # that a machine is busy is no news
+            logger.log(level, "the loop was held for %.0f ms by %s", late_ms, whose)
 
     def _whose(self, late_s: float, cpu_s: float) -> str:
         starved = cpu_s < late_s / 2

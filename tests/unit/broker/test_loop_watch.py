@@ -1,6 +1,7 @@
 """How long a loop was held, and by whom: on a machine whose clock moves only with the work."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -100,6 +101,14 @@ def test_a_long_step_is_logged_once_in_a_while(machine, caplog):
         machine.watch.run("timer of something", machine.hold, 0.3)
         machine.tick()
     assert [record.message for record in caplog.records] == ["the loop was held for 295 ms by timer of something"]
+    assert caplog.records[0].levelname == "WARNING"
+
+
+def test_a_long_step_of_a_busy_machine_is_no_warning(machine, caplog):
+    caplog.set_level(logging.INFO)
+    machine.hold(0.3, share=0.1)
+    machine.tick()
+    assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
 def test_every_step_of_a_task_is_noted(machine):
