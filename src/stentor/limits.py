@@ -396,7 +396,19 @@ REPLICA_STALL_S: Final = 2.0
 or by itself (C14, C31): with the change of the chain, publishers wait for less than three seconds."""
 
 REPLICA_SLOW_S: Final = 4.0
-"""A member that is this far behind its predecessor on disk is reported: every publish waits for it (C14)."""
+"""A member whose link is so slow that it stays this far behind its predecessor is reported: every publish waits for it
+(C14)."""
+
+SYNC_SLOW_S: Final = 1.0
+SYNC_SLOW_FOR_S: Final = 5.0
+SYNC_SLOW_TIMES: Final = 10
+"""A member is slow if for five seconds each of its syncs took longer than a second, and ten times as long as those of
+its neighbours: then it leaves its chain, since every publish waits for it (C14)."""
+
+SLOW_PAUSE_S: Final = 30.0
+SLOW_PAUSE_S_MAX: Final = 960.0
+"""A member that left its chains because it was slow is not tried again for this long, doubled each time: a try makes
+every publish wait for some seconds."""
 
 JOINT_STALL_S: Final = 0.4
 JOINT_SLOW_S: Final = 1.5

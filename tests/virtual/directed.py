@@ -296,6 +296,34 @@ def all_full() -> None:
         require(s.checker.acknowledgements > before, "nothing goes on", s.record)
 
 
+def slow_member() -> None:
+    """C14: every sync of one member takes 1.5 s, wherever it is: it leaves, and comes back after a pause."""
+    for place in range(3):
+        with scene(90 + place) as s:
+            name = s.chain[place]
+            s.go(3)
+            s.disks[name].adds_us = 1_500_000
+            require(s.go(9, lambda s=s, name=name: name not in s.chain), "the slow one stays", s.record)
+            require(len(s.chain) == 2, "not only the slow one left", s.record)
+            s.waits_less_than(1, 5)
+            s.disks[name].mend()
+            require(s.go(60, lambda s=s, name=name: name in s.chain), "it does not come back", s.record)
+
+
+def all_slow() -> None:
+    """C14: where all members are slow, nobody leaves; nor where as many are slow that too few would stay (C8)."""
+    for seed, count in ((93, 3), (94, 2)):
+        with scene(seed) as s:
+            s.go(3)
+            for name in s.chain[:count]:
+                s.disks[name].adds_us = 1_500_000
+            if count == len(s.chain):
+                s.nobody_leaves(20)
+            else:
+                s.go(20)
+                require(len(s.chain) >= 2, "two left, one after the other", s.record)
+
+
 def useless_joiner() -> None:
     """C11: a joiner whose disk is full, or hangs, hardly holds up the others."""
     for seed, hangs in ((16, False), (17, True)):
@@ -613,6 +641,7 @@ RUNS: dict[str, Callable[[], None]] = {
         restored_head, restored_in_vain, shortened_head, shortened_alone, early_retention, restored_store,
         replaced_controller, lost_proposal, shorter_head, isolated_head, mute_head, sidelined_head, paused_head,
         grey_member, full_member, blame, all_full, useless_joiner, slow_joiner, joiner_hangs, neighbours_cut,
+        slow_member, all_slow,
         one_way_cut, unheard_complaint, standstill, lone_observer, lapsed_leases, wave_of_silence,
         storeless_controller, one_of_three_returns, liar, poisoned_producer, unreached_head, overtaken_reading,
         undrained_meanwhile, state_in_pieces,

@@ -17,6 +17,7 @@ from unittest.mock import patch
 from tests.virtual.world import DiedError
 
 from stentor.broker.partitions.log_sync import LogSync
+from stentor.core.slowness import SyncTimes
 from stentor.errors import InternalError, StentorError
 from stentor.storage.segment import LOG_SUFFIX
 
@@ -35,6 +36,7 @@ class Disk:
         self.hangs = False
         self.unnoticed = False  # only logs hang: the probe of the disk finds nothing wrong
         self.slow = 1  # how many times as long everything takes
+        self.adds_us = 0  # to everything
         self.full = False
         self.fails = False  # the next sync
         self.dies = False  # the power is cut in the middle of the next sync
@@ -45,7 +47,7 @@ class Disk:
 
     def mend(self) -> None:
         self.hangs = self.unnoticed = self.full = self.fails = self.dies = False
-        self.slow = 1
+        self.slow, self.adds_us = 1, 0
 
     def synced(self, path: str) -> None:
         """Everything in a file is safe; only logs and changes grow in place, all else is written anew and renamed."""
@@ -105,6 +107,7 @@ class VirtualThreads:
         self.loop = loop
         self._probes = name == "probe"
         self.finished = 0
+        self.times = SyncTimes()
         self._process, self._world, self._disk = process, process.world, disk
         self._free = threads
         self._queue: deque[tuple[Callable[[], Any], Callable[[Any, StentorError | None], None]]] = deque()
@@ -140,6 +143,7 @@ class VirtualThreads:
             error = InternalError(repr(unknown))
         finally:
             self._world.in_thread = False
+        takes += self._disk.adds_us
         self._world.at(self._world.now + takes, self._process, self._finish, done, result, error)
 
     def _finish(

@@ -121,6 +121,14 @@ def _flush_without_gaps(self: _Merger) -> None:
 _FLUSH = _Merger.flush
 
 
+def _nobody(*_: Any) -> None:
+    return None
+
+
+def _any_slow_one(members: Any, paces: Any) -> Any:
+    return next((member for member in members if member.broker in paces and paces[member.broker].slow), None)
+
+
 def _never(*_: Any, **__: Any) -> bool:
     return False
 
@@ -549,6 +557,8 @@ mutation("cut-alone", "C13: one copy that was cut waits for an operator", (reviv
 mutation(
     "grey", "C14: a member whose disk makes no progress leaves (masked by `own-disk`: both off)", SUCCESSOR, OWN_DISK
 )
+mutation("slow", "C14: a member that is slow while the others are not leaves", (controller, "slowest", _nobody))
+mutation("all-slow", "C14: where all are slow, nobody leaves", (controller, "slowest", _any_slow_one))
 mutation(
     "passed-on", "C15: the controller hears of a cut also where it cuts itself off", (Membership, "_passes_on", _never)
 )

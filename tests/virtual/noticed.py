@@ -39,6 +39,8 @@ DIRECTED = {
     "mutual": "mute_head",
     "told": "sidelined_head",
     "grey": "grey_member",
+    "slow": "slow_member",
+    "all-slow": "all_slow",
     "passed-on": "unheard_complaint",
     "own-lag": "standstill",
     "second-observer": "lone_observer",

@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.core.slowness import SyncTimes
 from stentor.errors import InternalError, StentorError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class DiskThreads:
         self.loop = loop
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.finished = 0  # pieces of work, so far
+        self.times = SyncTimes()  # of the syncs among it; only in the loop
         self._threads = [
             threading.Thread(target=self._run, name=f"stentor-{name}-{index}", daemon=True) for index in range(threads)
         ]

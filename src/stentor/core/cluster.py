@@ -83,7 +83,7 @@ class ClusterMember:
 
     def _tick(self, event: e.Ticked, now_us: int) -> list[ClusterEffect]:
         membership = self.membership
-        membership.load, membership.busy = event.load, event.busy
+        membership.load, membership.busy, membership.pace = event.load, event.busy, event.pace
         membership.disk_writes(event.writes, now_us)
         membership.tick(now_us)
         self._consider_resigning(now_us)
@@ -221,6 +221,7 @@ class ClusterMember:
         )
         controller.heard_disks(*membership.writers(now_us))
         controller.overloaded = membership.overloaded()
+        controller.heard_paces(membership.paces(now_us))
         controller.heard_somewhere = membership.heard_by_any(now_us)
         controller.heard_suspicions(membership.suspicions(now_us))
         effects: list[ClusterEffect] = [*controller.plan(now_us)]

@@ -14,6 +14,7 @@ from stentor.core.chain_messages import PartitionMessage, ReplicaReport
 from stentor.core.controller import BrokerRecord, Propose, TopicPlan
 from stentor.core.membership import ControllerKey, Heartbeat
 from stentor.core.records import HeldRecord, Key
+from stentor.core.slowness import SyncPace
 
 # --- events -------------------------------------------------------------------------------------
 
@@ -24,6 +25,7 @@ class Ticked(msgspec.Struct, frozen=True):
     load: int = 0  # connections
     busy: bool = False  # its disk has more to do than it can
     writes: bool = True  # its disk takes writes (C31)
+    pace: SyncPace = SyncPace()  # how long its syncs take (C14)
 
 
 class Beaten(msgspec.Struct, frozen=True):

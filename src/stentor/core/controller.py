@@ -8,6 +8,7 @@ should be:
     a member that was restarted      is named anew in its place, if its log is whole (C3, C13)
     a member that is reported leaves (C14, C15), if enough stay (C8) whose disks take writes (C31)
     a member whose disk takes no writes leaves, under the same conditions
+    a member whose disk is slow while its neighbours' are not leaves for a while (`core.slowness`)
     all copies lost with their processes, of a memory topic: one of the brokers begins anew (`core.reservation`)
     too few members                  a joiner is named (C11), and becomes the tail when it is ready
     too many, or on a draining broker    leave, once their replacement is in
@@ -34,11 +35,14 @@ from stentor.core.records import ChainRecord, HeldRecord, Key, Member
 from stentor.core.reports import ReportBook
 from stentor.core.reservation import all_lost, begun_anew, extended
 from stentor.core.revival import renewed, revived
+from stentor.core.slowness import SlowBrokers, slowest
 from stentor.core.statistics import ControllerStatistics
 from stentor.core.witnesses import Witnesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from stentor.core.slowness import SyncPace
 
 _replace = msgspec.structs.replace
 _COMPLAINT_US: Final = 1_500_000
@@ -102,6 +106,8 @@ class Controller:
         self.able: frozenset[str] = frozenset()  # brokers that said lately that their disks take writes (C31)
         self.unable: frozenset[str] = frozenset()  # those that said that theirs do not
         self.overloaded: frozenset[str] = frozenset()  # brokers whose disks have more to do than they can
+        self.paces: Mapping[str, SyncPace] = {}  # how long the syncs of brokers take
+        self._slow = SlowBrokers()
         self.heard_somewhere: set[str] = set()  # brokers that this one hears, or another one that it hears
         self.suspicions: Mapping[str, frozenset[str]] = {}  # whom each broker does not hear
         self._held_off = HeldOff()  # brokers that failed as joiners
@@ -138,6 +144,7 @@ class Controller:
             self._tally.put(key, None)
             self._stale.discard(key)
             self._witnesses.forget(key)
+            self._slow.forget(key)
         elif key not in self.records or held.revision > self.records[key].revision:
             self.records[key] = held
             if key not in self._under_way:
@@ -181,6 +188,13 @@ class Controller:
         """Whose disk takes writes, and whose does not, by their own words (C31)."""
         if (able, unable) != (self.able, self.unable):
             self.able, self.unable = able, unable
+            self._look_at_everything()
+
+    def heard_paces(self, paces: Mapping[str, SyncPace]) -> None:
+        """How long the syncs of brokers take, by their own words (C14)."""
+        slow_before = {broker for broker, pace in self.paces.items() if pace.slow}
+        self.paces = paces
+        if slow_before != {broker for broker, pace in paces.items() if pace.slow}:
             self._look_at_everything()
 
     def heard_member(self, key: Key, message: PartitionMessage) -> None:
@@ -306,6 +320,7 @@ class Controller:
         if not self._answers(survivors):
             return None
         survivors = self._without_reported(key, record, self._without_unable(record, survivors))
+        survivors = self._without_slow(key, record, survivors)
         if survivors != record.chain:
             return self._shrunk(record, survivors)
         return (
@@ -413,6 +428,21 @@ class Controller:
             judged(key, complaint, self._now_us)
         return rest
 
+    def _without_slow(self, key: Key, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
+        """C14: the slowest member leaves if its neighbours are much faster, if enough stay (C8), and one at a time."""
+        if survivors != record.chain or not any(pace.slow for pace in self.paces.values()):
+            return survivors
+        slow = slowest(survivors, self.paces)
+        if slow is None or self._slow.another_left(key, self._now_us):
+            self._stale.later(key)  # how fast the others are is news that nobody tells
+            return survivors
+        rest = tuple(member for member in survivors if member != slow)
+        if not self._may_go_on(record, rest, self.able):
+            self._stale.later(key)
+            return survivors
+        self._slow.leaves(key, slow.broker, self._now_us)
+        return rest
+
     def _blamed_by(self, key: Key, complaint: Complaint, survivors: tuple[Member, ...]) -> Member:
         """Who is complained about; or who complains, if more speaks against that one."""
         complainer = next((member for member in survivors if member.broker == complaint.by), None)
@@ -463,7 +493,8 @@ class Controller:
         return _replace(record, epoch=record.epoch + 1, chain=chain, joining=None, eligible=eligible)
 
     def _is_held_off(self, key: Key, broker: str) -> bool:
-        return self._held_off.is_held(key, broker, self.alive.get(broker), self._now_us)
+        held = self._held_off.is_held(key, broker, self.alive.get(broker), self._now_us)
+        return held or self._slow.is_away(broker, self._now_us)
 
     def _is_reported(self, key: Key, record: ChainRecord, member: Member) -> bool:
         return any(complaint.member == member for complaint in self._complaints_now(key, record))
@@ -563,7 +594,11 @@ class Controller:
             return None
         members = [member.broker for member in record.chain]
         free = [
-            broker.id for broker in self.brokers.values() if self._is_candidate(broker) and broker.id not in members
+            broker.id
+            for broker in self.brokers.values()
+            if self._is_candidate(broker)
+            and broker.id not in members
+            and not self._slow.is_away(broker.id, self._now_us)
         ]
         if not free:
             return None

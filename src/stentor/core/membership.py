@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from stentor import limits
+from stentor.core.slowness import SyncPace
 from stentor.core.statistics import MembershipStatistics
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_de
     busy: bool = (
         False  # its disk finishes syncs, and has more to do than it can: who waits for it waits for all of them
     )
+    sync_us: int = 0  # how long its syncs took lately (C14)
+    slow: bool = False  # each of them for a while, longer than a second
     resigned: bool = False  # it is the controller by `controller_revision`, and gives that up (C29)
     controller: str = ""  # who the controller is, for a receiver that does not reach the store
     controller_incarnation: int = 0
@@ -106,6 +109,7 @@ class Membership:
         self.load = 0
         self._unable_since_us: int | None = None  # since when this broker's own disk takes no writes (C31)
         self.busy = False  # this broker's disk has more to do than it can
+        self.pace = SyncPace()  # of this broker's syncs
         self.resigned = False
         self.hinted = False  # the controller is known from a peer alone (C28)
         self.reaches_store = True
@@ -215,6 +219,8 @@ class Membership:
             reaches_store=self.reaches_store,
             writes=self.writes,
             busy=self.busy,
+            sync_us=self.pace.mean_us,
+            slow=self.pace.slow,
             resigned=self.resigned,
             controller="" if controller is None else controller.broker,
             controller_incarnation=0 if controller is None else controller.incarnation,
@@ -263,6 +269,14 @@ class Membership:
         """Whose disks have more to do than they can, by their own words."""
         peers = (name for name, peer in self._peers.items() if peer.opinion is not None and peer.opinion.busy)
         return frozenset([*peers, *([self.me] if self.busy else [])])
+
+    def paces(self, now_us: int) -> dict[str, SyncPace]:
+        """How long the syncs of each broker take, by the words of those that are heard."""
+        found = {self.me: self.pace}
+        for name, peer in self._peers.items():
+            if peer.opinion is not None and self._view(peer, now_us) == "heard":
+                found[name] = SyncPace(peer.opinion.sync_us, peer.opinion.slow)
+        return found
 
     def suspicions(self, now_us: int) -> dict[str, frozenset[str]]:
         """Whom each broker does not hear, by its own word."""

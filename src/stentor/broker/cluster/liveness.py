@@ -55,6 +55,7 @@ class Liveness:
         self._disk = disk
         self._background = background
         self._sync_load = SyncLoad(environment.syncs)
+        self._sync_times = environment.syncs.times
         self._fresh = True  # the records are not those from before a time of being cut off
         self._refreshing = False
         self._pinged_us = 0
@@ -77,7 +78,7 @@ class Liveness:
         if self._identity.alone:
             writes, busy = True, False  # nobody could take over from it
         if self._peers.names or control.machine.controller is None:  # alone, its own controller has nothing to do
-            control.tick(Ticked(self.load(), busy, writes))
+            control.tick(Ticked(self.load(), busy, writes, self._sync_times.pace(now_us)))
             self._look_at_others(now_us)
         if now_us - self._pinged_us > limits.HEARTBEAT_S * 1_000_000:
             self._pinged_us = now_us

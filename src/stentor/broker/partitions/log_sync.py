@@ -113,7 +113,7 @@ class LogSync:
         self.under_way = True
         self._unsynced_bytes = 0
         try:
-            end = self._partition.log.sync()
+            end = self._sync()
         except StentorError as error:
             self._synced(None, error)
         else:
@@ -126,6 +126,8 @@ class LogSync:
             loop, again = self._threads.loop, partial(self._threads.submit, partition.log.sync, self._synced)
             loop.call_later(limits.DISK_AGAIN_S, again)
             return
+        if self.began_us is not None and error is None:
+            self._threads.times.note(self.began_us, int(self.clock.monotonic() * 1_000_000))
         self.under_way, self.began_us = False, None
         if self._cut is not None and error is None:
             self._begin_cut()
