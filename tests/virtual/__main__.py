@@ -137,6 +137,7 @@ def main() -> int:
     parser.add_argument("--from", dest="first", type=int, default=1, help="the first of them")
     parser.add_argument("--log", action="store_true", help="show what everyone logs, in virtual time")
     parser.add_argument("--cursors", action="store_true", help="let some clients move named cursors")
+    parser.add_argument("--positions", action="store_true", help="let some clients go on from positions they kept")
     parser.add_argument("--expiry", action="store_true", help="let keys of a table expire, and their owners die")
     parser.add_argument("--compaction", action="store_true", help="compact the log of a table all the time")
     parser.add_argument("--memory", action="store_true", help="keep the topic in memory")
@@ -149,7 +150,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=0, help="how many at a time; 0 means one per core")
     wishes = parser.parse_args()
     prepare("tests.virtual", log=wishes.log)
-    layouts = ("cursors", "expiry", "compaction", "groups", "transactions", "requests", "queues", "memory")
+    layouts = ("cursors", "positions", "expiry", "compaction", "groups", "transactions", "requests", "queues", "memory")
     layout = {name: True for name in layouts if getattr(wishes, name)}
     if wishes.campaign:
         return bool(campaign(wishes.minutes, wishes.processes))

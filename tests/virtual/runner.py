@@ -91,6 +91,7 @@ class Layout(NamedTuple):
     memory: bool = False  # the topic is kept in memory; never by chance
     queues: bool = False  # there is a work queue, too; never by chance
     cursors: bool = False  # some move named cursors: never by chance, so that other runs stay as they are
+    positions: bool = False  # some go on from positions that they kept; never by chance
     expiry: bool = False  # there is a table whose keys expire: never by chance either
 
 
@@ -123,6 +124,8 @@ class Run:
             self.layout = self.layout._replace(table=True)
         if self.layout.groups or self.layout.transactions:  # a group must see every message
             self.layout = self.layout._replace(retains=False, groups=True)
+        if self.layout.positions:  # so that each of them is there
+            self.layout = self.layout._replace(retains=False)
         if self.layout.transactions:  # each costs several commits
             self.world.steps_max *= 3
         self.history = History(self.world)
@@ -254,6 +257,14 @@ class Run:
             self.requests.begin()
         if layout.queues:
             self.queues.begin()
+        self._employ_keepers()
+
+    def _employ_keepers(self) -> None:
+        """Those who keep positions: by themselves, and in named cursors."""
+        cluster, layout = self.cluster, self.layout
+        if layout.positions:
+            for number in range(3):
+                cluster.process(f"keeper{number}").run(self.load.resume(f"k{number}"))
         if layout.cursors:
             for number in range(2):
                 cluster.process(f"mover{number}").run(self.load.move(f"m{number}"))

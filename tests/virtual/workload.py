@@ -152,6 +152,39 @@ class Workload:
             except StentorError:
                 continue
 
+    async def resume(self, name: str) -> None:
+        """Whoever kept a position goes on from there, as a client that has seen nothing: it is never out of range."""
+        rng = self.world.rng
+        while not self.stopping:
+            await asyncio.sleep(rng.choice([0.02, 0.1, 0.4]))
+            shown = sorted(self.history.shown)
+            if not shown:
+                continue
+            partition, offset = shown[-1] if rng.random() < 0.5 else rng.choice(shown)
+            try:
+                client = await self.cluster.client(name, timeout=rng.choice([1.0, 5.0]))
+                async with client:
+                    await self._go_on(client, partition, offset + 1, bounded=rng.random() < 0.5)
+            except OffsetOutOfRange as error:
+                may = self._retains or bool(self.cluster.checker.begins)
+                self.history.require(may, "a kept position is refused", name, partition, offset, repr(error))
+            except StentorError:
+                continue
+
+    async def _go_on(self, client: Any, partition: int, offset: int, *, bounded: bool) -> None:
+        start = {partition: offset}
+        if bounded:
+            async with client.read(TOPIC, start=start, partition=partition) as history:
+                async for message in history:
+                    self.history.show((partition, message.offset), message.value)
+            return
+        async with client.subscribe(TOPIC, start=start, partition=partition) as subscription:
+            for _ in range(self.world.rng.choice([1, 5])):
+                message = await subscription.get(timeout=1.0)
+                self.history.require(message.offset == offset, "a kept position is passed over", message.offset, offset)
+                self.history.show((partition, message.offset), message.value)
+                offset += 1
+
     async def move(self, name: str) -> None:
         """Moves cursors forward, as far as messages are acknowledged; what is answered must stay."""
         rng = self.world.rng
@@ -163,6 +196,9 @@ class Workload:
                 position = rng.randint(0, end)
                 try:
                     await client.move_cursor(TOPIC, cursor, {partition: position}, timeout=5.0)
+                except OffsetOutOfRange as error:
+                    may = bool(self.cluster.checker.begins)
+                    self.history.require(may, "a position that was reached is refused", cursor, position, repr(error))
                 except StentorError:
                     continue
                 self.history.move((cursor, partition), position)

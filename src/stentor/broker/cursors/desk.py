@@ -92,7 +92,7 @@ class CursorDesk:
         if not self._cluster.confirmed:
             raise refusals.cut_off()
         for index, offset in positions.items():
-            self._check(held, index, offset)
+            await self._check(held, index, offset)
         if back and name == RECORDER:
             self._check_taken_over(topic, [(held.record.id, index) for index in positions])
         await self.make_topic()
@@ -102,8 +102,8 @@ class CursorDesk:
         for _, _, cursor in found.cursors:
             self._positions.learn(name, cursor.positions, found.at, led)
 
-    def _check(self, topic: HeldTopic, index: int, offset: int) -> None:
-        """Whether somebody can be that far."""
+    async def _check(self, topic: HeldTopic, index: int, offset: int) -> None:
+        """Raise why nobody can be that far, or why it is not known yet (C24, C30)."""
         if index >= topic.record.settings.partitions:
             raise PartitionNotFound(
                 f"Topic {topic.record.name} has {topic.record.settings.partitions} partitions and no number {index}.",
@@ -113,16 +113,20 @@ class CursorDesk:
         replica = partition.replica
         if not replica.position.is_head:
             raise refusals.not_head(next(iter(replica.position.brokers), ""), replica.epoch, replica.revision)
-        if offset > partition.log.end:
+        if offset <= partition.committed:
+            return
+        # A head that was paused and replaced holds less than others have read by now, and does not know it.
+        end, _ = await self._serving.find_end(partition, stale=False)
+        if offset > max(end, partition.log.end):
             raise OffsetOutOfRange(
-                f"{partition.name} ends at {partition.log.end}; nobody can have come to {offset}.",
+                f"{partition.name} ends at {end}; nobody can have come to {offset}.",
                 hint="Name the offset after the last message that is done with; is this the same topic?",
                 object=partition.name,
                 start=partition.log.start,
-                end=partition.committed,
+                end=end,
             )
-        if offset > partition.committed:  # a new head may not have heard yet that it is committed
-            raise NotReady(f"{partition.name} is committed up to {partition.committed}.", hint="Try again in a moment.")
+        if offset > end:  # it is here, and on its way
+            raise NotReady(f"{partition.name} is committed up to {end}.", hint="Try again in a moment.")
 
     async def of_topic(self, topic: str) -> dict[str, NamedCursor]:
         """All cursors of a topic, by name."""
