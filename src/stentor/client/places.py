@@ -94,6 +94,7 @@ class Places:
     async def position(self, reader: Reader, deadline: Deadline, *, found_later: bool) -> None:
         """Tell a reader where it begins and ends."""
         start = self.start_of(reader, found_later=found_later)
+        reader.held = isinstance(start, int)
         kept = None
         if isinstance(start, int) and self.starts.names(reader.topic, reader.partition):
             kept = await self._check_kept(reader, start, deadline)

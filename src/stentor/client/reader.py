@@ -39,6 +39,7 @@ class Reader:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
+        self.held = False  # the application named the offset at which it begins
         self.start = 0  # the first offset the application wants
         self.end: int | None = None
         self.sure = True  # nothing was committed beyond the end when it was found

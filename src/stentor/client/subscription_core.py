@@ -221,8 +221,28 @@ class SubscriptionCore:
             reader.received = reader.begins = now
             self.streams.open(reader)
             return
+        if (
+            isinstance(error, OffsetOutOfRange)
+            and not reader.held
+            and (error.start or 0) > reader.received == reader.start
+        ):
+            self._begin_later(reader, error.start or 0)
+            return
         reader.finished = True
         self.put(error)
+
+    def _begin_later(self, reader: Reader, log_start: int) -> None:
+        """Retention took messages between the question where a partition begins and the stream. Nobody was given a
+        position there: the reader begins where the log begins now, and an event says so.
+        """
+        now = log_start if reader.end is None else min(log_start, reader.end)
+        self.note(Event("skipped", reader.topic, reader.partition, reader.received, now))
+        reader.received = reader.taken = reader.start = now
+        if now == reader.end:
+            reader.finished = True
+            self.reader_finished()
+        else:
+            self.streams.open(reader)
 
     def reader_finished(self) -> None:
         """With an end: once every partition has reached it, so has the subscription."""
