@@ -124,12 +124,13 @@ def list_queues(
     if json:
         print_json([_told(each) for each in found])
         return
-    headings = ("QUEUE", "WAITING", "HELD", "FINISHED", "DEAD", "CONSUMERS")
+    headings = ("QUEUE", "WAITING", "HELD", "DYING", "FINISHED", "DEAD", "CONSUMERS")
     rows = (
         (
             each.name,
             f"{each.waiting:,}",
             f"{each.held:,}",
+            f"{each.dying:,}",
             f"{each.finished:,}",
             f"{each.died:,}",
             max((part.consumers for part in each.partitions), default=0),
@@ -163,13 +164,14 @@ def describe(
     print(f"queue           {found.name}")
     print(f"waiting         {found.waiting:,}")
     print(f"held            {found.held:,}")
+    print(f"dying           {found.dying:,}: dead if the attempt that comes, or is under way, fails")
     print(f"finished        {found.finished:,}")
     print(f"dead            {found.died:,}, in {settings.dead_letter_topic or f'{found.name}.dead'}")
     print(f"attempts        {settings.max_attempts}, after pauses from {settings.retry_delay_ms / 1000:g} s on")
     print(f"lease           {settings.lease_s} s")
     print(f"order           {'by key' if settings.ordered_by else 'none'}")
     print()
-    headings = ("PARTITION", "HEAD", "WAITING", "TRIED", "HELD", "FINISHED", "DEAD", "CONSUMERS")
+    headings = ("PARTITION", "HEAD", "WAITING", "TRIED", "HELD", "DYING", "FINISHED", "DEAD", "CONSUMERS")
     rows = (
         (
             each.partition,
@@ -177,6 +179,7 @@ def describe(
             f"{each.waiting:,}",
             f"{each.tried:,}",
             f"{each.held:,}",
+            f"{each.dying:,}",
             f"{each.finished:,}",
             f"{each.died:,}",
             each.consumers,
@@ -213,6 +216,7 @@ def peek(
             "priority": job.priority,
             "due": None if job.due is None else job.due.isoformat(),
             "why": job.why,
+            "unbegun": job.unbegun,
             "key": _text(job.message.key),
             "value": _text(job.message.value),
         }

@@ -499,7 +499,7 @@ class QueuePort:
 
     def _overtime(self, job: Job) -> None:
         """The work on a job took too long: it is given back, before the head takes it away."""
-        if self.held.get(job.message.offset) is not job or job.is_settled or job.holder != self.holder:
+        if self.held.get(job.message.offset) is not job or not job.is_open or job.holder != self.holder:
             return
         left = job.until - self._clock()
         if left > 0:

@@ -35,6 +35,7 @@ class QueuePartitionInfo(msgspec.Struct, frozen=True):
     consumers: int
     finished: int  # since the queue was made
     died: int  # the same, of dead ones
+    dying: int  # of those that wait or are held: dead if the next attempt, or the one under way, fails
 
 
 class QueueInfo(msgspec.Struct, frozen=True):
@@ -60,6 +61,11 @@ class QueueInfo(msgspec.Struct, frozen=True):
         return sum(each.finished for each in self.partitions)
 
     @property
+    def dying(self) -> int:
+        """Jobs that are dead if their next attempt, or the one under way, fails."""
+        return sum(each.dying for each in self.partitions)
+
+    @property
     def died(self) -> int:
         """Jobs that went to the dead-letter topic, since the queue was made."""
         return sum(each.died for each in self.partitions)
@@ -70,10 +76,11 @@ class QueuePeek(msgspec.Struct, frozen=True):
 
     message: Message
     state: str  # waiting, delayed, held or dead
-    attempts: int
+    attempts: int  # that count: their handlers began
     priority: int
     due: datetime | None  # of one that is delayed
     why: str  # its last failure
+    unbegun: int = 0  # consumers that were lost with it before they had begun it
 
 
 async def _route(core: ClientCore, name: str, deadline: Deadline) -> messages.TopicRoute:
@@ -115,6 +122,7 @@ def _info(route: messages.TopicRoute, described: list[m.QueueDescribed]) -> Queu
             each.consumers,
             each.finished,
             each.died,
+            each.dying,
         )
         for index, each in enumerate(described)
     ]
@@ -153,7 +161,7 @@ async def peek_queue(client: AsyncClient, name: str, limit: Any, timeout: float 
             job = states.get(message.offset)
             if job is not None:
                 due = _EPOCH + timedelta(microseconds=job.due_us) if job.due_us else None
-                found.append(QueuePeek(message, job.state, job.attempts, job.priority, due, job.why))
+                found.append(QueuePeek(message, job.state, job.attempts, job.priority, due, job.why, job.unbegun))
     return found
 
 

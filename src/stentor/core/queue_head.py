@@ -86,6 +86,11 @@ RETRY_S_MAX: Final = 600.0
 RECALL_US: Final = 20_000
 """How often it is looked whether somebody has nothing to do while others have jobs in reserve."""
 
+REST_US: Final = 1_000_000
+"""A holder that has begun nothing for this long is asked for its last job as well: nobody there may want it."""
+
+_RESTS_MAX: Final = 6  # times that this doubles, to a minute: two that rest would hand a job to and fro
+
 _LOOK_US: Final = 50  # for each holder, so that a crowd of them costs a few hundredths of the time
 
 RECALL_AGAIN_US: Final = 200_000
@@ -138,6 +143,7 @@ class QueueHead:
             self._bind(name, holder.secret)
         self._heeding: dict[bytes, q.RecallAwaited] = {}  # by holder: who wants to hear when others need jobs
         self._recalled_us: dict[bytes, int] = {}  # when it was asked for some
+        self._rested: dict[bytes, tuple[int, int]] = {}  # since when it begins nothing, and how often it was asked then
         self._recall_us = 0  # when it was looked at last
         self._limits: dict[int, tuple[int, int]] = {}  # job: attempt, and when it has taken too long
         self._overdue: dict[bytes, list[int]] = {}  # by holder: jobs and attempts that were taken from it
@@ -365,6 +371,8 @@ class QueueHead:
             return None, q.AnswerSettled(asked.ticket, holder.refused)
         if holder is None or name in state.gone or asked.sequence < holder.settled:
             return None, q.AnswerSettled(asked.ticket, asked.claims())
+        if asked.first or asked.later or asked.begun:
+            self._rested.pop(name, None)
         done, refused = self._finished(holder, asked)
         back = []
         for each in asked.back:
@@ -414,7 +422,7 @@ class QueueHead:
 
     def _left(self, name: bytes, *, counted: bool, why: str = "") -> list[QueueStep]:
         """A holder is no more: its jobs are handed out again."""
-        for known in (self._heard, self._wanted, self._overdue, self._recalled_us):
+        for known in (self._heard, self._wanted, self._overdue, self._recalled_us, self._rested):
             known.pop(name, None)
         self._unbind(name)
         state, holder = self._state, self._state.holders.get(name)
@@ -457,6 +465,8 @@ class QueueHead:
                     most = min(most, level - self._reserve(name))
                 fresh, noted = self._ready.take(most, turn.committed, turn.wall_us) if most > 0 else ([], [])
                 if fresh or noted:
+                    if not self._held(name):
+                        self._rested[name] = self._counted_us, self._rested.get(name, (0, 0))[1]
                     room -= sum(fresh[1::2]) + len(noted)
                     steps.append(self._took(asked, fresh, noted))
                     attempts = [state.attempts(offset) + 1 for offset in noted]
@@ -530,18 +540,27 @@ class QueueHead:
         lacking = sum(
             max(level - reserves[name], int(not self._held(name))) for name in wanting if reserves[name] <= level
         )
+        empty = sum(not reserves[name] for name in wanting)
         effects: list[QueueEffect] = []
-        for name in sorted(self._heeding, key=reserves.__getitem__, reverse=True) if lacking else ():
-            idle = self._held(name) == reserves[name]  # all that it has: it is about to begin one of them
-            spare = min(lacking, reserves[name] - max(level, int(idle)))
+        for name in sorted(self._heeding, key=reserves.__getitem__, reverse=True) if empty or lacking else ():
+            spare = self._spare(name, level, lacking, empty)
             if spare <= 0 or now_us - self._recalled_us.get(name, -RECALL_AGAIN_US) < RECALL_AGAIN_US:
                 continue
             self._recalled_us[name] = now_us
             effects.append(q.AskBack(self._heeding.pop(name).ticket, spare))
-            lacking -= spare
-            if not lacking:
-                break
+            lacking, empty = max(0, lacking - spare), max(0, empty - spare)
         return effects
+
+    def _spare(self, name: bytes, level: int, lacking: int, empty: int) -> int:
+        """How many jobs somebody is asked for, when so many lack to an even level, and so many others have none."""
+        reserve = self._reserve(name)
+        if not reserve or self._held(name) > reserve:  # it is at work
+            return min(lacking, reserve - level)
+        since_us, times = self._rested.setdefault(name, (self._counted_us, 0))
+        if self._counted_us - since_us < REST_US << min(times, _RESTS_MAX):  # it is about to begin one of them
+            return min(lacking, reserve - max(1, level))
+        self._rested[name] = self._counted_us, times + 1
+        return min(max(lacking, empty), reserve)
 
     def _given_before(self, asked: q.JobsWanted, wall_us: int) -> q.GiveJobs | None:
         """The answer to a request that was decided before, perhaps by an earlier head: the jobs that are still so."""

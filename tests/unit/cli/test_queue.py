@@ -23,8 +23,8 @@ def work(cli, client):
 
 def test_queues_are_listed_described_and_looked_into(cli, work):
     listed = cli("queue", "list").out.splitlines()
-    assert listed[0].split()[:3] == ["QUEUE", "WAITING", "HELD"]
-    assert listed[1].split()[:5] == ["work", "2", "0", "0", "1"]
+    assert listed[0].split()[:4] == ["QUEUE", "WAITING", "HELD", "DYING"]
+    assert listed[1].split()[:6] == ["work", "2", "0", "0", "0", "1"]
     described = cli("queue", "describe", "work")
     assert described.code == 0, described.err
     assert "attempts        2" in described.out

@@ -243,14 +243,16 @@ def test_a_job_that_waits_behind_a_slow_one_goes_to_who_has_nothing(log):
     assert asked_back(log, heeding) == 1
 
 
-def test_nobody_is_asked_for_the_only_job_that_it_is_about_to_begin(log):
+def test_who_is_about_to_begin_its_only_job_is_not_asked_for_it_unless_it_rests(log):
     log.put(b"job")
     log.commit()
     log.take(A, 1, 2, reports=True)
     heeding = log.ask(q.RecallAwaited, A)
     log.ask(q.JobsWanted, B, 1, 10, reports=True)
-    log.passes(1)
+    log.passes(0.9)
     assert asked_back(log, heeding) is None
+    log.passes(0.4)
+    assert asked_back(log, heeding) == 1  # it seems that nobody there wants it
 
 
 def test_who_gave_nothing_back_is_not_asked_all_the_time(log):
