@@ -51,6 +51,7 @@
     │   └── FormatTooNew         a newer Stentor wrote the data directory
     ├── CoordinationError        the coordination store failed or refused
     │   ├── CoordinationUnavailable  it cannot be reached; nothing was changed; try again
+    │   ├── StoreFull            it has no room for changes by clients; try again later
     │   ├── CoordinationRefused  it refused: credentials, rights, or the request itself
     │   ├── UnknownSwap          a change was sent, but may or may not be made: read it back
     │   └── LeaseExpired         the lease is gone, and its keys with it
@@ -519,6 +520,17 @@ class CoordinationUnavailable(CoordinationError):
     """
 
     code = "coordination_unavailable"
+    retriable = True
+
+
+class StoreFull(CoordinationError):
+    """The coordination store has no room for what clients change: topics made or altered, schemas. What is left is kept
+    for changes of chains. Nothing was changed, and messages still flow.
+
+    Try again in some minutes, when its history is compacted. If it lasts, run `stentor doctor`.
+    """
+
+    code = "store_full"
     retriable = True
 
 

@@ -65,6 +65,16 @@ class Resync(msgspec.Struct, frozen=True):
     revision: int  # lower than one seen before: the store was restored from a backup
 
 
+class StoreRoom(msgspec.Struct, frozen=True):
+    """How full a store is that takes no more changes when it is."""
+
+    revision: int  # the store's
+    bytes: int  # its size on disk, of the member where it is largest
+    bytes_in_use: int  # those of them that are not free for other changes
+    quota: int = 0  # the size at which it takes no more; 0: it does not say
+    alarm: bool = False  # it was full, and takes nothing until an operator clears that
+
+
 class CoordinationStatistics(msgspec.Struct, frozen=True):
     """How the way to the store is."""
 
@@ -81,10 +91,15 @@ class CoordinationStatistics(msgspec.Struct, frozen=True):
 class CoordinationStore(Protocol):
     """Hard cluster state: a small map with revisions. Never on the message path (D5).
 
+    A store that can be full has a quota: `has_quota`. Only such a one is asked for its room, or compacted.
+
     Every call ends within the store's deadline, in a result or in an error:
     `CoordinationUnavailable` (nothing was changed; try again), `CoordinationRefused`, and for a swap
     also `UnknownSwap`. Leases give no exclusion, revisions do: what must have one owner is compared.
     """
+
+    @property
+    def has_quota(self) -> bool: ...
 
     async def get(self, key: str) -> Entry | None: ...
 
@@ -117,6 +132,18 @@ class CoordinationStore(Protocol):
 
         It never ends by itself: it connects again by itself, from where it was.
         """
+        ...
+
+    async def room(self) -> StoreRoom:
+        """How full it is."""
+        ...
+
+    async def is_shared(self) -> bool:
+        """Whether it holds keys of others beside ours, or does not say."""
+        ...
+
+    async def compact(self, revision: int) -> None:
+        """Forget what keys were before a revision. Those who follow from before it get a `Resync`."""
         ...
 
     def statistics(self) -> CoordinationStatistics: ...

@@ -225,6 +225,8 @@ class StoreAccess:
         if self._moved is not None:
             self._moved.set()
 
+    has_quota = False
+
     def statistics(self) -> CoordinationStatistics:
         return CoordinationStatistics("virtual", "", True, 0, 0, 0, 0, 0)  # noqa: FBT003
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.broker.cluster.store_room import ROOM_LOOK_S
 from stentor.broker.composition import Ground, Parts
 from stentor.broker.disk_threads import DiskThreads
 from stentor.broker.environment import Environment, SystemClock
@@ -143,6 +144,7 @@ class Broker:
         every(limits.CURSOR_CHECK_S, partial(_look_after_cursors, parts))
         every(limits.ASIDE_CHECK_S, partial(reads.submit, parts.letting_go.clear_aside, _aside_cleared))
         every(limits.HEALTH_CHECK_S, parts.health.look_soon)
+        every(ROOM_LOOK_S, parts.cluster.store_keeper.look_soon)
         every(service_limits.ASK_SWEEP_S, parts.services.look)
         every(service_limits.RESPONDERS_TELL_S, parts.services.directory.tell_all)
 

@@ -190,6 +190,7 @@ class Parts:
             trust=cluster.trust,
             logs=self.replicas,
             check_room=self.admission.check_descriptors,
+            keeper=cluster.store_keeper,
         )
         self._build_cursors(ground)
         self.routes = Routes(

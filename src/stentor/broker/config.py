@@ -97,6 +97,17 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     coordination_cert_file: str = _setting("", "Certificate of this broker for etcd (PEM), if etcd asks for one.")
     coordination_key_file: str = _setting("", "Private key of that certificate (PEM).")
+    coordination_compaction: Literal["auto", "on", "off"] = _setting(
+        "auto",
+        "Whether the brokers compact etcd's history older than ten minutes. etcd itself never does by default, and"
+        " takes no more changes when it is full. auto: while all keys in etcd are this cluster's, because a compaction"
+        " concerns everybody who uses the etcd. on: always. off: etcd or somebody else does it.",
+    )
+    coordination_quota_bytes: Annotated[int, msgspec.Meta(ge=0)] = _setting(
+        0,
+        "The quota of etcd (--quota-backend-bytes). When half of it is in use, changes by clients are refused, so that"
+        " room for changes of chains stays. 0 means what etcd says (since 3.6), or else its default of 2 GiB.",
+    )
     auto_create: bool = _setting(
         default=True,
         meaning="Whether publishing or subscribing to an unknown topic creates it.",

@@ -110,6 +110,7 @@ class HealthWatch:
             *self._memory_left(),
             *self._chains(),
             *store,
+            *self._cluster.store_keeper.problems(),
         ]
         return Health(
             disk_writable=not disk,

@@ -43,7 +43,7 @@ from stentor.errors import (
     StorageError,
     UnknownSwap,
 )
-from stentor.ports import Changed, CoordinationStatistics, Entry, Range, Resync, Swap
+from stentor.ports import Changed, CoordinationStatistics, Entry, Range, Resync, StoreRoom, Swap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
@@ -335,6 +335,20 @@ class EmbeddedStore:
         if self._closed:
             raise Closed("The coordination store is closed.")
         self._requests += 1
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether it can be full: no, only its disk can."""
+        return False
+
+    async def room(self) -> StoreRoom:
+        return StoreRoom(revision=self._revision, bytes=0, bytes_in_use=0)
+
+    async def is_shared(self) -> bool:
+        return False
+
+    async def compact(self, revision: int) -> None:
+        """Keep what is there: it has no history."""
 
     def statistics(self) -> CoordinationStatistics:
         return CoordinationStatistics(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from stentor.wire.statistics import StoreRoomStatistics
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -69,6 +71,12 @@ _HEALTH_GAUGES: Final[dict[str, tuple[str, Callable[[Health], float]]]] = {
         lambda health: health.retention_overrun,
     ),
 }
+_STORE: Final[dict[str, tuple[str, str, Callable[[StoreRoomStatistics], float]]]] = {
+    "bytes": ("Size of etcd's database", "gauge", lambda store: store.bytes),
+    "bytes_in_use": ("What of it is not free for other changes", "gauge", lambda store: store.bytes_in_use),
+    "bytes_max": ("The quota of etcd", "gauge", lambda store: store.bytes_max),
+    "refused_total": ("Changes by clients that were refused for lack of room", "counter", lambda store: store.refused),
+}
 _PARTITION_COUNTERS: Final[dict[str, Read]] = {
     "messages_in": lambda row: row.messages_in,
     "batches_in": lambda row: row.batches_in,
@@ -123,6 +131,7 @@ def _lines(statistics: BrokerStatistics) -> Iterator[str]:
     for name, (meaning, state) in _HEALTH_GAUGES.items():
         yield from _family(f"stentor_{name}", meaning, "gauge")
         yield f"stentor_{name} {float(state(statistics.health))}\n"
+    yield from _store(statistics)
     rows = [(f'{{partition="{row.partition}",topic="{_escaped(row.topic)}"}}', row) for row in statistics.partitions]
     for name, read in _PARTITION_COUNTERS.items():
         yield from _samples(f"stentor_partition_{name}_total", f"Published: {name}", "counter", read, rows)
@@ -139,6 +148,14 @@ def _loop_lines(loop: LoopStatistics) -> Iterator[str]:
     for name, (meaning, kind, number) in _LOOP.items():
         yield from _family(f"stentor_loop_{name}", meaning, kind)
         yield f"stentor_loop_{name} {float(number(loop))}\n"
+
+
+def _store(statistics: BrokerStatistics) -> Iterator[str]:
+    """The room in the coordination store; zeros where it cannot be full."""
+    store = StoreRoomStatistics() if statistics.cluster is None else statistics.cluster.store
+    for name, (meaning, kind, measure) in _STORE.items():
+        yield from _family(f"stentor_store_{name}", meaning, kind)
+        yield f"stentor_store_{name} {float(measure(store))}\n"
 
 
 def _samples(

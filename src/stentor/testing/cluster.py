@@ -146,11 +146,12 @@ class LocalCluster:
         port: int = 0,
         settings: dict[str, Any] | None = None,
         disk_bytes: int = 0,
+        etcd_arguments: tuple[str, ...] = (),
     ) -> None:
         self._temporary = data is None
         self.directory = Path(tempfile.mkdtemp(prefix="stentor-cluster-") if data is None else data)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.etcd = LocalEtcd(members=etcd, data=self.directory / "etcd")
+        self.etcd = LocalEtcd(members=etcd, data=self.directory / "etcd", arguments=etcd_arguments)
         self._count = brokers
         self._zones = zones
         self._port = port  # of the first broker; HTTP has the next one, and so on; 0: free ones

@@ -322,6 +322,23 @@ class LocalEtcd:
     def __exit__(self, *_: object) -> None:
         self.cleanup()
 
+    # --- care -----------------------------------------------------------------------------------
+
+    def compact(self) -> None:
+        """Forget all history, as `etcdctl compact` does with the newest revision."""
+        revision = self._ask(0, "POST", "/v3/maintenance/status")["header"]["revision"]
+        self._ask(0, "POST", "/v3/kv/compaction", {"revision": revision, "physical": True})
+
+    def defragment(self) -> None:
+        """Give back what is free, of one member after the other, as `etcdctl defrag --cluster` does."""
+        for index in range(len(self._members)):
+            self._ask(index, "POST", "/v3/maintenance/defragment")
+
+    def disarm(self) -> None:
+        """Clear all alarms, as `etcdctl alarm disarm` does."""
+        for alarm in self._ask(0, "POST", "/v3/maintenance/alarm").get("alarms", []):
+            self._ask(0, "POST", "/v3/maintenance/alarm", {**alarm, "action": "DEACTIVATE"})
+
     # --- trouble --------------------------------------------------------------------------------
 
     def kill(self, index: int = 0) -> None:

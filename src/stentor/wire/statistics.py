@@ -91,6 +91,17 @@ class BrokerCounts(msgspec.Struct, frozen=True, kw_only=True):
     loop: LoopStatistics = LoopStatistics()
 
 
+class StoreRoomStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How full the coordination store is; all 0 where it cannot be full, or does not say."""
+
+    bytes: int = 0  # on disk
+    bytes_in_use: int = 0
+    bytes_max: int = 0  # its quota
+    alarm: bool = False  # it was full, and takes no changes
+    refused: int = 0  # changes by clients that this broker refused
+    compacted_to: int = 0  # the revision below which this broker had its history forgotten
+
+
 class ClusterStatistics(MembershipStatistics, frozen=True, kw_only=True):
     """The cluster as this broker sees it."""
 
@@ -100,6 +111,7 @@ class ClusterStatistics(MembershipStatistics, frozen=True, kw_only=True):
     chains: ControllerStatistics | UnsetType = UNSET  # only the controller has them
     confirmed: bool = True  # it hears the controller, or a majority
     feature_level: int = 0
+    store: StoreRoomStatistics = StoreRoomStatistics()
 
 
 class LaggingSubscriber(msgspec.Struct, frozen=True, kw_only=True):

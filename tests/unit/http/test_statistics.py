@@ -19,7 +19,8 @@ NAMES = {
     "broker.receiving": "bytes bytes_max loans waiting closed_frames",
     "health": "disk_writable store_reachable log_failed chain_short chain_refusing retention_overrun unready problems",
     "cluster": "controller peers lags reaches_store writes takeovers resignations store_restored chains confirmed"
-    " feature_level",
+    " feature_level store",
+    "cluster.store": "bytes bytes_in_use bytes_max alarm refused compacted_to",
     "cluster.chains": "partitions short joining chain_lengths behind removals changes",
     "lagging": "client address topic partition taken lag lag_s",
     "services": "topics responders handed_over refused queued in_work",

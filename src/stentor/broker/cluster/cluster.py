@@ -33,6 +33,7 @@ from stentor.broker.cluster.store_contact import StoreContact
 from stentor.broker.cluster.store_follower import FollowedStore, StoreFollower
 from stentor.broker.cluster.store_look import StoreLook
 from stentor.broker.cluster.store_rollback import StoreRollback
+from stentor.broker.cluster.store_room import StoreKeeper
 from stentor.broker.cluster.trust import Trust
 from stentor.core import cluster_events as e
 from stentor.core.controller import BrokerRecord
@@ -92,6 +93,7 @@ class Cluster:
         config = environment.config
         self.disk = DiskHealth(Path(config.data_directory), config.disk_reserve_bytes, probe_s)
         self.store_answers = True
+        self.store_keeper = StoreKeeper(environment, store, background, self._is_controller)
         self._build_hearing(copies)
 
     def _build_hearing(self, copies: Mapping[Key, LocalCopy]) -> None:
@@ -218,6 +220,10 @@ class Cluster:
     def _refused(self, name: str) -> None:
         self.control.step(e.Refused(name))
 
+    def _is_controller(self) -> bool:
+        member = self.control.member
+        return member is not None and member.controller is not None
+
     # --- what others see ------------------------------------------------------------------------
 
     @property
@@ -253,4 +259,5 @@ class Cluster:
             chains=UNSET if member.controller is None else member.controller.statistics(),
             confirmed=self.confirmed,
             feature_level=self.trust.level,
+            store=self.store_keeper.statistics(),
         )

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.control import Control
     from stentor.broker.cluster.peer_links import Peers
     from stentor.broker.cluster.store_follower import FollowedStore
+    from stentor.broker.cluster.store_room import StoreKeeper
     from stentor.broker.cluster.trust import Trust
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.ports import CoordinationStore
@@ -81,6 +82,7 @@ class TopicAdmin:
         trust: Trust,
         logs: Logs,
         check_room: Callable[[int], None],
+        keeper: StoreKeeper,
     ) -> None:
         self._environment = environment
         self._identity = identity
@@ -90,6 +92,7 @@ class TopicAdmin:
         self._trust = trust
         self._logs = logs
         self._check_room = check_room  # for so many more logs
+        self._keeper = keeper
         self.changing = asyncio.Lock()  # topics change one at a time
         self._looking_up = asyncio.Lock()
 
@@ -107,6 +110,7 @@ class TopicAdmin:
             if member.broker == self._identity.broker_id
         }
         self._check_room(len(mine))
+        await self._keeper.check(sum(len(encode(record)) for record in (topic.record, *chains.values())), name)
         try:
             await self._logs.create_many(topic, mine)
             held = await self._add(topic, chains)
@@ -245,7 +249,9 @@ class TopicAdmin:
             record = change(topic.record)
             if record is topic.record:
                 return topic
-            swap = await self._store.swap(expect={key: topic.revision}, put={key: encode(record)})
+            value = encode(record)
+            await self._keeper.check(len(value), name)
+            swap = await self._store.swap(expect={key: topic.revision}, put={key: value})
             if swap.succeeded:
                 changed = HeldTopic(record, swap.revision)
                 self._tell(changed)

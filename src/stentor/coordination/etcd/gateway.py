@@ -172,6 +172,39 @@ class Gateway:
         await self._authenticate(endpoint, deadline)
         return await self._post(endpoint, path, body, kind, deadline)
 
+    async def ask_each(self, path: str, request: Mapping[str, Any], kind: type[Answer]) -> list[Answer]:
+        """The answers of all endpoints that give one soon. CoordinationUnavailable if none does.
+
+        Nothing is concluded from those that do not: which endpoint is asked first is for requests to decide.
+        """
+        deadline = asyncio.get_running_loop().time() + limits.COORDINATION_ATTEMPT_S
+        body = messages.encode(request)
+        try:
+            await self._authenticate(self._first, deadline)
+        except Broken as error:
+            raise self._unavailable(self._first, error) from None
+        asking = [self._quietly(endpoint, path, body, kind, deadline) for endpoint in range(len(self._urls))]
+        found = await asyncio.gather(*asking)
+        answers = [answer for answer in found if not isinstance(answer, Broken)]
+        if not answers:
+            last = next(answer for answer in found if isinstance(answer, Broken))
+            raise self._unavailable(self._first, last)
+        return answers
+
+    async def _quietly(
+        self, endpoint: int, path: str, body: bytes, kind: type[Answer], deadline: float
+    ) -> Answer | Broken:
+        try:
+            response = await self._send(endpoint, path, body, deadline)
+            try:
+                return _answer(response.status, await self._content(response, deadline), kind)
+            finally:
+                response.close()
+        except Broken as error:
+            return error
+        except Refusal as refusal:
+            return Broken(str(refusal), sent=False)
+
     @asynccontextmanager
     async def stream(self, path: str, request: Mapping[str, Any]) -> AsyncIterator[GatewayStream]:
         """A request whose answer goes on; to the endpoint that answered last."""
@@ -208,6 +241,13 @@ class Gateway:
 
     async def _open(self, endpoint: int, path: str, body: bytes, deadline: float) -> aiohttp.ClientResponse:
         """Send a request; returns when the answer begins."""
+        try:
+            return await self._send(endpoint, path, body, deadline)
+        except Broken as error:
+            self._failed(endpoint, error)
+            raise
+
+    async def _send(self, endpoint: int, path: str, body: bytes, deadline: float) -> aiohttp.ClientResponse:
         import aiohttp
 
         if self.closed:
@@ -227,11 +267,9 @@ class Gateway:
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.COORDINATION_CONNECT_S),
                 )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            broken = Broken(_reason(error), sent=False)
+            raise Broken(_reason(error), sent=False) from None
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
-            broken = Broken(_reason(error), sent=content.begun)
-        self._failed(endpoint, broken)
-        raise broken
+            raise Broken(_reason(error), sent=content.begun) from None
 
     async def _content(self, response: aiohttp.ClientResponse, deadline: float) -> bytes:
         import aiohttp

@@ -20,6 +20,8 @@ LEASE_GRANT: Final = "/v3/lease/grant"
 LEASE_KEEP_ALIVE: Final = "/v3/lease/keepalive"
 LEASE_REVOKE: Final = "/v3/lease/revoke"
 WATCH: Final = "/v3/watch"
+COMPACT: Final = "/v3/kv/compaction"
+STATUS: Final = "/v3/maintenance/status"
 AUTHENTICATE: Final = "/v3/auth/authenticate"
 
 
@@ -43,6 +45,7 @@ class RangeAnswer(msgspec.Struct, frozen=True):
     header: Header
     kvs: list[KeyValue] = []
     more: bool = False
+    count: int = 0  # of all keys in the range
 
 
 class TxnAnswer(msgspec.Struct, frozen=True):
@@ -69,6 +72,18 @@ class Acknowledged(msgspec.Struct, frozen=True):
     """An answer of which only the arrival matters."""
 
     header: Header
+
+
+class StatusAnswer(
+    msgspec.Struct, frozen=True, rename={"size": "dbSize", "in_use": "dbSizeInUse", "quota": "dbSizeQuota"}
+):
+    """How one member is."""
+
+    header: Header
+    size: int = 0
+    in_use: int = 0  # left out before 3.4
+    quota: int = 0  # left out before 3.6
+    errors: list[str] = []  # the alarms, among others
 
 
 class TokenAnswer(msgspec.Struct, frozen=True):
@@ -114,7 +129,17 @@ Answer = TypeVar("Answer")
 # Made here, under the import lock: msgspec crashes when two threads look at a new type at once.
 _decoders: Final[dict[type, msgspec.json.Decoder[Any]]] = {
     kind: msgspec.json.Decoder(kind, strict=False)
-    for kind in (RangeAnswer, TxnAnswer, Lease, KeepAliveAnswer, Acknowledged, TokenAnswer, WatchLine, EtcdProblem)
+    for kind in (
+        RangeAnswer,
+        TxnAnswer,
+        Lease,
+        KeepAliveAnswer,
+        Acknowledged,
+        TokenAnswer,
+        WatchLine,
+        EtcdProblem,
+        StatusAnswer,
+    )
 }
 
 

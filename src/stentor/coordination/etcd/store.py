@@ -12,7 +12,7 @@ from stentor.coordination.etcd.keys import Keys
 from stentor.coordination.etcd.watch import Counts, watch
 from stentor.coordination.rules import check_key, check_swap, check_ttl
 from stentor.errors import CoordinationUnavailable, LeaseExpired
-from stentor.ports import Changed, CoordinationStatistics, Entry, Range, Resync, Swap
+from stentor.ports import Changed, CoordinationStatistics, Entry, Range, Resync, StoreRoom, Swap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stentor.coordination.etcd.messages import Answer
 
 _NOT_FOUND: Final = 5  # gRPC's code; of leases only, for what we ask
+_NO_SPACE: Final = "NOSPACE"  # etcd's alarm, among the errors of a member's status
 _OUT_OF_RANGE: Final = 11  # gRPC's code for a revision that was compacted
 
 
@@ -98,6 +99,41 @@ class EtcdStore:
         )
         answer = await self._call(messages.TXN, request, messages.TxnAnswer, once=True, lease=lease)
         return Swap(succeeded=answer.succeeded, revision=answer.header.revision)
+
+    # --- room -----------------------------------------------------------------------------------
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether it can be full: yes."""
+        return True
+
+    async def room(self) -> StoreRoom:
+        found = await self._gateway.ask_each(messages.STATUS, {}, messages.StatusAnswer)
+        return StoreRoom(
+            revision=min(each.header.revision for each in found),
+            bytes=max(each.size for each in found),
+            bytes_in_use=max(each.in_use or each.size for each in found),
+            quota=min((each.quota for each in found if each.quota), default=0),
+            alarm=any(_NO_SPACE in error for each in found for error in each.errors),
+        )
+
+    async def is_shared(self) -> bool:
+        begin = self._keys.full("")
+        ours = {"key": begin, "range_end": messages.end_of(begin), "count_only": True}
+        try:
+            mine = await self._gateway.call(messages.RANGE, ours, messages.RangeAnswer)
+            everything = {"key": b"\0", "range_end": b"\0", "count_only": True, "revision": str(mine.header.revision)}
+            found = await self._gateway.call(messages.RANGE, everything, messages.RangeAnswer)
+        except Refusal:  # whoever may not see other keys is not alone
+            return True
+        return found.count != mine.count
+
+    async def compact(self, revision: int) -> None:
+        try:
+            await self._gateway.call(messages.COMPACT, {"revision": str(revision)}, messages.Acknowledged)
+        except Refusal as refusal:
+            if refusal.code != _OUT_OF_RANGE:  # else somebody else has done it
+                raise refused(refusal) from None
 
     # --- leases ---------------------------------------------------------------------------------
 
