@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from stentor.limits import KIB, MESSAGE_VALUE_BYTES_MAX, MIB
+
 HUGZ_INTERVAL_S: Final = 1.0
 """Between two signs of life. Clone clients take five seconds of silence for a dead server."""
 
@@ -59,14 +61,41 @@ CONDITIONAL_TRIES_MAX: Final = 5
 HUGZ_PREFIXES_MAX: Final = 10_000
 """Subscribed prefixes that get signs of life of their own."""
 
-COLLECTOR_CONNECTIONS_MAX: Final = 10_000
-"""Clients connected to the collector's port; each takes two descriptors of ours."""
+CONNECTIONS_PER_PORT_MAX: Final = 10_000
+"""Clients connected to a port; each takes two descriptors of ours, and one of ZeroMQ's."""
 
 HANDSHAKE_S: Final = 10.0
-"""A connection to the collector's port that has not said what it is by then is closed."""
+"""A connection that has not said what it is by then is closed."""
 
 RELAY_BYTES: Final = 1 << 16
-"""Bytes that the collector's port passes on at once."""
+"""Bytes that a port passes on at once."""
+
+MESSAGE_FRAMES_MAX: Final = 16
+"""Frames of a message. The protocols have five, and an envelope of two or three before them."""
+
+MESSAGE_BYTES_MAX: Final = MESSAGE_VALUE_BYTES_MAX + 256 * KIB
+"""All frames of a message: a value of the largest size, with key, headers and the rest."""
+
+COMMAND_BYTES_MAX: Final = 64 * KIB
+"""A command of ZMTP, or a subscription: no topic or key is longer."""
+
+UNFINISHED_BYTES_MAX: Final = 64 * MIB
+"""All messages of all peers whose last frame is not there yet."""
+
+UNFINISHED_BYTES_FREE: Final = 16 * KIB
+"""With more, only messages up to this size still come in."""
+
+SUBSCRIPTIONS_PER_PEER_MAX: Final = 10_000
+"""Prefixes of one subscriber."""
+
+SUBSCRIPTION_BYTES_PER_PEER_MAX: Final = 512 * KIB
+"""Their bytes together, each of which takes about 64 bytes of libzmq's: 32 MB."""
+
+SUBSCRIPTION_BYTES_MAX: Final = 2 * MIB
+"""The same of all subscribers together: about 128 MB."""
+
+SUBSCRIPTION_BYTES_FREE: Final = 256
+"""With more, a new subscriber still gets prefixes of this many bytes: a few for each of ten thousand."""
 
 RESTART_S: Final = 1.0
 """Before a gateway that ended is started again, the first time; each further time twice as long."""

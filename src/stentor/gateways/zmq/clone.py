@@ -30,9 +30,9 @@ from stentor.errors import InvalidArgument, StentorError
 from stentor.gateways.zmq import bounds, chp
 from stentor.gateways.zmq.collector import Collector
 from stentor.gateways.zmq.publisher import ClonePublisher
-from stentor.gateways.zmq.relay import CollectorRelay
+from stentor.gateways.zmq.relay import CollectorRelay, GuardedPort
 from stentor.gateways.zmq.snapshots import CurrentCopy, Snapshots
-from stentor.gateways.zmq.sockets import bind, tcp
+from stentor.gateways.zmq.sockets import bind
 from stentor.transport.socket_folder import make_socket_folder
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.table_copy import TableChange
+    from stentor.gateways.zmq.guard import SharedRoom
     from stentor.gateways.zmq.statistics import GatewayStatistics
 
 logger = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class CloneServer:
         *,
         three_frames: bool,
         silent_s: float,
+        room: SharedRoom,
     ) -> None:
         self._client = client
         self._context = context
@@ -109,7 +111,8 @@ class CloneServer:
         self._collector = Collector(self._copy, counts)
         self._publisher: ClonePublisher | None = None
         self._snapshots: Snapshots | None = None
-        self._relay: CollectorRelay | None = None
+        self._ports: list[GuardedPort] = []
+        self._room = room
         self._collecting: list[Socket] = []
         self._sequence = 0  # of the last KVPUB
         self._directory = ""
@@ -126,21 +129,26 @@ class CloneServer:
                 hint="Only one partition gives all changes one sequence. Make another table with one partition.",
                 object=self._copy.name,
             )
-        publisher = ClonePublisher(self._context, tcp(host, port + 1), self._counts, three_frames=self._three_frames)
-        self._publisher = publisher
-        self._snapshots = Snapshots(
-            self._context, tcp(host, port), CurrentCopy(self._copy), self._counts, three_frames=self._three_frames
-        )
+        self._directory = str(make_socket_folder("stentor-zmq-"))
+        asking, publishing = f"{self._directory}/ask", f"{self._directory}/pub"
+        shape = {"three_frames": self._three_frames}
+        self._publisher = ClonePublisher(self._context, f"ipc://{publishing}", self._counts, **shape)
+        self._snapshots = Snapshots(self._context, f"ipc://{asking}", CurrentCopy(self._copy), self._counts, **shape)
+        room, counts = self._room, self._counts
+        await self._listen(GuardedPort(asking, counts, room), host, port)
+        await self._listen(GuardedPort(publishing, counts, room, subscribes=True), host, port + 1)
         await self._start_collecting(host, port + 2)
 
+    async def _listen(self, relay: GuardedPort, host: str, port: int) -> None:
+        self._ports.append(relay)
+        await relay.start(host, port)
+
     async def _start_collecting(self, host: str, port: int) -> None:
-        self._directory = str(make_socket_folder("stentor-zmq-"))
         paths = f"{self._directory}/sub", f"{self._directory}/pull"
         for kind, path in zip((zmq.SUB, zmq.PULL), paths, strict=True):
             self._collecting.append(bind(self._context, kind, f"ipc://{path}"))
         self._collecting[0].subscribe(b"")
-        self._relay = CollectorRelay(*paths, self._counts)
-        await self._relay.start(host, port)
+        await self._listen(CollectorRelay(*paths, self._counts, self._room), host, port)
 
     def work(self) -> list[Coroutine[None, None, None]]:
         """What runs until the gateway ends. The first that ends by itself ends it."""
@@ -208,8 +216,8 @@ class CloneServer:
 
     async def close(self) -> None:
         """Close the ports and let go of the table."""
-        if self._relay is not None:
-            await self._relay.close()
+        for each in self._ports:
+            await each.close()
         for part in (self._publisher, self._snapshots, *self._collecting):
             if part is not None:
                 part.close()

@@ -14,6 +14,7 @@ from stentor.core.names import check_topic_name
 from stentor.errors import InvalidArgument, StentorError
 from stentor.gateways.zmq import bounds
 from stentor.gateways.zmq.clone import CloneServer
+from stentor.gateways.zmq.guard import SharedRoom
 from stentor.gateways.zmq.sockets import new_context, resolve
 from stentor.gateways.zmq.statistics import GatewayStatistics
 from stentor.gateways.zmq.topics import TopicServer
@@ -65,6 +66,7 @@ class ZmqGateway:
         self._counts = GatewayStatistics()
         self._client: AsyncClient | None = None
         self._context = new_context()
+        self._room = SharedRoom()
         self._servers: list[CloneServer | TopicServer] = []
 
     async def __aenter__(self) -> Self:
@@ -82,11 +84,12 @@ class ZmqGateway:
                     self._counts,
                     three_frames=options.three_frames,
                     silent_s=options.silent_s,
+                    room=self._room,
                 )
                 self._servers.append(clone)
                 await clone.start(host, options.port)
             if options.topics:
-                topics = TopicServer(client, self._context, options.topics, self._counts)
+                topics = TopicServer(client, self._context, options.topics, self._counts, room=self._room)
                 self._servers.append(topics)
                 await topics.start(host, options.port + 3)
         except BaseException:

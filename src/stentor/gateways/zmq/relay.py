@@ -1,4 +1,6 @@
-"""One port for two kinds of sockets: what a client publishes changes with, PUB or PUSH.
+"""The ports of a gateway: each leads its clients to a socket of ZeroMQ, past a guard (`guard`).
+
+The collector's is one port for two kinds of sockets: what a client publishes changes with, PUB or PUSH.
 
 RFC 12 has clients publish changes with a PUB socket, and so does the Guide's C client of model 6; its models 3 to 5 and
 the Python client of model 6 push them. A SUB socket takes no PUSH peer and a PULL socket no PUB peer, and both cannot
@@ -18,9 +20,11 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from stentor.gateways.zmq import bounds
+from stentor.gateways.zmq.guard import NotUnderstood, PeerGuard
 from stentor.gateways.zmq.sockets import cannot_listen
 
 if TYPE_CHECKING:
+    from stentor.gateways.zmq.guard import SharedRoom
     from stentor.gateways.zmq.statistics import GatewayStatistics
 
 logger = logging.getLogger(__name__)
@@ -34,13 +38,14 @@ _TYPE: Final = b"\x0bSocket-Type\x00\x00\x00"  # length and name of the property
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class CollectorRelay:
-    """Listens for clients, and leads each to the socket that takes its kind."""
+class GuardedPort:
+    """Listens for clients, and leads all of them to one socket of ZeroMQ."""
 
-    def __init__(self, sub_path: str, pull_path: str, counts: GatewayStatistics) -> None:
-        self._paths = {b"PUB": sub_path, b"XPUB": sub_path, b"PUSH": pull_path}
-        self._first = sub_path
+    def __init__(self, path: str, counts: GatewayStatistics, room: SharedRoom, *, subscribes: bool = False) -> None:
+        self._first = path
         self._counts = counts
+        self._room = room
+        self._subscribes = subscribes
         self._server: asyncio.Server | None = None
         self._relaying: set[asyncio.Task[None]] = set()
 
@@ -54,15 +59,15 @@ class CollectorRelay:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._relaying) >= bounds.COLLECTOR_CONNECTIONS_MAX:
+        if len(self._relaying) >= bounds.CONNECTIONS_PER_PORT_MAX:
             writer.close()
             return
         self._relaying.add(task)
         try:
             await self._relay((reader, writer))
-        except _NotUnderstood as wrong:
+        except NotUnderstood as wrong:
             self._counts.bad_frames += 1
-            logger.info("a connection to the collector's port was closed: %s", wrong)
+            logger.info("a connection was closed: %s", wrong)
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass  # the client went away, or we go
         finally:
@@ -70,42 +75,15 @@ class CollectorRelay:
             writer.close()
 
     async def _relay(self, peer: Streams) -> None:
+        guard = PeerGuard(self._room, subscribes=self._subscribes)
         inner: Streams | None = None
         try:
-            async with asyncio.timeout(bounds.HANDSHAKE_S):
-                inner = await asyncio.open_unix_connection(self._first)
-                greeting = await self._greet(peer, inner)
-                kind, ready = await _ready(peer[0])
-                path = self._paths.get(kind)
-                if path is None:
-                    raise _NotUnderstood(f"its socket is {kind[:20]!r}, not PUB or PUSH")
-                if path != self._first:
-                    inner[1].close()
-                    inner = await asyncio.open_unix_connection(path)
-                    inner[1].write(greeting)
-                    await inner[0].readexactly(_GREETING_BYTES)
-            inner[1].write(ready)
-            await _pass_on(peer, inner)
+            inner = await asyncio.open_unix_connection(self._first)
+            await _pass_on(peer, inner, guard)
         finally:
+            guard.close()
             if inner is not None:
                 inner[1].close()
-
-    async def _greet(self, peer: Streams, inner: Streams) -> bytes:
-        """Pass the greetings on; the peer's. Either side waits for the other's version before it says the rest."""
-        begin = await peer[0].readexactly(1)
-        if begin != b"\xff":
-            raise _NotUnderstood("it does not speak ZeroMQ")
-        answer = asyncio.ensure_future(_copy(inner[0], peer[1], _GREETING_BYTES))
-        try:
-            inner[1].write(begin)
-            signature = await _copy(peer[0], inner[1], _SIGNATURE_BYTES - 1)
-            if signature[9] < _VERSION:
-                raise _NotUnderstood("it speaks a version of ZeroMQ before 4.0")
-            rest = await _copy(peer[0], inner[1], _GREETING_BYTES - _SIGNATURE_BYTES)
-            await answer
-        finally:
-            answer.cancel()
-        return begin + signature + rest
 
     async def close(self) -> None:
         if self._server is not None:
@@ -116,8 +94,50 @@ class CollectorRelay:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _NotUnderstood(Exception):  # noqa: N818 - what a client is, and no failure of ours
-    """The peer cannot be relayed; says why."""
+class CollectorRelay(GuardedPort):
+    """Listens for clients, and leads each to the socket that takes its kind."""
+
+    def __init__(self, sub_path: str, pull_path: str, counts: GatewayStatistics, room: SharedRoom) -> None:
+        super().__init__(sub_path, counts, room)
+        self._paths = {b"PUB": sub_path, b"XPUB": sub_path, b"PUSH": pull_path}
+
+    async def _relay(self, peer: Streams) -> None:
+        inner: Streams | None = None
+        try:
+            async with asyncio.timeout(bounds.HANDSHAKE_S):
+                inner = await asyncio.open_unix_connection(self._first)
+                greeting = await self._greet(peer, inner)
+                kind, ready = await _ready(peer[0])
+                path = self._paths.get(kind)
+                if path is None:
+                    raise NotUnderstood(f"its socket is {kind[:20]!r}, not PUB or PUSH")
+                if path != self._first:
+                    inner[1].close()
+                    inner = await asyncio.open_unix_connection(path)
+                    inner[1].write(greeting)
+                    await inner[0].readexactly(_GREETING_BYTES)
+            inner[1].write(ready)
+            await _pass_on(peer, inner, PeerGuard(self._room, greeted=True))
+        finally:
+            if inner is not None:
+                inner[1].close()
+
+    async def _greet(self, peer: Streams, inner: Streams) -> bytes:
+        """Pass the greetings on; the peer's. Either side waits for the other's version before it says the rest."""
+        begin = await peer[0].readexactly(1)
+        if begin != b"\xff":
+            raise NotUnderstood("it does not speak ZeroMQ")
+        answer = asyncio.ensure_future(_copy(inner[0], peer[1], _GREETING_BYTES))
+        try:
+            inner[1].write(begin)
+            signature = await _copy(peer[0], inner[1], _SIGNATURE_BYTES - 1)
+            if signature[9] < _VERSION:
+                raise NotUnderstood("it speaks a version of ZeroMQ before 4.0")
+            rest = await _copy(peer[0], inner[1], _GREETING_BYTES - _SIGNATURE_BYTES)
+            await answer
+        finally:
+            answer.cancel()
+        return begin + signature + rest
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: int) -> bytes:
@@ -137,25 +157,46 @@ async def _ready(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     flags, length = await reader.readexactly(2)
     body = await reader.readexactly(length)
     if flags != _COMMAND or not body.startswith(b"\x05READY"):
-        raise _NotUnderstood("it asks for security, which the gateway does not have")
+        raise NotUnderstood("it asks for security, which the gateway does not have")
     _, found, rest = body.partition(_TYPE)
     if not found or not rest:
-        raise _NotUnderstood("it does not say what its socket is")
+        raise NotUnderstood("it does not say what its socket is")
     return rest[1 : 1 + rest[0]], bytes((flags, length)) + body
 
 
-async def _pass_on(peer: Streams, inner: Streams) -> None:
+async def _pass_on(peer: Streams, inner: Streams, guard: PeerGuard) -> None:
     """Until either side ends. Who sends faster than the other takes waits."""
-    directions = [asyncio.ensure_future(_pump(peer[0], inner[1])), asyncio.ensure_future(_pump(inner[0], peer[1]))]
+    into = asyncio.ensure_future(_take_in(peer[0], inner[1], guard))
+    directions = [into, asyncio.ensure_future(_pump(inner[0], peer[1]))]
+    if not guard.greeted:
+        directions.append(asyncio.ensure_future(_until_greeted(guard)))
     try:
-        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        for direction in done:
+            direction.result()
     finally:
         for direction in directions:
             direction.cancel()
         await asyncio.gather(*directions, return_exceptions=True)
+        guard.close()
+
+
+async def _take_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guard: PeerGuard) -> None:
+    while piece := await reader.read(bounds.RELAY_BYTES):
+        guard.passes(piece)
+        writer.write(piece)
+        await writer.drain()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while piece := await reader.read(bounds.RELAY_BYTES):
         writer.write(piece)
         await writer.drain()
+
+
+async def _until_greeted(guard: PeerGuard) -> None:
+    """End a connection that does not say what it is."""
+    await asyncio.sleep(bounds.HANDSHAKE_S)
+    if not guard.greeted:
+        raise NotUnderstood("it has not said what it is")
+    await asyncio.Event().wait()

@@ -9,12 +9,15 @@ A position is the text from which a Stentor client reads on after that message: 
 from __future__ import annotations
 
 import logging
+import shutil
 from typing import TYPE_CHECKING
 
 import zmq
 
 from stentor.errors import StentorError
-from stentor.gateways.zmq.sockets import bind, send_now, tcp
+from stentor.gateways.zmq.relay import GuardedPort
+from stentor.gateways.zmq.sockets import bind, send_now
+from stentor.transport.socket_folder import make_socket_folder
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from stentor.client.message import Receipt
     from stentor.client.producer import AsyncProducer
     from stentor.client.subscription import AsyncSubscription
+    from stentor.gateways.zmq.guard import SharedRoom
     from stentor.gateways.zmq.statistics import GatewayStatistics
 
 logger = logging.getLogger(__name__)
@@ -33,7 +37,9 @@ logger = logging.getLogger(__name__)
 class TopicServer:
     """Some topics on two ports."""
 
-    def __init__(self, client: AsyncClient, context: Context, topics: list[str], counts: GatewayStatistics) -> None:
+    def __init__(
+        self, client: AsyncClient, context: Context, topics: list[str], counts: GatewayStatistics, *, room: SharedRoom
+    ) -> None:
         self._client = client
         self._context = context
         self._topics = topics
@@ -41,14 +47,22 @@ class TopicServer:
         self._producers: dict[bytes, AsyncProducer] = {}
         self._subscription: AsyncSubscription | None = None
         self._sockets: list[Socket] = []
+        self._ports: list[GuardedPort] = []
+        self._room = room
+        self._directory = ""
 
     async def start(self, host: str, port: int) -> None:
         """Open the topics, then the ports."""
         for topic in self._topics:
             self._producers[topic.encode()] = await self._client.producer(topic)
         self._subscription = await self._client.subscribe(self._topics, start="latest")
-        self._sockets.append(bind(self._context, zmq.PUB, tcp(host, port)))
-        self._sockets.append(bind(self._context, zmq.PULL, tcp(host, port + 1)))
+        self._directory = str(make_socket_folder("stentor-zmq-"))
+        for number, (kind, name) in enumerate(((zmq.PUB, "pub"), (zmq.PULL, "pull"))):
+            path = f"{self._directory}/{name}"
+            self._sockets.append(bind(self._context, kind, f"ipc://{path}"))
+            relay = GuardedPort(path, self._counts, self._room, subscribes=kind == zmq.PUB)
+            self._ports.append(relay)
+            await relay.start(host, port + number)
 
     def work(self) -> list[Coroutine[None, None, None]]:
         """What runs until the gateway ends."""
@@ -89,6 +103,8 @@ class TopicServer:
 
     async def close(self) -> None:
         """Close the ports; what was taken is published first."""
+        for each in self._ports:
+            await each.close()
         for socket in self._sockets:
             socket.close()
         for producer in self._producers.values():
@@ -98,3 +114,5 @@ class TopicServer:
                 logger.warning("messages were not published: %s", error)
         if self._subscription is not None:
             await self._subscription.close()
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
