@@ -161,7 +161,7 @@ class Light(asyncio.Protocol):
 
     def _frame(self, kind: int, correlation: int, buffer: bytes, position: int) -> None:
         if kind == Kind.DELIVER:
-            self._crowd.delivered(self, frames.DELIVERY.unpack_from(buffer, position)[2])
+            self._crowd.delivered(self, frames.DELIVERY.unpack_from(buffer, position)[-1])
         elif kind == Kind.WELCOME:
             wish = messages.OpenStream(topic_id=self._crowd.topic_id, partition=0, start=0, credit=CREDIT_BYTES)
             self._transport.write(frames.frame(Kind.OPEN_STREAM, 1, messages.encode(wish)))

@@ -666,7 +666,7 @@ class FrameTarget:
             frames.frame(Kind.OPEN_STREAM, 9, wish),
             frames.frame(Kind.CREDIT, 9, frames.CREDIT.pack(1 << 20)),
             frames.frame(Kind.CLOSE_STREAM, 9),
-            frames.frame(Kind.DELIVER, 9, frames.DELIVERY.pack(1, 1, 1)),
+            frames.frame(Kind.DELIVER, 9, frames.DELIVERY.pack(1, 1, 0, 1)),
             frames.frame(Kind.ASK, 21, asks.encode_ask(b"svc.fuzz", b"value", [("a", b"b")], 1.0, 1, credit=9)),
             frames.frame(Kind.ASK, 22, asks.encode_ask(b"svc.fuzz", None, None, 1.0, 1), asks.NO_VALUE),
             frames.frame(Kind.ASK, 23, asks.encode_ask(b"svc.nobody", b"value", None, 1.0, 1)),

@@ -262,7 +262,7 @@ def delivering(chunk, committed=100):
             found = messages.OffsetFound(offset=0, start=0, committed=committed)
             return frames.frame(Kind.RESPONSE, correlation, messages.encode(found))
         if kind == Kind.OPEN_STREAM:
-            delivery = frames.DELIVERY.pack(committed, 1, committed) + chunk
+            delivery = frames.DELIVERY.pack(committed, 1, 0, committed) + chunk
             return frames.frame(Kind.DELIVER, correlation, delivery)
         return None
 

@@ -42,12 +42,12 @@ class AtHand:
     def _hold(self, delivery: Delivery) -> None:
         """It is the delivery at hand, as messages."""
         self._delivery = delivery
-        self._batches = self._messages(delivery, delivery.reader.start)
+        self._batches = self._messages(delivery, _floor(delivery))
 
     def _hold_rows(self, delivery: Delivery) -> None:
         """It is the delivery at hand, as Arrow."""
         self._delivery = delivery
-        self._rows = self._decoded(delivery, self._row_decoder, delivery.reader.start)
+        self._rows = self._decoded(delivery, self._row_decoder, _floor(delivery))
 
     def _messages(self, delivery: Delivery, floor: int) -> Iterator[Iterator[Message]]:
         """One iterator per batch; each becomes the current one, so that nothing is lost in between."""
@@ -132,6 +132,11 @@ class AtHand:
             return left[0].offset
         self._handed = handed
         return None
+
+
+def _floor(delivery: Delivery) -> int:
+    """The first offset of it that is wanted."""
+    return max(delivery.floor, delivery.reader.start)
 
 
 def _bounds(first: Any, rows: Any) -> tuple[int, int]:

@@ -12,16 +12,17 @@ import queue
 from typing import TYPE_CHECKING, Any
 
 from stentor.client.history import History
+from stentor.client.position import Position
 from stentor.client.subscription import Subscription
 from stentor.client.subscription_core import SubscriptionCore
-from stentor.errors import StentorError
+from stentor.errors import Closed, StentorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stentor.client.core import ClientCore
     from stentor.client.sync_client import Client
-    from stentor.client.table_copy import TableSequence
+    from stentor.client.table_copy import TableCopy, TableSequence
 
 
 def read_exactly(client: Client, table: str, partition: int, start: int, end: int) -> History:
@@ -32,29 +33,40 @@ def read_exactly(client: Client, table: str, partition: int, start: int, end: in
     return History(Subscription(opened, inbox), None)
 
 
-async def check_known(core: ClientCore, table: str, sequence: TableSequence, now: TableSequence) -> None:
-    """Compacted if the log no longer has every change between two sequences."""
-    for partition, (offset, have) in enumerate(zip(sequence, now, strict=True)):
+async def missing_since(copy: TableCopy, start: TableSequence, until: TableSequence) -> int:
+    """Count the changes between two sequences that compactions have removed, at most. Compacted if deletions may be
+    among them: then what is left does not lead from one sequence to the other. OffsetOutOfRange if the log begins
+    later.
+    """
+    missing = 0
+    for partition, (offset, have) in enumerate(zip(start, until, strict=True)):
         if offset < have:
-            await _check_partition(core, table, partition, max(1, offset))
+            missing += await _missing_in(copy, partition, offset, have)
+    return missing
 
 
-async def _check_partition(core: ClientCore, table: str, partition: int, end: int) -> None:
-    """A broker says at once whether the table can be known at an end; what it sends is not wanted."""
-    said: asyncio.Future[Any] = core.loop.create_future()
-
-    def hear(item: Any) -> None:
-        if not said.done():
-            said.set_result(item)
-
-    opened = await _open(core, table, partition, 0, end, hear)
+async def _missing_in(copy: TableCopy, partition: int, start: int, until: int) -> int:
+    """Brokers count what is lacking in what they send. It is read once for that, and not decoded."""
+    inbox: asyncio.Queue[Any] = asyncio.Queue()
+    position = Position(copy.name, partition, start, copy.topic_id)
+    opened = SubscriptionCore(
+        copy.core, copy.name, start=position, partition=partition, put=inbox.put_nowait, copies=True
+    )
+    missing, reached = 0, start
     try:
-        async with core.deadline(None).bound():
-            item = await said
+        await opened.open(copy.core.deadline(None))
+        while reached < until:
+            async with copy.core.deadline(None).bound():
+                item = await inbox.get()
+            if isinstance(item, StentorError):
+                raise item
+            if item is None:
+                raise Closed(f"Reading table {copy.name} ended.", hint="Watch the table again.")
+            missing, reached = missing + item.removed, item.next_offset
+            opened.streams.grant(item.reader, len(item.body))
     finally:
         await opened.close()
-    if isinstance(item, StentorError):
-        raise item
+    return missing
 
 
 async def _open(

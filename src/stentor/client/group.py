@@ -19,6 +19,7 @@ from stentor.client.group_run import make_run
 from stentor.client.group_taking import AsyncTaking, Taking, traced
 from stentor.client.help import explained
 from stentor.client.inbox import AsyncInbox
+from stentor.client.reader import joined
 from stentor.client.transaction import AsyncTransaction, Transaction
 from stentor.client.workers import WorkStatistics
 from stentor.client.workers_run import is_handler, run_here
@@ -95,11 +96,11 @@ class _GroupFace:
         }
 
     def events(self) -> list[Event]:
-        """What happened since the last call: partitions that were assigned, revoked or lost, and messages skipped
-        because retention deleted them before the group came to them.
+        """What happened since the last call: partitions that were assigned, revoked or lost, and messages that retention
+        deleted, or a compaction removed, before the group came to them.
         """
         events, self._core.events = self._core.events, []
-        return events
+        return joined(events)
 
     def _begin_loop(self) -> None:
         if self._looping:

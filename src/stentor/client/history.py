@@ -26,12 +26,18 @@ class _Bounded:
     """What both faces share: where it ends, and how much may still be handed out."""
 
     def __init__(self, core: SubscriptionCore, limit: int | None) -> None:
+        self._core = core
         self.ends = core.ends()
         """The offset before which it ends, by topic and partition."""
         self.sure = core.sure
         """Whether that was all that was committed when the read began. False only with `stale="allow"`."""
         self._left = limit  # messages until the limit; None without one
         self._abandoned = False  # it was left before its end, and its streams were let go
+
+    @property
+    def compacted(self) -> int:
+        """How many messages, at most, compactions had removed from what was read so far."""
+        return self._core.removed
 
     def _check(self) -> None:
         if self._abandoned:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.sync_client import Client
-    from stentor.client.table_copy import TableChange
+    from stentor.client.table_copy import Overtaken, TableChange
     from stentor.client.table_leases import NewLease
     from stentor.client.table_watch import AsyncTableWatch, TableWatch
 
@@ -147,8 +147,8 @@ class NamesCore:
         self._own.pop(key, None)
         await copy.change({key: None}, {}, deadline)
 
-    def _see(self, changes: list[TableChange] | StentorError) -> None:
-        if not isinstance(changes, StentorError):  # else the next call opens a new copy
+    def _see(self, changes: list[TableChange] | Overtaken | StentorError) -> None:
+        if isinstance(changes, list):  # an error: the next call opens a new copy. Overtaken: what is left comes now
             for change in changes:
                 self._see_one(change)
 

@@ -170,6 +170,7 @@ class SubscriptionStatistics(TypedDict):
     lag: dict[str, int]
     positions: dict[str, int]
     skipped: int
+    compacted: int
 
 
 class PutManyOptions(TypedDict, total=False):

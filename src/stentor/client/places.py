@@ -101,6 +101,7 @@ class Places:
         found = await self.resolve(reader, start, deadline, stale=self._stale)
         reader.start, reader.committed = found.offset, found.committed
         reader.received = reader.taken = reader.start
+        reader.was_current = start != "earliest"
         if self.end is not None:
             end = await self.resolve(reader, self.end, deadline, stale=self._stale)
             reader.end, reader.sure = end.offset, end.sure

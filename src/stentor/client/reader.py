@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 class Event(msgspec.Struct, frozen=True):
     """Something a subscriber should know besides messages."""
 
-    kind: str  # "skipped", "topic_found", "topic_gone"; of a group's member: "assigned", "revoked", "lost"
+    # "skipped", "compacted", "topic_found", "topic_gone"; of a group's member: "assigned", "revoked", "lost"
+    kind: str
     topic: str
     partition: int
-    first_offset: int = 0  # skipped: the first offset not delivered; revoked, lost: the first one not committed
-    next_offset: int = 0  # skipped, assigned: the first offset delivered; revoked, lost: the first one not handed out
+    # skipped: the first offset not delivered; compacted: where the range begins; revoked, lost: the first one that is
+    # not committed
+    first_offset: int = 0
+    # skipped, assigned: the first offset delivered; compacted: the one after the range; revoked, lost: the first one not
+    # handed out
+    next_offset: int = 0
+    messages: int = 0  # compacted: how many messages of the range were not delivered, at most
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -29,6 +35,27 @@ class Delivery(msgspec.Struct, frozen=True):
     reader: Reader
     body: bytes
     next_offset: int
+    removed: int = 0  # messages of its range, at most, that a compaction has removed
+    overtakes: bool = False  # it did so while the reader was on its way, not before it began
+    floor: int = 0  # what is below was received before: a compaction may have merged it with what comes now
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """The same events; what compactions have removed from ranges next to each other is one."""
+    found: list[Event] = []
+    open_ranges: dict[tuple[str, int], int] = {}  # where in `found` the last one of each partition is
+    for event in events:
+        place = open_ranges.get((event.topic, event.partition)) if event.kind == "compacted" else None
+        if place is not None and found[place].next_offset == event.first_offset:
+            whole = msgspec.structs.replace(
+                found[place], next_offset=event.next_offset, messages=found[place].messages + event.messages
+            )
+            found[place] = whole
+            continue
+        if event.kind == "compacted":
+            open_ranges[event.topic, event.partition] = len(found)
+        found.append(event)
+    return found
 
 
 class Reader:
@@ -53,6 +80,8 @@ class Reader:
         self.owed = 0  # bytes taken but not granted again yet
         self.waiting = 0  # bytes received that the application has not taken
         self.lost_at: float | None = None  # when its stream ended, until another one is heard
+        self.was_current = False  # it has once had everything that was committed, or began at a place of its own
+        self.was_overtaken = False  # by a compaction, since it last had everything
         self.dropped = False  # nobody wants any more of it, whatever is on its way
         self.refused: set[str] = set()  # members that could not serve it: others are asked first
 
@@ -63,11 +92,16 @@ class Reader:
     # --- what the link reports ------------------------------------------------------------------
 
     def delivered(self, body: memoryview) -> None:
-        committed, epoch, next_offset = frames.DELIVERY.unpack_from(body)
+        committed, epoch, removed, next_offset = frames.DELIVERY.unpack_from(body)
         self.state(committed, epoch)
-        self.received = next_offset
+        if removed:
+            self.owner.overtaken(self, removed, next_offset)
+        floor, self.received = self.received, next_offset
         self.waiting += len(body) - frames.DELIVERY.size
-        self.owner.put(Delivery(self, bytes(body[frames.DELIVERY.size :]), next_offset))
+        overtakes = removed > 0 and self.was_current
+        self.owner.put(Delivery(self, bytes(body[frames.DELIVERY.size :]), next_offset, removed, overtakes, floor))
+        if next_offset >= committed:
+            self.was_current, self.was_overtaken = True, False
 
     def state(self, committed: int, epoch: int) -> None:
         self.lost_at = None

@@ -22,6 +22,7 @@ from stentor.client.arrow import row_decoder, tables
 from stentor.client.at_hand import AtHand
 from stentor.client.deadline import Deadline
 from stentor.client.help import explained
+from stentor.client.reader import joined
 from stentor.client.subscription_core import describe_lag
 from stentor.errors import Closed, DeadlineExceeded, SlowSubscriber, StentorError
 from stentor.wire.header import appended_at_us
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from stentor.client.inbox import AsyncInbox
     from stentor.client.message import Message
     from stentor.client.options import SubscriptionStatistics
-    from stentor.client.reader import Delivery, Event, Reader
+    from stentor.client.reader import Delivery, Event
     from stentor.client.subscription_core import SubscriptionCore
 
 
@@ -72,9 +73,11 @@ class _SubscriptionFace(AtHand):
         return self._core.positions(self._handed)
 
     def events(self) -> list[Event]:
-        """What happened since the last call: skipped ranges, topics found or gone."""
+        """What happened since the last call: skipped ranges, ranges that a compaction thinned out before they came,
+        topics found or gone.
+        """
         events, self._core.events = self._core.events, []
-        return events
+        return joined(events)
 
     def _check_process(self) -> None:
         """After a fork the loop is not there: nothing would come, and what is at hand is the parent's."""
@@ -101,6 +104,8 @@ class _SubscriptionFace(AtHand):
         core = self._core
         if core.max_lag is None:
             return False
+        if delivery.overtakes and core.on_slow == "raise":
+            return True
         return core.too_slow(delivery.reader, appended_at_us(delivery.body))
 
     def _look(self) -> None:
@@ -111,11 +116,21 @@ class _SubscriptionFace(AtHand):
         position = handed.next_offset()
         if position < delivery.next_offset and core.too_slow(delivery.reader, appended_at_us(delivery.body), position):
             core.squawk(delivery.reader)
-            self._end(self._slow_error(delivery.reader))
+            self._end(self._slow_error(delivery))
             self._batches, self._rows = iter(()), iter(())
             list(self._current)  # in one step: who takes from it finds it used up
 
-    def _slow_error(self, reader: Reader) -> SlowSubscriber:
+    def _slow_error(self, delivery: Delivery) -> SlowSubscriber:
+        reader = delivery.reader
+        if delivery.overtakes:
+            return SlowSubscriber(
+                f"A compaction of {reader.topic}/{reader.partition} removed up to {delivery.removed} messages before"
+                " this subscriber came to them.",
+                hint="What is left from there on is the newest message of each key: subscribe again at"
+                " `positions()`, or choose on_slow='catch_up', which goes on and tells by an event.",
+                operation="subscribe",
+                object=f"{reader.topic}/{reader.partition}",
+            )
         return SlowSubscriber(
             f"This subscriber is {reader.lag} messages behind on {reader.topic}/{reader.partition};"
             f" max_lag is {describe_lag(self._core.max_lag)}.",
@@ -231,7 +246,7 @@ class Subscription(_SubscriptionFace):
             return False
         if core.on_slow == "raise":
             core.core.loop.call_soon_threadsafe(core.squawk, reader)
-            self._end(self._slow_error(reader))
+            self._end(self._slow_error(delivery))
             return False
         self._end()
         self.close()
@@ -363,7 +378,7 @@ class AsyncSubscription(_SubscriptionFace):
             await self._skip(delivery)
         elif core.on_slow == "raise":
             core.squawk(reader)
-            self._finish(self._slow_error(reader))
+            self._finish(self._slow_error(delivery))
         else:
             self._finish()
             await core.close()

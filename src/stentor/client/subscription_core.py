@@ -14,6 +14,7 @@ What to do when the application is too slow is its choice (D7):
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from stentor.client.options import MaxLag, OnSlow, SubscriptionStatistics, TopicOptions
     from stentor.client.positions import Place, Stale
     from stentor.client.starts import Start
+
+logger = logging.getLogger(__name__)
 
 ALERTS_TOPIC: Final = "_alerts"
 _ALERT_S: Final = 5.0  # who is too slow has no more time to lose
@@ -88,6 +91,7 @@ class SubscriptionCore:
         self.opened = False
         self.events: list[Event] = []
         self.skipped = 0  # messages jumped over by on_slow="skip"
+        self.removed = 0  # messages, at most, that compactions had removed from what was received
         self._finding: asyncio.Task[None] | None = None
         self._routes_stale = False  # topics may have come since we looked
         self.streams = Streams(core, self)
@@ -253,6 +257,15 @@ class SubscriptionCore:
         if len(self.events) < limits.EVENTS_KEPT_MAX:
             self.events.append(event)
 
+    def overtaken(self, reader: Reader, removed: int, next_offset: int) -> None:
+        """A compaction has removed messages from what comes now: the application must hear of it (C23)."""
+        self.removed += removed
+        known = self.copies or reader.was_overtaken or not reader.was_current  # in other words, or as it wants it
+        if not known:
+            logger.warning("%s: a compaction removed messages before this reader came to them", reader.name)
+        reader.was_overtaken = True
+        self.note(Event("compacted", reader.topic, reader.partition, reader.received, next_offset, removed))
+
     # --- what the application did ---------------------------------------------------------------
 
     def too_slow(self, reader: Reader, appended_at_us: int | None, next_offset: int | None = None) -> bool:
@@ -335,6 +348,7 @@ class SubscriptionCore:
             "lag": {reader.name: reader.lag for reader in readers},
             "positions": {reader.name: reader.taken for reader in readers},
             "skipped": self.skipped,
+            "compacted": self.removed,
         }
 
 

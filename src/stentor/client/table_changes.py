@@ -40,6 +40,11 @@ def inside(rows: PlainRows | list[Message], subtree: bytes) -> PlainRows | list[
     return PlainRows(keys, list(compress(rows.values, wanted)), list(compress(rows.offsets, wanted))) if keys else []
 
 
+def keys_of(rows: PlainRows | list[Message]) -> list[bytes]:
+    """The key of each row."""
+    return rows.keys if isinstance(rows, PlainRows) else [row.key or b"" for row in rows]
+
+
 def terms_of(headers: Headers) -> table_rows.Terms:
     """What a row says; headers that only look like terms were there before there were any."""
     try:

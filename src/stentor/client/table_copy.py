@@ -10,9 +10,10 @@ once, in log order. A change that was refused is in the log without effect, and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,7 +22,7 @@ from stentor.client.awaited import TaskWaiter
 from stentor.client.decode import PlainRows, decode_rows
 from stentor.client.producer_core import ProducerCore
 from stentor.client.subscription_core import SubscriptionCore
-from stentor.client.table_changes import encode_changes, inside, terms_of, texts
+from stentor.client.table_changes import encode_changes, inside, keys_of, terms_of, texts
 from stentor.client.table_keys import check_subtree
 from stentor.client.table_leases import Leases
 from stentor.client.table_state import CopyState, state_of
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from stentor.client.table_reload import TableResync
     from stentor.wire.rows import Headers
 
+logger = logging.getLogger(__name__)
+
 TableSequence = tuple[int, ...]
 """How far a copy is: for each partition of the table the offset after the last change that it has."""
 
@@ -71,13 +74,33 @@ class TableChange(msgspec.Struct, frozen=True):
     new: TableEntry | None  # None: it was deleted
     version: int = 0  # of the change itself, also of one that deletes
     partition: int = 0
-    skipped: int = 0  # earlier changes of the key that this one includes, because the watcher was behind
+    # Earlier changes that this one includes, because the watcher was behind: those of its key, and, at most, those of
+    # any key that a compaction removed before they came to this copy.
+    skipped: int = 0
     expired: bool = False  # it was deleted because its time was over
     headers: Sequence[tuple[str, bytes | None]] = ()  # of the message that made the change
 
 
-Watcher = Callable[[list[TableChange] | StentorError], None]
-"""Who is told of changes, a batch at a time, and of the end; in the client's loop."""
+class Overtaken(NamedTuple):
+    """Changes that a copy never got, because they were removed from the log before they came to it (C23)."""
+
+    removed: int  # at most so many, of any keys
+    before: TableSequence  # they lie before this sequence
+    reason: str
+
+
+Watcher = Callable[[list[TableChange] | Overtaken | StentorError], None]
+"""Who is told of changes, a batch at a time, of those that are missing before them, and of the end; in the client's
+loop."""
+
+
+class _Behind(msgspec.Struct):
+    """A compaction has overtaken a copy, which has not caught up yet."""
+
+    before: TableSequence  # how far it was
+    reason: str
+    keys: set[bytes] = msgspec.field(default_factory=set)  # that have changed since
+    removed: int = 0
 
 
 class TableCopy:
@@ -101,6 +124,7 @@ class TableCopy:
         self.topic_id = 0
         self.leases = Leases(self)
         self.resync_listeners: list[Callable[[TableResync], None]] = []
+        self._behind: _Behind | None = None
         self._whole = False  # it has once had everything, and its log goes on from where it is
         self._reloading: asyncio.Task[None] | None = None
         self._current_at = core.loop.time()  # when it was last known to have everything that is committed
@@ -136,11 +160,14 @@ class TableCopy:
             self.applied[reader.partition] = max(self.applied[reader.partition], reader.start)
         await self.catch_up(deadline)
 
-    def adopt(self, fresh: TableCopy, changes: list[TableChange]) -> None:
-        """Go on as another copy, which is further; it is nobody's any more. Watchers are told what is different."""
+    def adopt(self, fresh: TableCopy, changes: list[TableChange], lacking: Overtaken | None = None) -> None:
+        """Go on as another copy, which is further; it is nobody's any more. Watchers are told that changes are lacking,
+        and what is different.
+        """
         subscription, self._subscription, fresh._subscription = self._subscription, fresh._subscription, None
         assert self._subscription is not None
         self._subscription.put = self._take
+        self._behind = None  # who is told the difference is told of this, too
         with self.lock:
             self.entries, self.applied = fresh.entries, fresh.applied
             watchers = tuple(self.watchers)
@@ -151,8 +178,10 @@ class TableCopy:
         if subscription is not None:
             subscription.put = _ignore
             self.core.loop.create_task(subscription.close())
-        if changes:
-            for watcher in watchers:
+        for watcher in watchers:
+            if lacking is not None:
+                watcher(lacking)
+            if changes:
                 watcher(changes)
         self._tell_reached()
 
@@ -247,6 +276,8 @@ class TableCopy:
         reader, subscription = item.reader, self._subscription
         if self.failure is not None or subscription is None:
             return
+        if item.removed and self._whole:
+            self._overtaken(item)
         try:
             for rows in decode_rows(item.body, self.name, reader.partition, self.applied[reader.partition]):
                 # A broker that does not know subtrees sends everything.
@@ -257,8 +288,34 @@ class TableCopy:
         reader.taken = self.applied[reader.partition] = item.next_offset
         subscription.streams.grant(reader, len(item.body))
         if all(each.taken >= each.committed for each in subscription.readers_now()):
-            self._current_at = self.core.loop.time()
+            self._is_current()
         self._tell_reached()
+
+    def _overtaken(self, item: Delivery) -> None:
+        """What comes next lacks changes that a compaction removed: watchers hear of it before they are told more."""
+        if self._behind is None:
+            self._behind = _Behind(self.sequence, "")
+        behind = self._behind
+        behind.removed += item.removed
+        behind.reason = (
+            f"A compaction of table {self.name} removed up to {behind.removed} changes before this copy came to them."
+        )
+        end = list(self.applied)
+        end[item.reader.partition] = item.next_offset
+        news = Overtaken(item.removed, tuple(end), behind.reason)
+        for watcher in tuple(self.watchers):
+            watcher(news)
+
+    def _is_current(self) -> None:
+        """It has everything that there is."""
+        self._current_at = self.core.loop.time()
+        behind, self._behind = self._behind, None
+        if behind is None:
+            return
+        from stentor.client.table_reload import tell_resync
+
+        logger.warning("%s It has what is left.", behind.reason)
+        tell_resync(self, behind.before, self.sequence, len(behind.keys), behind.reason)
 
     def _is_gone(self, error: StentorError) -> bool:
         """Whether the log no longer has what comes next for this copy."""
@@ -273,9 +330,14 @@ class TableCopy:
         self._reloading = self.core.loop.create_task(reload(self, why))
 
     def _apply(self, partition: int, rows: PlainRows | list[Message]) -> None:
+        if self._behind is not None:
+            self._behind.keys.update(keys_of(rows))
         if isinstance(rows, PlainRows):
             self._set(partition, texts(rows.keys), rows.values, rows.offsets)
-            return
+        else:
+            self._apply_rows(partition, rows)
+
+    def _apply_rows(self, partition: int, rows: list[Message]) -> None:
         changes: list[TableChange] = []
         entries, own = self.entries, self.leases.own
         with_terms = bool(rows) and rows[0]._block.headers is not None  # noqa: SLF001 - asked once for a run
@@ -289,15 +351,13 @@ class TableCopy:
                 if row.value is None:
                     new = None
                     entries.pop(key, None)
-                elif terms.ttl_us:
-                    new = entries[key] = TableEntry(key, row.value, row.offset, terms.ttl_us / 1e6, terms.session)
                 else:
-                    new = entries[key] = TableEntry(key, row.value, row.offset)
+                    new = entries[key] = entry_of(key, row, terms)
                 if terms.session or key in own:
                     self.leases.see(key, new, partition, expired=terms.why == table_rows.EXPIRED)
                 if watched and (old is not None or new is not None):
                     expired = terms.why == table_rows.EXPIRED
-                    headers = row.headers if with_terms else ()
+                    headers = row.headers or () if with_terms else ()
                     changes.append(TableChange(key, old, new, row.offset, partition, expired=expired, headers=headers))
             if rows:
                 self.applied[partition] = rows[-1].offset + 1  # with the lock: who has it sees what is at this sequence
@@ -449,6 +509,13 @@ class _Changes(ProducerCore):
 
     def _fits(self, _: messages.TopicRoute) -> bool:
         return False
+
+
+def entry_of(key: str, row: Message, terms: table_rows.Terms) -> TableEntry:
+    """The entry that a row with a value makes of a key."""
+    if terms.ttl_us:
+        return TableEntry(key, row.value or b"", row.offset, terms.ttl_us / 1e6, terms.session)
+    return TableEntry(key, row.value or b"", row.offset)
 
 
 def _ignore(_: object) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stentor import limits
-from stentor.client.table_copy import TableChange, TableCopy, TableEntry, TableSequence
+from stentor.client.table_copy import Overtaken, TableChange, TableCopy, TableEntry, TableSequence
 from stentor.errors import Compacted, OffsetOutOfRange, StentorError
 
 if TYPE_CHECKING:
@@ -25,11 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 class TableResync(msgspec.Struct, frozen=True):
-    """A copy was taken anew."""
+    """A copy missed changes, because they were removed from the log before they came to it, and has caught up: it was
+    taken anew, or went on with what a compaction had left.
+    """
 
     table: str
     before: TableSequence  # how far the copy was
-    after: TableSequence  # how far it is now; what lies between was told as one change for each key that differs
+    after: TableSequence  # how far it is now; of what lies between, watchers were told what was left
     changes: int  # how many keys differ
     reason: str
 
@@ -60,9 +62,15 @@ async def reload(copy: TableCopy, why: StentorError) -> None:
 def _adopt(copy: TableCopy, fresh: TableCopy, why: StentorError) -> None:
     before, after = copy.sequence, fresh.sequence
     changes = _difference(copy.entries, fresh.entries, after, copy.partition_of)
-    copy.adopt(fresh, changes)
+    missing = max(0, sum(after) - sum(before) - len(changes))
+    copy.adopt(fresh, changes, Overtaken(missing, after, why.message))
     logger.warning("The copy of table %s was taken anew, %d keys differ: %s", copy.name, len(changes), why.message)
-    told = TableResync(copy.name, before, after, len(changes), why.message)
+    tell_resync(copy, before, after, len(changes), why.message)
+
+
+def tell_resync(copy: TableCopy, before: TableSequence, after: TableSequence, changes: int, reason: str) -> None:
+    """Tell whoever asked for it that a copy has missed changes and is at the present state again."""
+    told = TableResync(copy.name, before, after, changes, reason)
     for listener in tuple(copy.resync_listeners):
         listener(told)
 

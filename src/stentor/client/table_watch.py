@@ -10,15 +10,26 @@ import asyncio
 import inspect
 import logging
 import threading
+from collections import deque
+from operator import gt
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from stentor.client.deadline import Deadline
-from stentor.client.exact import check_known
+from stentor.client.exact import missing_since
 from stentor.client.help import explained
 from stentor.client.inbox import AsyncInbox
 from stentor.client.position import Position
 from stentor.client.table_backlog import Backlog, Past
-from stentor.errors import Closed, DeadlineExceeded, InvalidArgument, StentorError
+from stentor.client.table_copy import Overtaken, TableChange
+from stentor.errors import (
+    Closed,
+    Compacted,
+    DeadlineExceeded,
+    InvalidArgument,
+    OffsetOutOfRange,
+    SlowSubscriber,
+    StentorError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,7 +39,7 @@ if TYPE_CHECKING:
     from stentor.client.subscription import AsyncSubscription, Subscription
     from stentor.client.sync_client import Client
     from stentor.client.table_backlog import OnSlowWatch
-    from stentor.client.table_copy import TableChange, TableCopy, TableSequence
+    from stentor.client.table_copy import TableCopy, TableSequence
     from stentor.client.table_reload import TableResync
 
 logger = logging.getLogger(__name__)
@@ -43,6 +54,8 @@ class _WatchFace:
         self, copy: TableCopy, subtree: str, start: TableSequence | None, limit: int, on_slow: OnSlowWatch
     ) -> None:
         self._copy = copy
+        self._limit, self._on_slow = limit, on_slow
+        self._present: deque[TableChange] = deque()  # the whole table, for who begins again
         self._subtree = subtree = copy.part(subtree)
         self._failure: StentorError | None = None
         self._closed = False
@@ -52,7 +65,7 @@ class _WatchFace:
         with copy.lock:
             copy.check()
             now = copy.sequence
-            self._start = now if start is None else start
+            self._began = self._start = now if start is None else start
             self._backlog = Backlog(self._start, limit, on_slow)
             behind = any(wanted < have for wanted, have in zip(self._start, now, strict=True))
             self._past = Past(self._start, now, subtree) if behind else None
@@ -62,12 +75,17 @@ class _WatchFace:
     def sequence(self) -> TableSequence:
         """Everything before it was taken from this watch. Give it as `start=` to another one, to go on there."""
         with self._copy.lock:
+            if self._present:
+                return self._began
             return self._backlog.sequence(waiting=self._past is None)
 
-    def _take(self, changes: list[TableChange] | StentorError) -> None:
+    def _take(self, changes: list[TableChange] | Overtaken | StentorError) -> None:
         """In the client's loop."""
         if isinstance(changes, StentorError):
             self._failure = self._failure or changes
+        elif isinstance(changes, Overtaken):
+            if changes.removed and self._failure is None and any(map(gt, changes.before, self._start)):
+                self._overtaken(changes)
         else:
             start = self._start
             wanted = [
@@ -86,13 +104,26 @@ class _WatchFace:
                 self._copy.unwatch(self._take)
         self._wake()
 
+    def _overtaken(self, news: Overtaken, *, before: bool = False) -> None:
+        """Changes are missing: the next one that is told counts them, or the watch ends here."""
+        try:
+            with self._copy.lock:
+                self._backlog.overtaken(news.removed, news.reason, before=before)
+        except SlowSubscriber as error:
+            error.object = self._copy.name
+            self._copy.unwatch(self._take)
+            with self._copy.lock:
+                self._failure = error
+                if self._past is not None:  # what waits lies behind what is missing
+                    self._past, self._backlog = None, Backlog(self._start, self._limit, self._on_slow)
+
     def _wake(self) -> None:
         raise NotImplementedError
 
     def _next(self) -> TableChange | None:
         """The next change that waits; None if none does. Past the last one, why there will be none."""
         with self._copy.lock:
-            change = self._backlog.take()
+            change = self._present.popleft() if self._present else self._backlog.take()
         if change is None or self._closed:
             if self._closed:
                 raise Closed(f"This watch of table {self._copy.name} is closed.", hint="Watch the table again.")
@@ -100,9 +131,42 @@ class _WatchFace:
                 raise self._failure
         return change
 
-    async def _check_known(self) -> None:
-        """Whether the log still has every change from the beginning on; Compacted if not."""
-        await check_known(self._copy.core, self._copy.name, self._start, self._copy.sequence)
+    async def _look_back(self) -> None:
+        """Find out what the log lacks of the changes from the start on. Compacted, once, if what is left does not lead
+        to the present state: whoever goes on is handed the whole table.
+        """
+        past, copy = self._past, self._copy
+        assert past is not None
+        try:
+            missing = await missing_since(copy, self._start, past.until)
+        except (Compacted, OffsetOutOfRange) as error:
+            raise self._begin_again(error) from error
+        if missing > past.missing:
+            why = f"Compactions of table {copy.name} removed up to {missing} changes after {self._start}."
+            if past.read and self._on_slow != "raise":  # what was told meanwhile may lack any of them
+                raise self._begin_again(Compacted(why))
+            self._overtaken(Overtaken(missing, past.until, why), before=True)
+            past.missing = missing
+
+    def _begin_again(self, why: StentorError) -> Compacted:
+        """Go on with the whole table as it is now, and what changes from there on."""
+        copy = self._copy
+        with copy.lock:
+            inside = [entry for entry in copy.entries.values() if entry.key.startswith(self._subtree)]
+            self._start = copy.sequence
+            self._backlog = Backlog(self._start, self._limit, self._on_slow)
+            self._past = None
+            self._present.extend(
+                TableChange(entry.key, None, entry, entry.version, copy.partition_of(entry.key))
+                for entry in sorted(inside, key=lambda entry: entry.version)
+            )
+        return Compacted(
+            f"Changes of table {copy.name} after {self._began} are no longer known: {why.message}",
+            hint="Forget what you have of the table, and go on with this watch: it hands out the whole table as it is.",
+            operation="watch",
+            object=copy.name,
+            **({"horizon": why.detail["horizon"]} if "horizon" in why.detail else {}),
+        )
 
     def _positions(self) -> list[str]:
         """The beginning of the table's log, which must still be there."""
@@ -112,10 +176,10 @@ class _WatchFace:
     def _passed(self, row: Message) -> TableChange | None:
         assert self._past is not None
         change = self._past.change(row)
-        if change is not None:
-            with self._copy.lock:
-                self._backlog.took(change)
-        return change
+        if change is None:
+            return None
+        with self._copy.lock:
+            return self._backlog.passed(change)
 
     def _late(self, deadline: Deadline) -> DeadlineExceeded:
         name = self._copy.name
@@ -190,15 +254,21 @@ class TableWatch(_WatchFace):
         """The next row of the log, up to what the copy had when this watch began."""
         self._copy.check()
         if self._reading is None:
-            self._client._call(self._check_known())  # noqa: SLF001 - two halves of one thing
-            self._reading = self._client.subscribe(self._copy.name, start=self._positions(), end="now")
+            self._client._call(self._look_back())  # noqa: SLF001 - two halves of one thing
+            if self._past is None:
+                return None
+            try:
+                self._reading = self._client.subscribe(self._copy.name, start=self._positions(), end="now")
+            except OffsetOutOfRange as error:
+                raise self._begin_again(error) from error
         try:
             return self._reading.get(deadline.left())
         except Closed:
             self._copy.check()
             if self._closed:
                 self._next()
-            self._client._call(self._check_known())  # noqa: SLF001 - and it had them until now
+            if self._reading.statistics()["compacted"]:
+                self._client._call(self._look_back())  # noqa: SLF001 - it may have lost more meanwhile
             return None
 
     def __iter__(self) -> Iterator[TableChange]:
@@ -280,15 +350,21 @@ class AsyncTableWatch(_WatchFace):
         """The next row of the log, up to what the copy had when this watch began."""
         self._copy.check()
         if self._reading is None:
-            await self._check_known()
-            self._reading = await self._client.subscribe(self._copy.name, start=self._positions(), end="now")
+            await self._look_back()
+            if self._past is None:
+                return None
+            try:
+                self._reading = await self._client.subscribe(self._copy.name, start=self._positions(), end="now")
+            except OffsetOutOfRange as error:
+                raise self._begin_again(error) from error
         try:
             return await self._reading.get(deadline.left())
         except Closed:
             self._copy.check()
             if self._closed:
                 self._next()
-            await self._check_known()  # and it had them until now
+            if self._reading.statistics()["compacted"]:
+                await self._look_back()  # it may have lost more meanwhile
             return None
 
     async def __aiter__(self) -> AsyncIterator[TableChange]:

@@ -409,6 +409,11 @@ class TypedHistory(_Passing[T, History], Entered[History]):
         """Whether that was all that was committed when the read began. False only with `stale="allow"`."""
         return self._inner.sure
 
+    @property
+    def compacted(self) -> int:
+        """How many messages, at most, compactions had removed from what was read so far."""
+        return self._inner.compacted
+
     def __iter__(self) -> Iterator[TypedMessage[T]]:
         for message in self._inner:
             typed = self._codec.message(message)
@@ -444,6 +449,11 @@ class AsyncTypedHistory(_Passing[T, AsyncHistory], AsyncEntered[AsyncHistory]):
     def sure(self) -> bool:
         """Whether that was all that was committed when the read began. False only with `stale="allow"`."""
         return self._inner.sure
+
+    @property
+    def compacted(self) -> int:
+        """How many messages, at most, compactions had removed from what was read so far."""
+        return self._inner.compacted
 
     async def __aiter__(self) -> AsyncIterator[TypedMessage[T]]:
         async for message in self._inner:

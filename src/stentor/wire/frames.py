@@ -87,8 +87,9 @@ class Ack(enum.IntEnum):
 # PUBLISHED: base offset, epoch, appended at (µs).
 PUBLISHED: Final = struct.Struct("<QIq")
 
-# DELIVER: the partition's commit point and epoch, the offset after the last batch, whole batches.
-DELIVERY: Final = struct.Struct("<QI4xQ")
+# DELIVER: the partition's commit point and epoch, how many messages of this range a compaction has removed, the offset
+# after the last batch; then whole batches.
+DELIVERY: Final = struct.Struct("<QIIQ")
 
 # CREDIT: bytes.
 CREDIT: Final = struct.Struct("<Q")

@@ -9,14 +9,16 @@ the head to fill in.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import compress
+from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from crc32c import crc32c
 
 from stentor import limits
-from stentor.errors import LimitExceeded
+from stentor.errors import CorruptData, LimitExceeded
 from stentor.wire import batch, deltas
 from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.header import (
@@ -31,16 +33,19 @@ from stentor.wire.header import (
     SPARSE,
     TIMED,
     BatchHeader,
+    excerpt,
     pack,
     pack_sealed,
+    unpack,
 )
 from stentor.wire.table_rows import TTL
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from stentor.wire.rows import Headers
 
+_EXTENT = Struct(excerpt("length", "count", "attributes", "span"))
 _CODED = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS
 _KEPT_BY_MERGE = COMPRESSION_MASK | SCHEMA_MASK
 
@@ -134,6 +139,36 @@ def behind(header: BatchHeader, body: bytes | memoryview, offset: int) -> bytes:
 def are_alike(one: BatchHeader, other: BatchHeader) -> bool:
     """Whether rows of both may be in one batch."""
     return one.epoch == other.epoch and not (one.attributes ^ other.attributes) & _KEPT_BY_MERGE
+
+
+def removed(chunks: Iterable[bytes], floor: int, ceiling: int | None = None) -> int:
+    """How many offsets from `floor` on, and before `ceiling`, stored batches cover without a message: what a compaction
+    has removed, and what nobody is shown beside it (refused changes, control batches) where it was merged with that.
+    """
+    found = 0
+    for chunk in chunks:
+        position, end = 0, len(chunk)
+        while position < end:
+            length, count, attributes, span = _EXTENT.unpack_from(chunk, position)
+            if attributes & SPARSE and span > count:
+                found += lacking(unpack(chunk, position), chunk, position, floor, ceiling)
+            position += length
+    return found
+
+
+def lacking(header: BatchHeader, chunk: bytes, position: int, floor: int, ceiling: int | None = None) -> int:
+    """How many offsets of one batch in that range have no message."""
+    first = max(header.base_offset, floor)
+    end = header.end_offset if ceiling is None else min(header.end_offset, ceiling)
+    if first >= end:
+        return 0
+    if end - first == header.span:
+        return header.span - header.count
+    try:
+        offsets = deltas.offsets(header, memoryview(chunk)[position + HEADER_BYTES : position + header.length])
+    except CorruptData:  # whoever reads the batch finds the damage
+        return end - first
+    return end - first - (bisect_left(offsets, end) - bisect_left(offsets, first))
 
 
 def _encoded(like: BatchHeader, rows: Rows) -> bytes:

@@ -10,12 +10,12 @@ must not hide damage.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stentor import limits
 from stentor.errors import LimitExceeded
 from stentor.wire import sparse
-from stentor.wire.header import COMPRESSION_MASK, HEADER_BYTES, BatchHeader, check_body, check_header
+from stentor.wire.header import COMPRESSION_MASK, HEADER_BYTES, SPARSE, BatchHeader, check_body, check_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,10 +26,12 @@ _JOINED_BYTES_MAX: Final = limits.DELIVERY_BYTES  # of rows in one batch: one pu
 class SubtreeRows:
     """Gathers what is left of batches, in order."""
 
-    def __init__(self, subtree: bytes) -> None:
+    def __init__(self, subtree: bytes, floor: int) -> None:
         self._subtree = subtree
+        self._floor = floor
         self.parts: list[bytes] = []
         self.rows = 0
+        self.removed = 0  # messages, of any key, that a compaction took from these batches, from the floor on
         self._first: BatchHeader | None = None  # of the batches whose rows are gathered
         self._last: BatchHeader | None = None
         self._gathered = sparse.nothing()
@@ -42,6 +44,8 @@ class SubtreeRows:
             header = check_header(chunk, position)
             check_body(chunk, position, header)
             end = position + header.length
+            if header.attributes & SPARSE:
+                self.removed += sparse.lacking(header, chunk, position, self._floor)
             if self._may_hold(chunk, position + HEADER_BYTES, end, header):
                 self._batch(header, view[position:end])
             position = end
@@ -96,10 +100,20 @@ class SubtreeRows:
         self._gathered, self._bytes = sparse.nothing(), 0
 
 
-def kept(chunks: Iterable[bytes], subtree: bytes) -> tuple[list[bytes], int]:
-    """Batches with those rows alone whose keys are in a subtree, and how many rows; CorruptData if some are damaged."""
-    found = SubtreeRows(subtree)
+class SubtreePart(NamedTuple):
+    """What is left of batches for a subtree."""
+
+    parts: list[bytes]
+    rows: int
+    removed: int  # messages of any key that a compaction took from these batches
+
+
+def kept(chunks: Iterable[bytes], subtree: bytes, floor: int = 0) -> SubtreePart:
+    """Batches with those rows alone whose keys are in a subtree; CorruptData if some are damaged. What compactions have
+    removed is counted from `floor` on.
+    """
+    found = SubtreeRows(subtree, floor)
     for chunk in chunks:
         found.add(chunk)
     found.flush()
-    return found.parts, found.rows
+    return SubtreePart(found.parts, found.rows, found.removed)

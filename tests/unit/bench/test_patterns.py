@@ -223,7 +223,7 @@ def test_a_light_client_greets_opens_a_stream_and_answers_pings_however_bytes_co
         received = b"".join(
             [
                 frames.frame(Kind.WELCOME, 0, messages.encode(messages.Welcome(version=1, broker=info))),
-                frames.frame(Kind.DELIVER, 1, frames.DELIVERY.pack(9, 1, 9) + b"batches"),
+                frames.frame(Kind.DELIVER, 1, frames.DELIVERY.pack(9, 1, 0, 9) + b"batches"),
                 frames.frame(Kind.PING, 77, b""),
             ]
         )

@@ -23,6 +23,7 @@ RULE = re.compile(r"\b[CDEKS]\d{1,2}a?\b")
 NEEDS_NO_EXAMPLE = {"close"}
 PROPERTIES = {
     "assignment",
+    "compacted",
     "dead_letter_topic",
     "member",
     "name",

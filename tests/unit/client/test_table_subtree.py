@@ -198,9 +198,9 @@ def test_large_pushes_are_filtered_outside_of_the_loop(shared, client, name, mon
     """Whatever is larger than a few messages is filtered in a thread: the broker's loop goes on meanwhile."""
     sizes, kept = [], subtree_stream.kept
 
-    def noted(chunks, subtree):
+    def noted(chunks, subtree, floor):
         sizes.append((threading.current_thread().name, sum(map(len, chunks))))
-        return kept(chunks, subtree)
+        return kept(chunks, subtree, floor)
 
     monkeypatch.setattr(subtree_stream, "kept", noted)
     fill(client, name, keys=20_000)

@@ -10,7 +10,7 @@ import pytest
 import stentor
 from stentor.client.table_backlog import Backlog
 from stentor.client.table_copy import TableChange, TableEntry
-from stentor.errors import Closed, DeadlineExceeded, InvalidArgument, OffsetOutOfRange, SlowSubscriber
+from stentor.errors import Closed, Compacted, DeadlineExceeded, InvalidArgument, SlowSubscriber
 from stentor.testing import broker
 
 _numbers = itertools.count()
@@ -207,12 +207,30 @@ def test_the_changes_of_a_log_that_is_gone_are_not_told(tmp_path):
             (partition,) = [each for each in local.inner.partitions.values() if each.topic == "config"]
             assert partition.log.retire_below(3, committed=4) > 0
             with table.watch(start=(0,)) as watch:
-                for _ in range(2):
-                    with pytest.raises(OffsetOutOfRange, match="config/0 holds offsets"):
-                        watch.get(timeout=10)
+                with pytest.raises(Compacted, match=r"after \(0,\) are no longer known: config/0 holds offsets"):
+                    watch.get(timeout=10)
+                assert watch.get(timeout=10) == TableChange("a", None, table.entry("a"), 3, 0)
+                assert taken(watch) == []
             with table.watch(start=(4,)) as watch:
                 table.put("b", "1")
                 assert watch.get(timeout=10).key == "b"
+
+
+def test_a_watch_of_the_past_says_what_a_live_one_says(client, table):
+    """Times, sessions, headers, and that a key has expired."""
+    with table.watch() as live:
+        client.publish(table.name, "0", key="plain", headers={"by": "me"})
+        table.put("lasts", "0", ttl=300)
+        table.put("mine", "0", ephemeral=True, grace=60)
+        table.put("goes", "0", ttl=0.2)
+        changes = [live.get(timeout=10) for _ in range(5)]
+    with table.watch(start=(0,)) as watch:
+        assert [watch.get(timeout=10) for _ in range(5)] == changes
+    plain, lasts, mine, _, gone = changes
+    assert list(plain.headers) == [("by", b"me")]
+    assert lasts.new.ttl == 300
+    assert mine.new.session == table.session
+    assert (gone.key, gone.old.ttl, gone.new, gone.expired) == ("goes", 0.2, None, True)
 
 
 def test_a_watch_of_the_past_has_a_deadline_and_an_end(table):

@@ -7,9 +7,9 @@ from crc32c import crc32c
 
 from stentor.client.decode import decode_messages
 from stentor.errors import CorruptData
-from stentor.wire import batch
+from stentor.wire import batch, sparse
+from stentor.wire import subtree as filtering
 from stentor.wire.header import HEADER_BYTES, REFUSED, BatchHeader, check_header, pack
-from stentor.wire.subtree import kept
 
 
 def stored(base, keys, *, values=None, compression="", epoch=1, attributes=0, headers=None):
@@ -30,6 +30,11 @@ def stored(base, keys, *, values=None, compression="", epoch=1, attributes=0, he
         "last_timestamp_us": encoded.last_timestamp_us,
     }
     return bytes(pack(BatchHeader(**fields))) + body
+
+
+def kept(chunks, subtree):
+    """The batches that are left, and how many rows."""
+    return filtering.kept(chunks, subtree)[:2]
 
 
 def read(chunks):
@@ -124,3 +129,15 @@ def test_what_a_filter_made_is_filtered_again():
     assert rows == 10
     assert read(twice) == wanted(chunks, b"app/b")
     assert check_header(twice[0]).topic_id == 7
+
+
+def test_what_a_compaction_removed_is_counted_from_where_the_reader_is():
+    whole = stored(0, [b"app/a", b"z"] * 5)
+    header = check_header(whole, 0)
+    thin = sparse.keep(header, whole[HEADER_BYTES:], {1, 4, 9})
+    chunks = [stored(10, [b"app/a"]), thin]
+    assert [filtering.kept([thin], b"app/", floor).removed for floor in (0, 1, 2, 5, 9, 10)] == [7, 6, 6, 4, 0, 0]
+    assert [sparse.removed([thin], floor) for floor in (0, 1, 2, 5, 9, 10)] == [7, 6, 6, 4, 0, 0]
+    assert [sparse.removed([thin], 2, end) for end in (2, 3, 5, 9, 20)] == [0, 1, 2, 6, 6]
+    assert sparse.removed([b"".join(chunks)], 0) == 7
+    assert sparse.removed([stored(0, [b"a"] * 3)], 0) == 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stentor import limits
 from stentor.broker.partitions.lag import ON_TIME, ReaderLag
 from stentor.core.flow import Cursor
-from stentor.wire import frames, messages
+from stentor.wire import frames, messages, sparse
 from stentor.wire.frames import Kind
 from stentor.wire.header import appended_at_us
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stentor.transport.connection import Connection
 
 _PREFIX_BYTES = frames.DELIVERY.size
+_REMOVED_MAX = 2**32 - 1  # what the field holds; no delivery covers more
 _PUSHES_PER_TURN = 4  # then the loop looks at others
 
 
@@ -95,19 +96,22 @@ class ReaderStream:
         self.pump()
 
     def _push(self, chunks: list[bytes], next_offset: int, size: int) -> None:
-        self._write(chunks, next_offset, size, next_offset - self.cursor.position, appended_at_us(chunks[0]))
+        cursor, removed = self.cursor, 0
+        if cursor.position < self.partition.compaction.newest.offset:  # C23: who gets less than there was, hears of it
+            removed = sparse.removed(chunks, cursor.position, cursor.end)
+        self._write(chunks, next_offset, size, next_offset - cursor.position, appended_at_us(chunks[0]), removed)
 
-    def _write(self, chunks: list[bytes], next_offset: int, size: int, messages: int, at_us: int) -> None:
-        self._send(chunks, next_offset, size)
+    def _write(self, chunks: list[bytes], next_offset: int, size: int, messages: int, at_us: int, removed: int) -> None:
+        self._send(chunks, next_offset, size, removed)
         self.partition.traffic.went_out(messages, size)
         self._appended_at_us = at_us
         self.cursor.pushed(next_offset, size, at_us)
 
-    def _send(self, chunks: list[bytes], next_offset: int, size: int) -> None:
+    def _send(self, chunks: list[bytes], next_offset: int, size: int, removed: int) -> None:
         partition = self.partition
         committed = self._told = partition.committed
         prefix = frames.HEADER.pack(_PREFIX_BYTES + size, Kind.DELIVER, 0, 0, self.id) + frames.DELIVERY.pack(
-            committed, partition.replica.epoch, next_offset
+            committed, partition.replica.epoch, min(removed, _REMOVED_MAX), next_offset
         )
         self.session.connection.write([prefix, *chunks])
 

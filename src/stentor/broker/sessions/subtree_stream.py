@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.partitions.partition import Partition
     from stentor.core.flow import Cursor
+    from stentor.wire.subtree import SubtreePart
 
 _AT_ONCE_BYTES: Final = 16 * 1024  # filtered in the loop: it takes less than handing it to a thread
 _TOLD_AFTER_S: Final = 0.05  # how late a reader hears that changes elsewhere in the table were none of its own
@@ -33,19 +34,20 @@ class SubtreeStream(ReaderStream):
         self._subtree = subtree.encode()
         self._telling: asyncio.TimerHandle | None = None
         self._told_offset = cursor.position  # how far the reader knows that it is
+        self._removed = 0  # messages that a compaction took, of which the reader has not heard
         super().__init__(session, stream_id, partition, cursor)
 
     def _push(self, chunks: list[bytes], next_offset: int, size: int) -> None:
         at_us = appended_at_us(chunks[0])
         if size <= _AT_ONCE_BYTES:
             try:
-                self._push_kept(next_offset, at_us, *kept(chunks, self._subtree))
+                self._push_kept(next_offset, at_us, kept(chunks, self._subtree, self.cursor.position))
             except StentorError as error:
                 self.fail(self.partition.read_failed(error))
             return
         self.cursor.start_reading()
         self.session.history_bytes += size
-        work = partial(kept, chunks, self._subtree)
+        work = partial(kept, chunks, self._subtree, self.cursor.position)
         self.partition.reads.submit(work, partial(self._filtered, next_offset, at_us, size))
 
     def _history_bytes(self) -> int:
@@ -60,14 +62,16 @@ class SubtreeStream(ReaderStream):
         elif error is not None:
             self.fail(self.partition.read_failed(error))
         else:
-            self._push_kept(next_offset, at_us, *found)
+            self._push_kept(next_offset, at_us, found)
             self.pump()
         self.session.pump_blocked()
 
-    def _push_kept(self, next_offset: int, at_us: int, parts: list[bytes], rows: int) -> None:
-        if parts:
+    def _push_kept(self, next_offset: int, at_us: int, found: SubtreePart) -> None:
+        self._removed += found.removed
+        if found.parts:
             self._told_offset = next_offset
-            self._write(parts, next_offset, sum(map(len, parts)), rows, at_us)
+            size = sum(map(len, found.parts))
+            self._write(found.parts, next_offset, size, found.rows, at_us, self._take_removed())
             return
         self.cursor.pushed(next_offset, 0, at_us)
         self.cursor.grant(0)
@@ -84,7 +88,11 @@ class SubtreeStream(ReaderStream):
             self._telling = self.session.loop.call_later(_TOLD_AFTER_S, self._tell)
             return
         self._told_offset = position
-        self._send([], position, 0)
+        self._send([], position, 0, self._take_removed())
+
+    def _take_removed(self) -> int:
+        removed, self._removed = self._removed, 0
+        return removed
 
     def close(self) -> None:
         super().close()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from stentor.client.deadline import Deadline
-from stentor.client.table_copy import TableCopy
+from stentor.client.table_copy import Overtaken, TableCopy
 from stentor.errors import InvalidArgument, StentorError
 from stentor.gateways.zmq import bounds, chp
 from stentor.gateways.zmq.collector import Collector
@@ -168,10 +168,13 @@ class CloneServer:
         """A copy that ended, because somebody deleted the table for example."""
         await self._failed
 
-    def _changed(self, changes: list[TableChange] | StentorError) -> None:
+    def _changed(self, changes: list[TableChange] | Overtaken | StentorError) -> None:
         if isinstance(changes, StentorError):
             if not self._failed.done():
                 self._failed.set_exception(changes)
+            return
+        if isinstance(changes, Overtaken):
+            logger.warning("ZeroMQ clients of table %s see what is left: %s", self._copy.name, changes.reason)
             return
         for change in changes:
             self._collector.note(change)
