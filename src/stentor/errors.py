@@ -276,8 +276,8 @@ class Compacted(StentorError):
     """A copy of a compacted topic wants to go on from an offset behind which deletions were compacted away: it would
     keep keys that were deleted.
 
-    Fill the copy anew, from `"earliest"`. Copies of tables do so by themselves. A watch of a table that began in the past
-    raises this once: forget what you have, and go on with it.
+    Fill the copy anew, from `"earliest"`. Copies of tables do so by themselves. A watch of a table that began in the
+    past raises this once: forget what you have, and go on with it.
     """
 
     code = "compacted"

@@ -415,6 +415,11 @@ with client.table("config") as table:
     table.put("leader", "worker-7", ephemeral=True, grace=10)
     print(table.holds("leader") > 5)  # surely mine for more than five seconds
 """,
+    "Table.confirm": """\
+with client.table("config") as table:
+    table.put("leader", "worker-7", ephemeral=True, grace=10)
+    print(table.confirm("leader") > 5)  # certain by this client's clock, or asked for
+""",
     "Table.add": """\
 with client.table("config") as table:
     print(table.add("visits"), table.add("visits", 10))

@@ -246,6 +246,7 @@ OWN_MEANINGS: Final = {
     "Table.delete": {"key": _TABLE_KEY},
     "Table.entry": {"key": _TABLE_KEY},
     "Table.get": {"key": _TABLE_KEY},
+    "Table.confirm": {"key": _TABLE_KEY},
     "Table.holds": {"key": _TABLE_KEY},
     "Table.get_many": {"keys": "A list of keys."},
     "Table.history": {"key": _TABLE_KEY, "limit": "How many versions to return at most. None returns all."},

@@ -83,7 +83,9 @@ class _TableFace(Mapping[str, bytes]):
     def holds(self, key: str) -> float:
         """For how many more seconds an ephemeral key of this object is surely there, by this client's own clock.
 
-        0.0 if it may be gone, or is another's. Whoever leads by such a key stops leading before this is 0.0.
+        0.0 if it may be gone, or is another's. Whoever leads by such a key stops leading before this is 0.0. The clock
+        goes on while the process or the machine is stopped, so ask right before each piece of work; `confirm` asks the
+        brokers.
         """
         return self._copy.leases.holds(key)
 
@@ -293,6 +295,13 @@ class Table(_TableFace):
             else:
                 return int(value)
 
+    def confirm(self, key: str, *, timeout: float | None = None) -> float:
+        """Ask the brokers, unless `holds` is certain: for how many seconds an ephemeral key of this object is surely
+        there. 0.0 if it is gone, or another's. Use it when this process may have stood still.
+        """
+        left: float = self._call(self._copy.leases.confirm(check_key(key), self._copy.core.deadline(timeout)))
+        return left
+
     def touch(self, key: str, *, timeout: float | None = None) -> None:
         """Let the ttl of a key begin anew. KeyNotFound if the key is not there; InvalidArgument if it has no ttl."""
         self._call(self._copy.touch(check_key(key), self._copy.core.deadline(timeout)))
@@ -414,6 +423,12 @@ class AsyncTable(_TableFace):
                 await self._copy.catch_up(deadline)
             else:
                 return int(value)
+
+    async def confirm(self, key: str, *, timeout: float | None = None) -> float:
+        """Ask the brokers, unless `holds` is certain: for how many seconds an ephemeral key of this object is surely
+        there. 0.0 if it is gone, or another's. Use it when this process may have stood still.
+        """
+        return await self._copy.leases.confirm(check_key(key), self._copy.core.deadline(timeout))
 
     async def touch(self, key: str, *, timeout: float | None = None) -> None:
         """Let the ttl of a key begin anew. KeyNotFound if the key is not there; InvalidArgument if it has no ttl."""

@@ -65,6 +65,13 @@ class TableEntry(msgspec.Struct, frozen=True, gc=False):
     ttl: float | None = None  # it expires so many seconds after it was last put or touched; None: never
     session: bytes = b""  # of an ephemeral key: the session that it belongs to
 
+    @property
+    def fence(self) -> int:
+        """A number that is greater for whoever puts the key later: a store that refuses smaller ones refuses a leader
+        whose key has become another's. It is the version.
+        """
+        return self.version
+
 
 class TableChange(msgspec.Struct, frozen=True):
     """What happened to a key."""
@@ -462,7 +469,7 @@ class TableCopy:
             raise self._closed()  # in a moment
         partition = self._partition_of(rows)
         encoded = encode_changes(rows, conditions, lease, more_headers or {})
-        asked = self.core.loop.time()
+        asked = self.leases.clock()
         waiter = TaskWaiter(producer, deadline)
         lane = producer.lanes[partition]
         lane.add_encoded(encoded, [(0, waiter, encoded.first_timestamp_us)])

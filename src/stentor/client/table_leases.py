@@ -18,6 +18,7 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from stentor.client.certain import Certainty, clock_of
 from stentor.core.table import GRACE_S, GRACE_S_MIN, SESSION_BYTES, TTL_S_MAX
 from stentor.errors import ConditionFailed, InvalidArgument, LimitExceeded, StentorError
 from stentor.wire import messages, table_rows
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _TIMES_A_GRACE: Final = 3  # the session is heard: two may be lost
 _AGAIN_S: Final = 0.1  # after a refusal
-_SURE: Final = 0.9  # of a grace: clocks do not all run alike
 _CLOSED_AT_ONCE: Final = 1_000  # keys in one change
 _CLOSING_S: Final = 5.0  # for the deletes of a session that ends; what is left expires
 
@@ -84,6 +84,8 @@ class Leases:
         self._session = b""  # none yet: most copies need none
         self.own: dict[str, OwnKey] = {}  # as the copy has them
         self._copy = copy
+        # By a clock that counts suspension and that any thread may ask: a process that was stopped must know at once.
+        self.clock = clock_of(copy.core.loop)
         self._put: dict[str, tuple[int, float]] = {}  # by key: its version, and when it was asked for
         self._heard: dict[int, tuple[int, float]] = {}  # by partition: up to where the head looked, and when asked
         self._keeping: dict[int, asyncio.Task[None]] = {}
@@ -147,7 +149,7 @@ class Leases:
     async def touch(self, partition: int, keys: list[bytes], session: bytes, timeout: float | Deadline) -> None:
         """Ask the head to begin times anew; returns when it has, and the copy is as far as the head was."""
         copy = self._copy
-        deadline, began = copy.core.deadline(timeout), copy.core.loop.time()
+        deadline, began = copy.core.deadline(timeout), self.clock()
         request = messages.Touch(topic_id=copy.topic_id, partition=partition, keys=keys, session=session)
         told = await copy.core.call_partition(request, copy.name, deadline, head_first=True)
         wanted = list(copy.applied)
@@ -163,7 +165,10 @@ class Leases:
         self._put[key] = version, asked
 
     def holds(self, key: str) -> float:
-        """For how many seconds an ephemeral key is surely there, by this client's clock; 0.0 if it may be gone."""
+        """For how many seconds an ephemeral key is surely there, by this client's clock; 0.0 if it may be gone.
+
+        A margin is left for the way from the question to what is begun.
+        """
         kept = self.own.get(key)
         if kept is None or self._copy.failure is not None:
             return 0.0
@@ -173,7 +178,18 @@ class Leases:
         end, asked = self._heard.get(kept.partition, (0, 0.0))
         if entry.version < end:
             since = max(since, asked)
-        return max(0.0, since + _SURE * (entry.ttl or 0.0) - self._copy.core.loop.time())
+        certainty = Certainty(self.clock)
+        certainty.renewed(since, entry.ttl or 0.0)
+        return max(0.0, certainty.sure_until - self.clock())
+
+    async def confirm(self, key: str, deadline: Deadline) -> float:
+        """For how many seconds it is surely there, asked at the head of its partition unless that is certain."""
+        left = self.holds(key)
+        kept = self.own.get(key)
+        if left or kept is None or self._copy.failure is not None:
+            return left
+        await self.touch(kept.partition, [], self.session, deadline)
+        return self.holds(key)
 
     # --- the end --------------------------------------------------------------------------------
 

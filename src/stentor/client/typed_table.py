@@ -233,6 +233,10 @@ class TypedTable(_TypedFace[T, Table]):
         """Set keys, or remove those whose value is None: all at once. If one does not fit, nothing is changed."""
         self._inner.put_many(self._rows(changes), **options)
 
+    def confirm(self, key: str, *, timeout: float | None = None) -> float:
+        """Ask the brokers, unless `holds` is certain, how long an ephemeral key surely stays; see Table.confirm."""
+        return self._inner.confirm(key, timeout=timeout)
+
     def touch(self, key: str, *, timeout: float | None = None) -> None:
         """Let the ttl of a key begin anew. KeyNotFound if the key is not there; InvalidArgument if it has no ttl."""
         self._inner.touch(key, timeout=timeout)
@@ -320,6 +324,10 @@ class AsyncTypedTable(_TypedFace[T, AsyncTable]):
     async def put_many(self, changes: Mapping[str, T | None], **options: Unpack[PutManyOptions]) -> None:
         """Set keys, or remove those whose value is None: all at once. If one does not fit, nothing is changed."""
         await self._inner.put_many(self._rows(changes), **options)
+
+    async def confirm(self, key: str, *, timeout: float | None = None) -> float:
+        """Ask the brokers, unless `holds` is certain, how long an ephemeral key surely stays; see Table.confirm."""
+        return await self._inner.confirm(key, timeout=timeout)
 
     async def touch(self, key: str, *, timeout: float | None = None) -> None:
         """Let the ttl of a key begin anew. KeyNotFound if the key is not there; InvalidArgument if it has no ttl."""

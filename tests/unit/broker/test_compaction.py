@@ -293,7 +293,8 @@ def test_a_table_as_it_was_below_the_horizon_is_refused_and_not_guessed(quick, w
             assert {row["key"]: row["value"] for row in rows if row["there"]} == {"a": b"49", "b": b"1"}
             with table.watch(start=early) as watch:
                 change = watch.get(timeout=5)
-                assert (change.key, change.new.value, change.skipped) == ("a", b"49", 49)
+                assert (change.key, change.new.value) == ("a", b"49")
+                assert change.skipped >= 49, "horizons count as well"
             with table.watch(start=table.sync()) as watch:
                 table.put("b", "2")
                 assert watch.get(timeout=5).new.value == b"2"

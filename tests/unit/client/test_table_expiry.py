@@ -224,6 +224,52 @@ def test_a_key_is_held_for_less_than_a_grace_after_the_last_word_of_the_head(tab
     assert table.holds("other") == 0.0
 
 
+def test_a_client_that_stood_still_does_not_trust_its_loop(table, monkeypatch):
+    """Some loops look at their clock once in a turn: a thread that wakes up first sees the time of before."""
+    table.put("me", "1", ephemeral=True, grace=30)
+    leases = table._copy.leases
+    before, clock = table._copy.core.loop.time(), leases.clock
+    monkeypatch.setattr(leases, "clock", lambda: clock() + 29)
+    monkeypatch.setattr(table_leases.Leases, "_keep", None)
+    assert table._copy.core.loop.time() - before < 29
+    assert table.holds("me") == 0.0
+
+
+def test_who_is_not_certain_asks_the_brokers(table, other, monkeypatch):
+    table.put("me", "1", ephemeral=True, grace=30)
+    leases = table._copy.leases
+    clock, asked = leases.clock, []
+    touch = leases.touch
+
+    async def noted(*arguments):
+        asked.append(arguments)
+        await touch(*arguments)
+
+    monkeypatch.setattr(leases, "touch", noted)
+    assert 20 < table.confirm("me") <= 26
+    assert not asked, "it is certain"
+    monkeypatch.setattr(leases, "clock", lambda: clock() + 29)
+    assert table.holds("me") == 0.0
+    assert 20 < table.confirm("me") <= 26
+    assert len(asked) == 1
+    other.put("me", "2", ephemeral=True, grace=30)
+    monkeypatch.setattr(leases, "clock", lambda: clock() + 60)
+    assert table.confirm("me") == 0.0
+    assert table.confirm("nobody") == 0.0
+
+
+def test_the_fence_grows_at_each_hand_over(table, other):
+    fences = []
+    for owner in (table, other, table):
+        leader = owner.put("me", "1", if_absent=True, ephemeral=True)
+        fences.append(leader.fence)
+        assert leader.fence == leader.version
+        owner.delete("me")
+        table.wait(owner.sequence)
+        other.wait(owner.sequence)
+    assert fences == sorted(set(fences))
+
+
 def test_a_key_that_another_one_puts_is_the_other_ones(table, other):
     table.put("me", "1", ephemeral=True, grace=30)
     other.put("me", "2", ephemeral=True, grace=30)
