@@ -64,7 +64,7 @@ from stentor.core.table import TableState
 from stentor.errors import StentorError
 from stentor.storage.compaction import Compaction, _Merger
 from stentor.storage.log import PartitionLog
-from stentor.wire import table_rows
+from stentor.wire import sparse, table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +94,10 @@ def mutated(name: str) -> Iterator[None]:
         for where, what, instead in MUTATIONS[name].changes:
             stack.enter_context(patch.object(where, what, instead))
         yield
+
+
+def _none_removed(*_: Any) -> int:
+    return 0
 
 
 def _nothing(*_: Any, **__: Any) -> list[Any]:
@@ -666,6 +670,7 @@ mutation("own-retention", "C23: only the head chooses where a log begins", (Lett
 mutation("own-start", "C23: a member's log begins where the head says", (ChainDesk, "_retire", _retire_committed))
 mutation("latest", "C23: the last message of each key stays", (Compaction, "_wanted", _keep_the_first))
 mutation("below", "C23: what is above the horizon stays", (Compaction, "__init__", _compact_everything))
+mutation("informed", "C23: a reader that a compaction overtakes hears of it", (sparse, "removed", _none_removed))
 mutation("covered", "C23: batches keep the offsets that they cover", (_Merger, "flush", _flush_without_gaps))
 mutation("renewed", "C24: a member renews its commit point before it serves", (Replica, "serves", _SERVES))
 mutation("blame", "C14: nobody is blamed for those after it (said, and judged: both off)", HELD, FIRST_BLAMED)

@@ -59,6 +59,7 @@ DIRECTED = {
     "short-end": "one_of_three_returns",
     "cursor-cut": "moved_in_vain",
     "state": "state_in_pieces",
+    "informed": "cut_off_watcher",
     "in-full": "led_again",
     "touch": "touched_in_vain",
     "expired-version": "put_on_its_way",

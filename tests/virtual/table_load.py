@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.virtual.copies import READ_BYTES
@@ -50,6 +51,28 @@ class Attempt:
     def __repr__(self) -> str:
         shown = [(key, value and value.rstrip(b"."), condition) for key, value, condition in self.rows]
         return f"{self.client} {shown} {self.outcome} {self.version} [{self.began}, {self.ended}]"
+
+
+class Watched:
+    """What a watcher was told."""
+
+    def __init__(self, client: str, start: int) -> None:
+        self.client, self.start = client, start  # the sequence at which it began
+        self.told: list[tuple[int, int]] = []  # the version of each change, and how many it said to have skipped
+
+    def misses(self, sets: list[int]) -> tuple[int, int, int] | None:
+        """Where it was told of fewer changes than were made, and not that any are missing: the version, how many are,
+        and how many it had heard of.
+        """
+        seen, skipped, made = 0, 0, 0
+        written = iter([version for version in sets if version >= self.start])
+        known = set(sets)
+        for version, more in self.told:
+            seen, skipped = seen + (version in known), skipped + more
+            made += sum(1 for _ in takewhile(version.__ne__, written)) + 1 if version in known else 0
+            if made - seen > skipped:
+                return version, made - seen, skipped
+        return None
 
 
 class Logged(NamedTuple):
@@ -148,6 +171,7 @@ class TableLoad:
         self.acknowledged = 0  # every change below this offset was acknowledged, or lies before one that was
         self.copies: dict[str, AsyncTable] = {}
         self._shown: dict[int, tuple[str, bytes]] = {}  # by version: what any copy showed
+        self.watched: list[Watched] = []
         self._numbers = 0
 
     # --- clients --------------------------------------------------------------------------------
@@ -261,11 +285,13 @@ class TableLoad:
     async def _watch(self, name: str, table: AsyncTable) -> None:
         """Every change once, in order: each begins where the one before it ended."""
         watch = table.watch()
+        self.watched.append(watched := Watched(name, watch.sequence[0]))
         state = {entry.key: entry for entry in table.entries()}
         newest = max((entry.version for entry in state.values()), default=-1)
         with suppress(StentorError):
             async for change in watch:
                 key, new = change.key, change.new
+                watched.told.append((change.version, change.skipped))
                 self.require(state.get(key) == change.old, "a watcher misses a change", name, change, state.get(key))
                 if new is None:
                     del state[key]
@@ -289,6 +315,7 @@ class TableLoad:
         batches = written(members[0].log, archive)
         for member in members:
             self._check_compacted(member.log, batches, member.compaction.horizon)
+        self._check_watched([offset for offset, _, value in all_rows(batches) if value is not None])
         state = self._replay(batches)
         places = self._place(batches)
         self._check_order(places)
@@ -297,6 +324,12 @@ class TableLoad:
             self.require(table._copy.failure is None, "a copy failed", name, table._copy.failure)
             held = {entry.key: (entry.version, entry.value) for entry in table.entries()}
             self.require(held == state, "a copy differs from the log", name, held, state)
+
+    def _check_watched(self, sets: list[int]) -> None:
+        """C23: a watcher that misses changes is informed. Of deletions of what it never saw it need not hear."""
+        for watched in self.watched:
+            missed = watched.misses(sets)
+            self.require(missed is None, "a watcher misses changes and is not informed", watched.client, missed)
 
     def _check_compacted(self, log: PartitionLog, batches: list[Logged], horizon: Horizon) -> None:
         """C23: what is on the disk gives, at every offset from the horizon on, what the whole log gives."""
