@@ -176,6 +176,7 @@ class Parts:
             partitions=ground.partitions,
             views=self.cluster.control,
             knows_expiry=lambda: self.cluster.trust.expiry,
+            knows_holders=lambda: self.cluster.trust.holders,
         )
 
     def _build_administration(self, ground: Ground) -> None:

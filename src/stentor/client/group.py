@@ -96,8 +96,8 @@ class _GroupFace:
         }
 
     def events(self) -> list[Event]:
-        """What happened since the last call: partitions that were assigned, revoked or lost, and messages that retention
-        deleted, or a compaction removed, before the group came to them.
+        """What happened since the last call: partitions that were assigned, revoked or lost, and messages that
+        retention deleted, or a compaction removed, before the group came to them.
         """
         events, self._core.events = self._core.events, []
         return joined(events)

@@ -23,8 +23,8 @@ class Event(msgspec.Struct, frozen=True):
     # skipped: the first offset not delivered; compacted: where the range begins; revoked, lost: the first one that is
     # not committed
     first_offset: int = 0
-    # skipped, assigned: the first offset delivered; compacted: the one after the range; revoked, lost: the first one not
-    # handed out
+    # skipped, assigned: the first offset delivered; compacted: the one after the range; revoked, lost: the first one
+    # that was not handed out
     next_offset: int = 0
     messages: int = 0  # compacted: how many messages of the range were not delivered, at most
 

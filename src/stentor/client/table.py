@@ -55,7 +55,7 @@ def _given(value: Value) -> Value:
 
 def _entry(key: str, row: Mapping[str, bytes | None], version: int, lease: NewLease | None) -> TableEntry:
     """A key as it was put."""
-    ttl, session = (None, b"") if lease is None else lease
+    ttl, session = (None, b"") if lease is None else (lease.seconds, lease.session)
     return TableEntry(key, row[key] or b"", version, ttl, session)
 
 

@@ -361,7 +361,7 @@ class TableCopy:
                 else:
                     new = entries[key] = entry_of(key, row, terms)
                 if terms.session or key in own:
-                    self.leases.see(key, new, partition, expired=terms.why == table_rows.EXPIRED)
+                    self.leases.see(key, new, partition, expired=terms.why == table_rows.EXPIRED, holder=terms.holder)
                 if watched and (old is not None or new is not None):
                     expired = terms.why == table_rows.EXPIRED
                     headers = row.headers or () if with_terms else ()

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stentor.client.certain import Certainty, clock_of
+from stentor.core.holders import NOBODY, holder_of, may_use
 from stentor.core.table import GRACE_S, GRACE_S_MIN, SESSION_BYTES, TTL_S_MAX
 from stentor.errors import ConditionFailed, InvalidArgument, LimitExceeded, StentorError
 from stentor.wire import messages, table_rows
@@ -41,9 +42,10 @@ class NewLease(NamedTuple):
 
     seconds: float
     session: bytes = b""
+    holder: bytes = NOBODY  # the hash of this client's secret, if it has a session
 
     def headers(self) -> Headers:
-        return table_rows.lease(round(self.seconds * 1_000_000), self.session)
+        return table_rows.lease(round(self.seconds * 1_000_000), self.session, self.holder)
 
 
 def checked_seconds(value: Any, what: str, least: float = 0.0) -> float:
@@ -67,7 +69,7 @@ def lease_of(
     if ttl is not None:
         raise InvalidArgument("An ephemeral key has a grace and no ttl.", hint="Say ephemeral=True, grace=seconds.")
     seconds = GRACE_S if grace is None else checked_seconds(grace, "grace", GRACE_S_MIN)
-    return NewLease(seconds, copy.leases.session)
+    return NewLease(seconds, copy.leases.session, copy.leases.holder)
 
 
 class OwnKey(NamedTuple):
@@ -82,6 +84,7 @@ class Leases:
 
     def __init__(self, copy: TableCopy) -> None:
         self._session = b""  # none yet: most copies need none
+        self.holder = holder_of(copy.core.links.holder_secret)  # keys of this session that name another are not its own
         self.own: dict[str, OwnKey] = {}  # as the copy has them
         self._copy = copy
         # By a clock that counts suspension and that any thread may ask: a process that was stopped must know at once.
@@ -101,9 +104,10 @@ class Leases:
 
     # --- what the copy sees ---------------------------------------------------------------------
 
-    def see(self, key: str, entry: TableEntry | None, partition: int, *, expired: bool) -> None:
+    def see(self, key: str, entry: TableEntry | None, partition: int, *, expired: bool, holder: bytes = NOBODY) -> None:
         """A row of the copy sets or deletes a key; told of all rows that have terms, and of all for own keys."""
-        if entry is not None and entry.session and entry.session == self._session:
+        is_own = entry is not None and entry.session and entry.session == self._session
+        if entry is not None and is_own and may_use(holder, self.holder):
             self.own[key] = OwnKey(entry, partition)
             self._copy.core.leavers.add(self.end)
             if (entry.ttl or 0.0) < self._shortest.get(partition, math.inf):

@@ -25,10 +25,12 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from stentor.core.holders import NOBODY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stentor.core.table import KeyLease, TableState
+    from stentor.core.table import KeyLease, Owner, TableState
 
 _SLOT_US: Final = 100_000  # as often as it is looked: brokers beat ten times a second
 _STOOD_STILL_US: Final = 500_000  # whoever looks so late did not run in between; it counts as one slot
@@ -68,7 +70,7 @@ class Expiry:
         self._counted_us = 0  # the time of this machine
         self._at_us: int | None = None  # when it was last told the time
         self._timers: dict[bytes, _Timer] = {}
-        self._sessions: dict[bytes, _Session] = {}
+        self._sessions: dict[Owner, _Session] = {}
         self._slots: dict[int, dict[bytes, None]] = {}
         self._order: list[int] = []  # a heap of the slots' numbers, and of some that are gone
 
@@ -88,14 +90,26 @@ class Expiry:
 
     # --- time -----------------------------------------------------------------------------------
 
-    def touched(self, keys: Iterable[bytes], session: bytes, now_us: int) -> None:
-        """Keys, and all that belong to a session, begin anew."""
+    def touched(self, keys: Iterable[bytes], session: bytes, now_us: int, holder: bytes | None = None) -> None:
+        """Keys, and all that belong to a session, begin anew: those of its holder, who says so, and those that were put
+        without a secret, which whoever knows the session keeps alive (C36). Without a `holder`, all of them: while a
+        cluster is upgraded, some brokers do not pass on what a client has shown.
+        """
         self._count(now_us)
         for key in keys:
             if (timer := self._timers.get(key)) is not None:
                 timer.since_us = self._counted_us
-        if (known := self._sessions.get(session)) is not None:
-            known.heard_us = self._counted_us
+        owners = (
+            [owner for owner in self._sessions if owner[0] == session]
+            if holder is None
+            else (
+                (session, NOBODY),
+                (session, holder),
+            )
+        )
+        for owner in owners:
+            if (known := self._sessions.get(owner)) is not None:
+                known.heard_us = self._counted_us
 
     def tick(self, now_us: int, *, counts: bool) -> list[tuple[bytes, int]]:
         """Keys that are due, with their versions. The time since the last tick counts only if touches could come in."""
@@ -143,22 +157,23 @@ class Expiry:
         timer = self._timers[key] = _Timer(lease, self._counted_us)
         timer.slot = slot
         if lease.session:
-            self._sessions.setdefault(lease.session, _Session()).keys += 1
+            self._sessions.setdefault(lease.owner, _Session()).keys += 1
         self._place(key, timer, self._due_us(timer))
 
     def _forget(self, key: bytes, timer: _Timer, *, keep_slot: bool) -> None:
         del self._timers[key]
         if not keep_slot:
             self._leave_slot(key, timer)
-        if (session := timer.lease.session) and (known := self._sessions.get(session)) is not None:
+        owner = timer.lease.owner
+        if timer.lease.session and (known := self._sessions.get(owner)) is not None:
             known.keys -= 1
             if not known.keys:
-                del self._sessions[session]
+                del self._sessions[owner]
 
     def _due_us(self, timer: _Timer) -> int:
-        since_us, session = timer.since_us, timer.lease.session
-        if session:
-            since_us = max(since_us, self._sessions[session].heard_us)
+        since_us = timer.since_us
+        if timer.lease.session:
+            since_us = max(since_us, self._sessions[timer.lease.owner].heard_us)
         return since_us + timer.lease.ttl_us
 
     # --- slots ----------------------------------------------------------------------------------
@@ -229,7 +244,7 @@ class Expiry:
         assert placed == {key: timer.slot for key, timer in self._timers.items()}
         assert self._slots.keys() <= set(self._order)
         assert all(self._slots.values())
-        owned = [timer.lease.session for timer in self._timers.values() if timer.lease.session]
-        assert {session: known.keys for session, known in self._sessions.items()} == {
-            session: owned.count(session) for session in owned
+        owned = [timer.lease.owner for timer in self._timers.values() if timer.lease.session]
+        assert {owner: known.keys for owner, known in self._sessions.items()} == {
+            owner: owned.count(owner) for owner in owned
         }

@@ -18,6 +18,7 @@ from collections import deque
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from stentor.core.holders import NOBODY
 from stentor.errors import CorruptData
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ _TO_COME: Final = -2
 """As a version: of a row whose batch has no offset yet. No condition can name it."""
 
 
+Owner = tuple[bytes, bytes]
+"""A session, and the hash of its client's secret: both, so that an id which others read in a log opens nothing."""
+
+
 class KeyChange(NamedTuple):
     """What one row does to a key."""
 
@@ -52,6 +57,7 @@ class KeyChange(NamedTuple):
     condition: int | None = None  # the version at which the key must be
     ttl_us: int = 0  # how long it stays without being touched; 0: for ever
     session: bytes = b""  # the client's session that it belongs to, if it does
+    holder: bytes = NOBODY  # whose that is: nobody else keeps it alive (C36)
 
 
 class KeyLease(NamedTuple):
@@ -60,6 +66,12 @@ class KeyLease(NamedTuple):
     version: int  # of the row that said so
     ttl_us: int
     session: bytes  # empty: it belongs to nobody
+    holder: bytes = NOBODY
+
+    @property
+    def owner(self) -> Owner:
+        """Who keeps it alive."""
+        return self.session, self.holder
 
 
 class TableState:
@@ -124,7 +136,7 @@ class TableState:
             made.append((change.key, mark))
             self._applied[change.key] = mark
             if change.ttl_us and not change.deletes:
-                self._coming[offset] = KeyLease(offset, change.ttl_us, change.session)
+                self._coming[offset] = KeyLease(offset, change.ttl_us, change.session, change.holder)
         self._pending.append((batch.end_offset, made))
 
     def commit(self, end: int) -> None:

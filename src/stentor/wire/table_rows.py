@@ -3,6 +3,7 @@
     header `stentor-if`      ├ version i64 ┤   the offset of the row that last set the key; -1: the key must be absent
     header `stentor-ttl`     ├ time u64    ┤   microseconds after which the key goes, unless it is touched or put again
     header `stentor-session` ├ 16 bytes    ┤   with a ttl: the client's session that keeps the key alive
+    header `stentor-holder`  ├ 16 bytes    ┤   with a session: the hash of its client's secret, which it alone has (C36)
     header `stentor-why`     "expired"         the head deleted the key because its time was over
 
 A batch with conditions has the attribute CONDITIONAL, and one with ttls TIMED, so that heads look for them only there.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from stentor.core.holders import HASH_BYTES, NOBODY
 from stentor.core.table import ABSENT, SESSION_BYTES, TTL_S_MAX, KeyChange
 from stentor.errors import InvalidArgument
 from stentor.wire import batch, deltas
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 CONDITION: Final = "stentor-if"
 TTL: Final = "stentor-ttl"
 SESSION: Final = "stentor-session"
+HOLDER: Final = "stentor-holder"
 WHY: Final = "stentor-why"
 EXPIRED: Final = b"expired"
 _VERSION: Final = struct.Struct("<q")
@@ -43,6 +46,7 @@ class Terms(NamedTuple):
     ttl_us: int = 0
     session: bytes = b""
     why: bytes = b""
+    holder: bytes = NOBODY
 
 
 NO_TERMS: Final = Terms()
@@ -53,10 +57,12 @@ def condition(version: int) -> tuple[str, bytes]:
     return CONDITION, _VERSION.pack(version)
 
 
-def lease(ttl_us: int, session: bytes = b"") -> Headers:
+def lease(ttl_us: int, session: bytes = b"", holder: bytes = NOBODY) -> Headers:
     """The headers of a row whose key goes after some time; of a session's, when that is not heard for so long."""
     ttl = TTL, _TIME.pack(ttl_us)
-    return [ttl, (SESSION, session)] if session else [ttl]
+    if not session:
+        return [ttl]
+    return [ttl, (SESSION, session), (HOLDER, holder)] if holder else [ttl, (SESSION, session)]
 
 
 def expired(due: Sequence[tuple[bytes, int]], now_us: int, *, topic_id: int, partition: int) -> bytearray:
@@ -84,6 +90,7 @@ def changes(header: Batch, body: bytes | memoryview) -> Iterator[KeyChange]:
         [each.condition for each in told],
         [each.ttl_us for each in told],
         [each.session for each in told],
+        [each.holder for each in told],
     )
 
 
@@ -97,8 +104,11 @@ def _named(keys: list[bytes | None]) -> list[bytes]:
     return [key or b"" for key in keys]
 
 
-def check(header: BatchHeader, body: memoryview, topic: str) -> None:
-    """Refuse what is no change of a table, before it gets an offset: heads and copies meet nothing of that kind."""
+def check(header: BatchHeader, body: memoryview, topic: str, holder: bytes | None = None) -> None:
+    """Refuse what is no change of a table, before it gets an offset: heads and copies meet nothing of that kind.
+
+    `holder` is who sends it: nobody makes a key another's (C36). None: the cluster does not compare holders yet.
+    """
     _, keys, values, headers = batch.body_columns(header, body)
     for key in keys:
         if not key:
@@ -123,6 +133,12 @@ def check(header: BatchHeader, body: memoryview, topic: str) -> None:
             raise InvalidArgument(
                 f"A row for table {topic} deletes a key and gives it a ttl, has a session and no ttl, or says why.",
                 hint=f"The headers {TTL}, {SESSION} and {WHY} are for tables themselves: use put() with ttl.",
+                object=topic,
+            )
+        if each.holder and (not each.session or holder not in (None, each.holder)):
+            raise InvalidArgument(
+                f"A row for table {topic} belongs to another client than the one that sends it.",
+                hint=f"The header {HOLDER} is for tables themselves: use put() with ephemeral=True.",
                 object=topic,
             )
 
@@ -178,8 +194,8 @@ def terms(headers: Headers | None) -> Terms:
     ttl_us = _TIME.unpack(found[TTL])[0] if TTL in found else 0
     if TTL in found and not 0 < ttl_us <= _TTL_US_MAX:
         raise InvalidArgument(f"A row has the impossible ttl of {ttl_us} microseconds.")
-    return Terms(version, ttl_us, found.get(SESSION, b""), found.get(WHY, b""))
+    return Terms(version, ttl_us, found.get(SESSION, b""), found.get(WHY, b""), found.get(HOLDER, NOBODY))
 
 
-_SIZES: Final = {CONDITION: _VERSION.size, TTL: _TIME.size, SESSION: SESSION_BYTES, WHY: 0}
+_SIZES: Final = {CONDITION: _VERSION.size, TTL: _TIME.size, SESSION: SESSION_BYTES, HOLDER: HASH_BYTES, WHY: 0}
 """Of the headers' values; 0: any."""

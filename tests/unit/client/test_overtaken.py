@@ -354,8 +354,8 @@ def test_a_member_of_a_group_is_told(client, elsewhere, topic, wait_until):
     with client.group("readers", topic) as group:
         found = taken(group, KEYS)
         assert {message.value for message in found} == {b"9"}
-        (event,) = group.events()
-        assert (event.kind, event.topic, event.first_offset) == ("compacted", topic, 30)
+        (event,) = [event for event in group.events() if event.kind == "compacted"]
+        assert (event.topic, event.first_offset) == (topic, 30)
         assert event.messages == 2 * WRITTEN - 30 - KEYS
 
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -12,7 +13,7 @@ from stentor.client import table_leases
 from stentor.client.table_copy import TableChange, TableCopy
 from stentor.core.table import TTL_S_MAX
 from stentor.errors import ConditionFailed, InvalidArgument, KeyNotFound
-from stentor.wire import table_rows
+from stentor.wire import messages, table_rows
 
 _numbers = itertools.count()
 WAIT_S = 20
@@ -278,6 +279,62 @@ def test_a_key_that_another_one_puts_is_the_other_ones(table, other):
     table.close()
     other.sync()
     assert other["me"] == b"2"
+
+
+# --- whose a session is ---------------------------------------------------------------------------
+
+
+def touch_as(table, session):
+    """Say that a session is alive, as whoever has read its id may."""
+    copy = table._copy
+    request = messages.Touch(topic_id=copy.topic_id, partition=0, keys=[], session=session)
+    return table._call(copy.core.call_partition(request, copy.name, copy.core.deadline(WAIT_S), head_first=True))
+
+
+async def _deaf(*_):
+    raise stentor.NotReady("Nobody hears.")
+
+
+def test_a_stranger_who_has_read_a_session_keeps_nothing_of_it_alive(table, other, monkeypatch):
+    monkeypatch.setattr(table._copy.leases, "touch", _deaf)
+    with other.watch() as watch:
+        table.put("me", "1", ephemeral=True, grace=1)
+        assert watch.get(timeout=WAIT_S).new.session == table.session
+        gone = None
+        while gone is None:
+            touch_as(other, table.session)
+            with suppress(stentor.DeadlineExceeded):
+                gone = watch.get(timeout=0.1)
+        assert (gone.key, gone.expired) == ("me", True)
+
+
+def test_what_was_made_without_a_secret_is_kept_by_whoever_knows_the_session(table, other, monkeypatch):
+    """As older clients make it."""
+    monkeypatch.setattr(table._copy.leases, "touch", _deaf)
+    table._copy.leases.holder = b""
+    with other.watch() as watch:
+        table.put("me", "1", ephemeral=True, grace=1)
+        assert watch.get(timeout=WAIT_S).key == "me"
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            touch_as(other, table.session)
+            with suppress(stentor.DeadlineExceeded):
+                pytest.fail(f"it went: {watch.get(timeout=0.1)}")
+
+
+def test_nobody_makes_a_key_another_ones(table, other):
+    """Neither with the hash, which everybody may read, nor with the session alone."""
+    table.put("mine", "1", ephemeral=True, grace=30)
+    lease = table_leases.NewLease(30.0, table.session, table._copy.leases.holder)
+    with pytest.raises(stentor.InvalidArgument, match="belongs to another client"):
+        other._call(other._copy.change({"theirs": b"1"}, {}, other._copy.core.deadline(WAIT_S), lease))
+    lease = table_leases.NewLease(30.0, table.session, other._copy.leases.holder)
+    other._call(other._copy.change({"theirs": b"1"}, {}, other._copy.core.deadline(WAIT_S), lease))
+    table.wait(other.sequence)
+    assert (table.holds("theirs"), table.holds("mine") > 0) == (0.0, True)
+    table.close()
+    other.sync()
+    assert dict(other) == {"theirs": b"1"}, "closing deletes what is its own"
 
 
 def test_closing_deletes_what_is_left_of_the_own_keys(table, other):

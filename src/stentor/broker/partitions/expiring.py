@@ -123,8 +123,10 @@ class Expiring:
 
     # --- touching -------------------------------------------------------------------------------
 
-    async def touch(self, partition: Partition, keys: list[bytes], session: bytes) -> int:
-        """Keys, and those of a session, begin anew; up to where the log was looked at. NotHead if another leads."""
+    async def touch(self, partition: Partition, keys: list[bytes], session: bytes, holder: bytes | None = None) -> int:
+        """Keys, and those of a session, begin anew; up to where the log was looked at. NotHead if another leads.
+        `holder` is who asks for it.
+        """
         replica = partition.replica
         if (refusal := decisions.may_publish(replica, ALL)) is not None:
             raise refusal
@@ -137,7 +139,7 @@ class Expiring:
         epoch, end = replica.epoch, replica.end
         wrong = next(filter(None, (_untouchable(timed, key) for key in keys)), None)
         if wrong is None:
-            timed.expiry.touched(keys, session, self._now_us())
+            timed.expiry.touched(keys, session, self._now_us(), holder)
         await self._certain(partition)
         await until_known(partition, end)  # what was looked at is so (C20)
         if replica.epoch != epoch or replica.wedged or not replica.active:

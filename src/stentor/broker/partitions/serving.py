@@ -42,6 +42,7 @@ class Serving:
         partitions: Mapping[Key, Partition],
         views: PeerViews,
         knows_expiry: Callable[[], bool],
+        knows_holders: Callable[[], bool],
     ) -> None:
         self._identity = identity
         self._standing = standing
@@ -50,6 +51,7 @@ class Serving:
         self._partitions = partitions
         self._views = views
         self._knows_expiry = knows_expiry
+        self._knows_holders = knows_holders
         self.expiring = Expiring(clock, catalogue, partitions, partial(self.find_end, stale=False))
 
     def partition(self, topic_id: int, index: int) -> Partition:
@@ -71,6 +73,10 @@ class Serving:
             f"This broker has no partition {index} of the topic with id {topic_id:x}.",
             hint="The topic may have been deleted or made anew; look it up again.",
         )
+
+    def holder(self, shown: bytes) -> bytes | None:
+        """What a caller has shown, if all brokers pass on what their callers show; else it says nothing (C27, C36)."""
+        return shown if self._knows_holders() else None
 
     def check_timed(self, topic: str) -> None:
         """Whether keys may expire here: some other broker might keep them for ever (C27)."""

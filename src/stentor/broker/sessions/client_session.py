@@ -167,7 +167,7 @@ class ClientSession(BatchSession):
             batch.validate(body, header)
             if (header.schema_id or partition.schemas) and not 0 < header.schema_id <= partition.schemas:
                 raise schemas.refusal(partition.topic, partition.schemas, header.schema_id)
-            _check_rows(self._serving, partition, header, body[HEADER_BYTES:])
+            _check_rows(self._serving, partition, header, body[HEADER_BYTES:], self.caller.holder)
             partition.check_memory()
             if header.conditional and flags & 3 != Ack.ALL:
                 raise InvalidArgument(
@@ -396,11 +396,11 @@ class ClientSession(BatchSession):
         )
 
 
-def _check_rows(serving: Serving, partition: Partition, header: BatchHeader, rows: memoryview) -> None:
+def _check_rows(serving: Serving, partition: Partition, header: BatchHeader, rows: memoryview, shown: bytes) -> None:
     """Whether messages are what the kind of their topic asks for."""
     kind = partition.settings.kind
     if kind == "table":
-        table_rows.check(header, rows, partition.topic)
+        table_rows.check(header, rows, partition.topic, serving.holder(shown))
         if header.timed:
             serving.check_timed(partition.topic)
     elif kind == "queue":

@@ -348,10 +348,11 @@ class Requests:
         return await self._operators.recover(request.topic, request.partition)
 
 
-async def _touch(desk: Requests, _: ClientSession, request: messages.Touch) -> messages.Touched:
+async def _touch(desk: Requests, session: ClientSession, request: messages.Touch) -> messages.Touched:
     serving = desk._serving  # noqa: SLF001 - a method, but for its place
     partition = serving.partition(request.topic_id, request.partition)
-    return messages.Touched(end=await serving.expiring.touch(partition, request.keys, request.session))
+    holder = serving.holder(session.caller.holder)
+    return messages.Touched(end=await serving.expiring.touch(partition, request.keys, request.session, holder))
 
 
 async def _read(partition: Partition, work: Callable[[], Any]) -> Any:
