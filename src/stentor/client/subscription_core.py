@@ -227,7 +227,7 @@ class SubscriptionCore:
             return
         if (
             isinstance(error, OffsetOutOfRange)
-            and not reader.held
+            and not (reader.held or self.copies)  # a copy that was empty and current must know what it missed
             and (error.start or 0) > reader.received == reader.start
         ):
             self._begin_later(reader, error.start or 0)
