@@ -78,6 +78,10 @@ class Undertaker:
         """A job is dead, by what this consumer says. Any thread."""
         self._expected.add(port.partition)
 
+    def expects(self, port: QueuePort) -> bool:
+        """Return whether a job of this partition died here."""
+        return port.partition in self._expected
+
     async def finish_own(self, port: QueuePort) -> None:
         """Before the consumer leaves: what died here need not wait for the next one."""
         if port.partition in self._expected:

@@ -60,6 +60,7 @@ _RENEWALS_PER_LEASE: Final = 4  # so that some of them may be lost
 _LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has room for
 _offset: Final = attrgetter("offset")
 _WAIT_MS: Final = 20_000  # a request for jobs that finds none is asked again after this
+_DEAD_WAIT_MS: Final = 200  # a consumer that has no room for jobs puts dead ones aside, if there are some
 _RECALL_AGAIN_S: Final = 1.0  # a holder that is unknown just now tries again to hear of what others need
 
 
@@ -83,6 +84,7 @@ class QueuePort:
         self._limits: dict[int, tuple[int, int, int]] = {}  # jobs that began, and how long they may take
         self._renew_now = asyncio.Event()
         self._room_now = asyncio.Event()
+        self._looks_for_dead = False
         self._renewed = asyncio.Event()
         self._settling = JobSettling(self, consumer)
         self.finish = self._settling.finish  # called for each job: one way less to go
@@ -316,6 +318,8 @@ class QueuePort:
         if self.check_lease():
             return  # it came too late: jobs may have been passed over meanwhile
         self.lease_s, self._recalls = answer.lease_ms / 1_000, answer.recalls
+        if answer.dead:
+            self.look_for_dead_jobs()
         self._certainty.renewed(sent_at, self.lease_s)
         self._renewed.set()
         self._wake_unsure()
@@ -355,10 +359,15 @@ class QueuePort:
             await self._renewed.wait()
             room = self.share.now - len(self.held)
             if room < self._consumer.least_room(self.share.now):
+                if self._looks_for_dead:
+                    self._looks_for_dead = False
+                    await self._take_dead_jobs_beside()
+                    continue
                 self._room_now.clear()
                 await self._room_now.wait()
                 self.share.went(len(self.held), self._clock())
                 continue
+            self._looks_for_dead = False  # whoever asks for jobs gets those as well
             holder = self.holder
             asked = m.TakeJobs(
                 topic_id=self._consumer.topic_id,
@@ -380,6 +389,17 @@ class QueuePort:
             if holder == self.holder and not self._took_run(answer):
                 await self._took(answer)
             self.share.came(len(self.held), self._clock())
+
+    def look_for_dead_jobs(self) -> None:
+        """Have dead jobs put aside soon, although this consumer holds as many jobs as it wants."""
+        self._looks_for_dead = True
+        self._room_now.set()
+
+    async def _take_dead_jobs_beside(self) -> None:
+        try:
+            await self.take_dead_jobs(_DEAD_WAIT_MS)
+        except LeaseLost:
+            self.check_lease()
 
     def _took_run(self, answer: m.JobsTaken) -> bool:
         """What nearly all answers are: first attempts of jobs next to each other, with their messages."""

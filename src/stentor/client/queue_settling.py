@@ -153,6 +153,12 @@ class JobSettling:
         self._sequence += 1
         refused = set(pairs(answer.refused))
         self._tell(own, failed, refused)
+        if failed and self._consumer.undertaker.expects(port):
+            port.look_for_dead_jobs()
+        self._tell_of_begun(begun, refused)
+
+    def _tell_of_begun(self, begun: list[Job], refused: set[tuple[int, int]]) -> None:
+        """Whoever waits for this may begin; what was refused is not this consumer's any more."""
         for job in begun:
             key = job.message.offset, job.attempt
             if key in refused and self._port.held.get(key[0]) is job and job.is_open:

@@ -61,6 +61,7 @@ class JobsRenewed(_Answer, frozen=True):
     lease_ms: int
     overdue: list[int] = []  # jobs and attempts that took longer than their limits, and are not the holder's any more
     recalls: bool = False  # AwaitRecall is known, by all brokers of the cluster
+    dead: bool = False  # jobs wait for somebody who puts them into the dead-letter topic
 
 
 class TakeJobs(_OfPartition, frozen=True):

@@ -31,13 +31,22 @@ class Port:
         return job
 
 
+def consumer():
+    """One that has begun nothing, and whose jobs do not die."""
+    return SimpleNamespace(
+        core=SimpleNamespace(loop=asyncio.get_running_loop()),
+        note_begun=lambda: None,
+        undertaker=SimpleNamespace(expects=lambda _: False),
+    )
+
+
 @pytest.mark.parametrize("done", [True, False])
 def test_what_is_said_of_an_attempt_does_not_let_go_of_a_later_one(done):
     """The head took the first one back, since it took too long, and gave the same job to the same consumer again."""
 
     async def settle():
         port = Port()
-        settling = JobSettling(port, SimpleNamespace(core=SimpleNamespace(loop=asyncio.get_running_loop())))
+        settling = JobSettling(port, consumer())
         first, other = port.hold(3, 1), port.hold(4, 1)
         again = port.hold(3, 2)
         for job in (first, other):

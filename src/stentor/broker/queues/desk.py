@@ -72,7 +72,12 @@ class QueueDesk:
         named = [(offset, attempt, time_ms * 1_000) for offset, attempt, time_ms in request.limits]
         heard = await self._decided(lead, lambda ticket: q.HolderHeard(ticket, request.holder, named, shown))
         policy = lead.head.policy
-        return m.JobsRenewed(lease_ms=policy.lease_us // 1_000, overdue=heard.overdue, recalls=policy.holders)
+        return m.JobsRenewed(
+            lease_ms=policy.lease_us // 1_000,
+            overdue=heard.overdue,
+            recalls=policy.holders,
+            dead=bool(lead.state.dead or lead.state.burial is not None),
+        )
 
     async def _take(self, request: m.TakeJobs, shown: bytes) -> m.JobsTaken:
         known = _pairs(request.known)
