@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from stentor import Client
-from stentor.errors import LimitExceeded, MemoryFull, PublishError, UnknownOutcome
+from stentor.errors import DeadlineExceeded, LimitExceeded, PublishError, UnknownOutcome
 from stentor.limits import KIB, MIB
 from stentor.testing import broker
 from stentor.wire import arrow_body, batch, queue_rows
@@ -38,7 +38,7 @@ def test_many_memory_topics_together_stay_within_one_budget():
         fill(client, "t1", 56, 64 * KIB)
         with pytest.raises(PublishError) as failed:
             fill(client, "t2", 56, 64 * KIB)
-        assert isinstance(failed.value.failed[0].error, MemoryFull | UnknownOutcome)
+        assert isinstance(failed.value.failed[0].error, DeadlineExceeded | UnknownOutcome)
         assert "The memory for topics is used up" in str(failed.value.failed[0].error)
         assert used(local) <= 8 * MIB + 2 * MIB  # one batch beyond it at most
         (problem,) = [each for each in local.inner.statistics().health.problems if each.object == "memory"]
@@ -64,7 +64,7 @@ def test_what_a_queue_holds_counts_and_is_given_back_when_it_is_gone():
         client.create_topic("jobs", kind="queue", ordered_by="key")
         with pytest.raises(PublishError) as failed:
             fill_queue(client, 50_000)
-        assert isinstance(failed.value.failed[0].error, MemoryFull | UnknownOutcome)
+        assert isinstance(failed.value.failed[0].error, DeadlineExceeded | UnknownOutcome)
         assert "The memory for topics is used up" in str(failed.value.failed[0].error)
         assert 256 * KIB <= used(local) < 512 * KIB
         held = used(local)

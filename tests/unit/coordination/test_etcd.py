@@ -466,7 +466,7 @@ def test_a_tls_file_that_cannot_be_used_is_named(tmp_path):
 
 
 def test_errors_of_coordination_are_one_family():
-    codes = {"coordination_unavailable", "coordination_refused", "unknown_swap", "lease_expired"}
+    codes = {"coordination_unavailable", "coordination_refused", "unknown_swap", "lease_expired", "store_full"}
     family = {kind.code: kind for kind in StentorError.__subclasses__()}["coordination_error"]
     assert {kind.code for kind in family.__subclasses__()} == codes
 
