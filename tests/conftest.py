@@ -113,6 +113,21 @@ class RawConnection:
     ) -> int:
         """Publish one batch and return its correlation id."""
         encoded = batch.encode_at(now_us, [None] * len(values), values)
+        place = {"partition": partition, "producer_id": producer_id, "generation": generation, "sequence": sequence}
+        return self.publish_encoded(topic_id, encoded, ack=ack, **place)
+
+    def publish_encoded(
+        self,
+        topic_id: int,
+        encoded: batch.Encoded,
+        *,
+        partition: int = 0,
+        producer_id: int = 0,
+        generation: int = 0,
+        sequence: int = 0,
+        ack: int = frames.Ack.ALL,
+    ) -> int:
+        """Publish what is encoded already, as no client of ours would perhaps; return its correlation id."""
         header = batch.address(
             encoded,
             topic_id=topic_id,

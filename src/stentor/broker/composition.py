@@ -255,6 +255,7 @@ class Parts:
             identity,
             ground.standing,
             partitions=ground.partitions,
+            unopened=self.copies.unopened,
             cluster=cluster,
             background=ground.background,
             memory=ground.memory,

@@ -43,6 +43,7 @@ class HealthWatch:
         standing: Standing,
         *,
         partitions: Mapping[Key, Partition],
+        unopened: Mapping[Key, str],
         cluster: Cluster,
         background: Background,
         memory: MemoryBudget,
@@ -50,6 +51,7 @@ class HealthWatch:
         self._identity = identity
         self._standing = standing
         self._partitions = partitions
+        self._unopened = unopened
         self._cluster = cluster
         self._background = background
         self._memory = memory
@@ -57,6 +59,7 @@ class HealthWatch:
         self._short: list[str] = []
         self._refusing: list[str] = []
         self._overrun: list[str] = []
+        self._passed_over: list[str] = []
         self._looking = False
 
     def look_soon(self) -> None:
@@ -67,7 +70,7 @@ class HealthWatch:
 
     async def _look(self) -> None:
         try:
-            failed, short, refusing, overrun = [], [], [], []
+            failed, short, refusing, overrun, passed_over = [], [], [], [], []
             for number, partition in enumerate(list(self._partitions.values()), 1):
                 if partition.replica.failed:
                     failed.append(partition.name)
@@ -77,21 +80,24 @@ class HealthWatch:
                         refusing.append(partition.name)
                 if partition.waiting.overrun and partition.replica.position.is_head:
                     overrun.append(partition.name)
+                if partition.replica.states.passed_over:
+                    passed_over.append(partition.name)
                 if number % limits.STATISTICS_SLICE == 0:
                     await asyncio.sleep(0)
-            self._tell(failed, short, refusing, overrun)
+            self._tell(failed, short, refusing, overrun, passed_over)
         finally:
             self._looking = False
 
-    def _tell(self, failed: list[str], short: list[str], refusing: list[str], overrun: list[str]) -> None:
+    def _tell(self, *found: list[str]) -> None:
         """One line when it begins and one when it is over."""
-        before = self._failed, self._short, self._refusing, self._overrun
-        self._failed, self._short, self._refusing, self._overrun = failed, short, refusing, overrun
+        before = self._failed, self._short, self._refusing, self._overrun, self._passed_over
+        self._failed, self._short, self._refusing, self._overrun, self._passed_over = found
         said = (
             (logging.ERROR, self._logs(), "no log is failed any more"),
             (logging.WARNING, self._chains(), "every chain has all its replicas again"),
             (logging.ERROR, self._refused(), "every chain has enough replicas to take messages again"),
             (logging.ERROR, self._deleted(), "no cursor that retention waits for is behind what was deleted any more"),
+            (logging.ERROR, self._unreadable(), "no log holds batches any more that cannot be read"),
         )
         for was, (level, problems, over) in zip(before, said, strict=True):
             if bool(was) != bool(problems):
@@ -105,8 +111,10 @@ class HealthWatch:
         found = [
             *disk,
             *self._logs(),
+            *self._copies(),
             *self._refused(),
             *self._deleted(),
+            *self._unreadable(),
             *self._memory_left(),
             *self._chains(),
             *store,
@@ -161,6 +169,16 @@ class HealthWatch:
         message = f"{count} {'log has' if count == 1 else 'logs have'} failed: {_named(self._failed)}."
         hint = "They take no writes. Check the disk, then restart the broker."
         return [Problem("error", "logs", message, hint)] if count else []
+
+    def _copies(self) -> list[Problem]:
+        message = f"Copies on this disk that cannot be opened: {_named(sorted(self._unopened.values()))}."
+        hint = "The broker's log says why. Nothing of them was changed; see stentor doctor with the data directory."
+        return [Problem("error", "logs", message, hint)] if self._unopened else []
+
+    def _unreadable(self) -> list[Problem]:
+        message = f"Batches were passed over that cannot be read: {_named(self._passed_over)}."
+        hint = "Every replica passes over the same ones. Please report it: a broker should not have taken them."
+        return [Problem("error", "logs", message, hint)] if self._passed_over else []
 
     def _chains(self) -> list[Problem]:
         message = f"Partitions with fewer replicas than they should have: {_named(self._short)}."

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from stentor import limits
 from stentor.client.positions import to_microseconds
-from stentor.errors import InvalidArgument, LimitExceeded
+from stentor.errors import InvalidArgument
+from stentor.wire.batch import check_headers, header_bytes
 
 if TYPE_CHECKING:
     from stentor.wire.rows import Headers
@@ -38,20 +38,14 @@ def as_headers(headers: Any) -> Headers | None:
         pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
     except TypeError as error:
         raise InvalidArgument("Headers must be a mapping, or pairs of key and value.") from error
-    if len(pairs) > limits.MESSAGE_HEADERS_MAX:
-        raise LimitExceeded(f"A message has {len(pairs)} headers; the limit is {limits.MESSAGE_HEADERS_MAX}.")
+    check_headers(len(pairs), 0)
     try:
         found = [(_header_key(key), as_bytes(value, "header value")) for key, value in pairs]
     except (TypeError, ValueError) as error:
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument("Headers must be a mapping, or pairs of key and value.") from error
-    size = sum(len(key) + len(value or b"") for key, value in found)
-    if size > limits.MESSAGE_HEADERS_BYTES_MAX:
-        raise LimitExceeded(
-            f"A message's headers have {size} bytes; the limit is {limits.MESSAGE_HEADERS_BYTES_MAX}.",
-            hint="Put large data into the value.",
-        )
+    check_headers(len(found), header_bytes(found))
     return found
 
 

@@ -135,7 +135,7 @@ class Undertaker:
         for job in burial.jobs:
             message = messages[job.offset]
             headers = own_headers(message.headers) + dead_headers(self._consumer.name, port.partition, job)
-            del headers[limits.MESSAGE_HEADERS_MAX :]  # its own come first: a letter can be put back as it was
+            batch.trim_headers(headers)  # its own come first: a letter can be put back as it was
             gathered.append((message, headers))
             size += len(message.value or b"") + len(message.key or b"") + sum(len(value or b"") for _, value in headers)
             if size > _BATCH_BYTES:

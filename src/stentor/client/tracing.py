@@ -30,6 +30,7 @@ from stentor.client.convert import as_headers
 from stentor.client.job import Job
 from stentor.client.reply import ServiceRequest
 from stentor.errors import InvalidArgument
+from stentor.wire.batch import header_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -357,8 +358,7 @@ def _with_context(given: Headers, span: Any) -> Headers:
     carrier: dict[str, str] = {}
     _propagator.inject(carrier, trace.set_span_in_context(span))
     found = [*given, *((name, value.encode()) for name, value in carrier.items())]
-    size = sum(len(name) + len(value or b"") for name, value in found)
-    fits = len(found) <= limits.MESSAGE_HEADERS_MAX and size <= limits.MESSAGE_HEADERS_BYTES_MAX
+    fits = len(found) <= limits.MESSAGE_HEADERS_MAX and header_bytes(found) <= limits.MESSAGE_HEADERS_BYTES_MAX
     return found if fits else given
 
 

@@ -9,6 +9,10 @@
 Every member of a chain derives the same states from the same batches, so a new head has them at once. `States` are
 those of one partition; producers (`core.dedupe`) are always among them.
 
+Every fold is total (C33). A batch that a state cannot read (CorruptData, InvalidArgument: which it is depends on its
+bytes alone) is passed over by that state, on every replica and at every replay, and counted; a state looks at all of a
+batch before it changes anything. Any other error is ours or the machine's: it stops the copy.
+
 Snapshots. A state chooses the form of its own; `States` puts them together. One that was taken beyond the commit point
 holds what may yet be undone: a state with both views is restored from an older one. A state that gives none is derived
 from the log's first batch on, so its log must not lose its start. What producers alone need is stored as they give it:
@@ -26,7 +30,7 @@ import msgspec
 
 from stentor.core.dedupe import Dedupe
 from stentor.core.horizon import HorizonState
-from stentor.errors import CorruptData
+from stentor.errors import CorruptData, InternalError, InvalidArgument, StentorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +74,10 @@ class DerivedState(Protocol):
         ...
 
     def apply(self, batch: Batch, body: bytes | memoryview) -> None:
-        """A batch is in the log now. `body` is empty unless it is wanted, and valid only during the call."""
+        """A batch is in the log now. `body` is empty unless it is wanted, and valid only during the call.
+
+        CorruptData or InvalidArgument if it cannot be read, and then nothing changed.
+        """
         ...
 
     def allows(self, batch: Batch, body: bytes | memoryview) -> bool:
@@ -105,6 +112,7 @@ class States:
         self.dedupe = Dedupe()
         self._all: tuple[DerivedState, ...] = (self.dedupe, *more)
         self.wants_bodies = any(state.wants_bodies for state in self._all)
+        self.passed_over = 0  # batches that a state could not read, in this life of the copy
         self._committed = 0
         self._missing: set[str] = set()  # states that must be derived from the log (again)
         self._since: dict[str, int] = {}  # while a log is read: from which offset on each of those needs batches
@@ -127,7 +135,20 @@ class States:
     def apply(self, batch: Batch, body: bytes | memoryview = b"") -> None:
         """A batch is in the log now."""
         for state in self._all:
+            self._fold(state, batch, body)
+
+    def _fold(self, state: DerivedState, batch: Batch, body: bytes | memoryview) -> None:
+        """Have one state take a batch, or count that it cannot (C33). InternalError if this copy must stop."""
+        try:
             state.apply(batch, body)
+        except (CorruptData, InvalidArgument):
+            self.passed_over += 1
+        except StentorError:
+            raise
+        except Exception as error:
+            raise InternalError(
+                f"The state {state.name} cannot be derived from the batch at offset {batch.base_offset}: {error!r}."
+            ) from error
 
     def commit(self, end: int) -> None:
         """Everything below this offset is committed."""
@@ -192,7 +213,7 @@ class States:
         for state in self._all:
             since = self._since.get(state.name)
             if since is not None and batch.base_offset >= since:
-                state.apply(batch, body)
+                self._fold(state, batch, body)
                 if committed:
                     state.commit(batch.end_offset)
 

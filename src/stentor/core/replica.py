@@ -216,10 +216,11 @@ class Replica:
         assert append.base_offset == self.end
         self.end = append.base_offset + publish.count
         self.table.note(append.epoch, append.base_offset)
-        self.states.apply(event.batch, event.body)
         if publish.ack:
             answer = r.Answer(publish.ticket, append.base_offset, append.epoch, append.appended_at_us, append.refused)
             self._acks.add(publish.ack, self.end, answer)
+        # Last: should it fail, the copy stops, and whoever waits is answered (C33).
+        self.states.apply(event.batch, event.body)
         return self._sync()
 
     def _sync(self) -> list[Effect]:

@@ -26,6 +26,7 @@ class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""  # why it takes no more writes; empty while it does
     joint: bool = False  # it commits only what a joiner has as well
     waiting: int = 0  # publishes without an answer
+    passed_over: int = 0  # batches that a state which is derived from the log could not read (C33)
 
 
 class MembershipStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,4 +65,5 @@ def of_replica(replica: Replica, *, waiting: int) -> ReplicaStatistics:
         failed=replica.failed,
         joint=replica.downstream.joint,
         waiting=waiting,
+        passed_over=replica.states.passed_over,
     )

@@ -8,6 +8,10 @@ A message below X goes if a later one below X has its key. A deletion goes too i
 nothing of its key is left before it. Offsets and order stay: what is left of batches next to each other becomes one
 sparse batch that covers all their offsets (`wire.sparse`). No batch covers two epochs, so epoch tables stay the same.
 
+**What cannot be written again stays as it is** (C33, C34): a batch that nobody can read, and one that holds a message
+larger than heads take by now. What should have gone of it is there still, so deletions of its keys stay, too; of
+a batch that cannot be read nobody knows the keys, so then all deletions stay.
+
 **Crashes.** A group of segments becomes one file: written under a temporary name, synced, renamed over the first of the
 group; then the others are removed. The new file says in its header where it ends. So whatever begins below that is a
 leftover, and recovery removes it. Groups go from the oldest to the newest, each on disk before the next: a deletion
@@ -30,7 +34,7 @@ from typing import Final
 import msgspec
 
 from stentor.core.horizon import HORIZON, Horizon
-from stentor.errors import DiskFull, LimitExceeded, StorageError
+from stentor.errors import CorruptData, DiskFull, LimitExceeded, StorageError
 from stentor.limits import BATCH_MESSAGES_MAX, KIB, MIB
 from stentor.storage.files import (
     TEMPORARY_SUFFIX,
@@ -46,6 +50,7 @@ from stentor.storage.reader import INDEX_CACHE, LogReader
 from stentor.storage.retention import remove_files
 from stentor.storage.segment import INDEX_SUFFIX, SNAPSHOT_SUFFIX, Segment, pack_segment_header
 from stentor.storage.state import LogState, logger
+from stentor.wire import batch as batches
 from stentor.wire import sparse
 from stentor.wire.header import HEADER_BYTES, BatchHeader, extents, unpack
 from stentor.wire.sparse import Rows
@@ -78,6 +83,7 @@ class CompactionReport(msgspec.Struct):
     bytes_after: int = 0
     rows_before: int = 0  # messages below the horizon
     rows_dropped: int = 0  # of segments that were written anew
+    batches_kept: int = 0  # as they were, because they cannot be written again
     segments_before: int = 0
     segments_after: int = 0
 
@@ -100,6 +106,7 @@ class Compaction:
         self._last: dict[bytes, int] = {}  # the offset of each key's last message
         self._key_bytes = 0  # of those keys
         self._stale: set[bytes] = set()  # keys of which something is left that should have gone
+        self._unreadable = False  # there are batches of which nobody knows the keys
         self._steps = self._run()
 
     @property
@@ -153,7 +160,10 @@ class Compaction:
             if len(last) + header.count > COMPACTION_KEYS_MAX or self._key_bytes > COMPACTION_KEYS_BYTES_MAX:
                 self._until = header.base_offset
                 break
-            rows = sparse.rows_of(header, memoryview(batch)[HEADER_BYTES:])
+            rows = _readable(header, batch)
+            if rows is None:
+                self._unreadable = True
+                rows = sparse.nothing()
             for key, offset in zip(rows.keys, rows.offsets, strict=True):
                 if key is not None:
                     if key not in last:
@@ -210,20 +220,34 @@ class Compaction:
         for header, batch, size in self._batches(segment):
             if header.base_offset >= self._until or (header.control and header.generation != HORIZON):
                 merger.copy(header, batch)
+            elif (rows := _readable(header, batch)) is None:
+                self.report.batches_kept += 1
+                merger.copy(header, batch)
             else:
-                rows = sparse.rows_of(header, memoryview(batch)[HEADER_BYTES:])
-                kept = rows.chosen(self._wanted(rows))
-                merger.add(header, batch, kept)
-                if gone := len(rows.offsets) - len(kept.offsets):
-                    self.report.rows_dropped += gone
-                    dropped.update(key for key in rows.keys if key is not None)
+                self._shrink(header, batch, rows, merger, dropped)
             if size:
                 self.report.bytes_read += size
                 yield size
 
+    def _shrink(self, header: BatchHeader, batch: bytes, rows: Rows, merger: _Merger, dropped: set[bytes]) -> None:
+        """What is left of a batch."""
+        kept = rows.chosen(self._wanted(rows))
+        gone = len(rows.offsets) - len(kept.offsets)
+        if not _can_be_rewritten(kept):
+            self.report.batches_kept += 1
+            if gone:
+                self._stale.update(key for key in rows.keys if key is not None)
+            merger.copy(header, batch)
+            return
+        merger.add(header, batch, kept)
+        if gone:
+            self.report.rows_dropped += gone
+            dropped.update(key for key in rows.keys if key is not None)
+
     def _wanted(self, rows: Rows) -> list[bool]:
         """Which rows of a batch stay."""
-        last, deletions_until, stale = self._last, self._deletions_until, self._stale
+        last, stale = self._last, self._stale
+        deletions_until = 0 if self._unreadable else self._deletions_until
         return [
             key is None
             or (offset >= last.get(key, -1) and (value is not None or offset >= deletions_until or key in stale))
@@ -391,6 +415,21 @@ class _Merger:
             self._write(like, middle, end, rows.chosen([not each for each in before]), appended_at_us)
             return
         self._output.write(unpack(merged), merged)
+
+
+def _readable(header: BatchHeader, batch: bytes) -> Rows | None:
+    """Return the rows of a batch; None if it cannot be read. What is damaged on the disk was found before."""
+    try:
+        return sparse.rows_of(header, memoryview(batch)[HEADER_BYTES:])
+    except CorruptData:
+        return None
+
+
+def _can_be_rewritten(rows: Rows) -> bool:
+    """Return whether each row fits into a batch by itself, in any encoding and for every reader: heads take no others
+    (C34), but logs may hold some from before heads looked.
+    """
+    return all(map(batches.is_within_limits, rows.keys, rows.values, rows.headers))
 
 
 def _size(rows: Rows) -> int:

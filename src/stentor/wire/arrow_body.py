@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument
 from stentor.wire.arrow_message import compressed, guard
 
@@ -120,7 +121,9 @@ def decode(body: memoryview, count: int, compression: int | None = None) -> Any:
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(body), SCHEMA)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, EOFError, MemoryError, ValueError) as error:
+    except MemoryError:
+        raise  # says nothing about the body: what it expands to was bounded before (C33)
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
         raise CorruptData(f"A batch body is not a valid Arrow record batch: {_first_line(error)}.") from error
     if batch.num_rows != count:
         raise CorruptData(f"A batch claims {count} messages and holds {batch.num_rows}.")
@@ -161,6 +164,46 @@ def time_range(batch: Any) -> tuple[int, int]:
 
     ends = pc.min_max(column)
     return ends["min"].value, ends["max"].value
+
+
+def longest(batch: Any, column: str, least: int) -> int:
+    """Return the size of the longest key or value; 0 if all of them together are not larger than `least`."""
+    found = batch.column(column)
+    data = found.buffers()[2]
+    if data is None or data.size <= least:
+        return 0
+    import pyarrow.compute as pc  # heavy, and rarely needed
+
+    return int(pc.max(pc.binary_length(found)).as_py() or 0)
+
+
+def most_headers(batch: Any) -> tuple[int, int]:
+    """Return the most headers of one message, and the most bytes of one message's headers.
+
+    Each is 0 if those of all messages together are not too many for one.
+    """
+    headers = batch.column("headers")
+    names, values = headers.values.field(0), headers.values.field(1)
+    size = sum(data.size for data in (names.buffers()[2], values.buffers()[2]) if data is not None)
+    if len(names) <= limits.MESSAGE_HEADERS_MAX and size <= limits.MESSAGE_HEADERS_BYTES_MAX:
+        return 0, 0
+    import pyarrow.compute as pc  # heavy, and rarely needed
+
+    # Where the headers of each message begin and end: then where the bytes of their names and values do.
+    ends = headers.offsets
+    sizes = [
+        pc.subtract(places[1:], places[:-1]) for places in (pc.take(_ends(names), ends), pc.take(_ends(values), ends))
+    ]
+    most_bytes = pc.max(pc.add(*sizes)).as_py()
+    return int(pc.max(pc.subtract(ends[1:], ends[:-1])).as_py() or 0), int(most_bytes or 0)
+
+
+def _ends(column: Any) -> Any:
+    """Where each element of a column of bytes begins, and the last one ends."""
+    offsets = column.buffers()[1]
+    if offsets is None or not offsets.size:  # of an empty column it may be left out
+        return pa.array([0], pa.int32())
+    return pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, offsets], offset=column.offset)
 
 
 def header_lists(headers: Any) -> list[Headers | None]:

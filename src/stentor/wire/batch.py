@@ -100,12 +100,7 @@ def encode_arrow(batch: Any, *, compression: str = "", schema_id: int = 0) -> En
 
 def _check_keys(keys: Sequence[bytes | None]) -> None:
     """Only called when the keys of a batch together are longer than one may be."""
-    longest = max(len(key or b"") for key in keys)
-    if longest > limits.MESSAGE_KEY_BYTES_MAX:
-        raise LimitExceeded(
-            f"A key has {longest} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
-            hint="Use a short key, for example a hash of the long one.",
-        )
+    check_key_bytes(max(len(key or b"") for key in keys))
 
 
 def _encoded(body: bytes | memoryview, count: int, attributes: int, first: int, last: int) -> Encoded:
@@ -169,11 +164,18 @@ def _validate_rows(body: memoryview, header: BatchHeader) -> None:
         raise CorruptData(f"{header.count} packed rows; the limit is {limits.ROWS_ENCODING_MESSAGES_MAX}.")
     if (
         header.count == 1
+        and len(body) <= limits.MESSAGE_KEY_BYTES_MAX
         and header.first_timestamp_us == header.last_timestamp_us
         and rows.is_plain(body, header.first_timestamp_us)
     ):
         return
-    timestamps, _, _, headers = rows.decode(body, header.count)
+    timestamps, keys, values, headers = rows.decode(body, header.count)
+    if len(body) > limits.MESSAGE_KEY_BYTES_MAX:
+        check_key_bytes(max(len(key or b"") for key in keys))
+        check_value_bytes(max(len(value or b"") for value in values))
+    for pairs in headers or ():
+        if pairs:
+            check_headers(len(pairs), header_bytes(pairs))
     if min(timestamps) != header.first_timestamp_us or max(timestamps) != header.last_timestamp_us:
         raise CorruptData("A batch's time range is not that of its messages.")
     if (headers is not None) and not header.attributes & HAS_HEADERS:
@@ -185,6 +187,8 @@ def _validate_arrow(body: memoryview, header: BatchHeader) -> None:
         raise CorruptData(f"A batch has the unknown compression {header.compression}.")
     arrow_body = bodies.arrow()
     batch = arrow_body.decode(body, header.count, header.compression)
+    check_key_bytes(arrow_body.longest(batch, "key", limits.MESSAGE_KEY_BYTES_MAX))
+    check_value_bytes(arrow_body.longest(batch, "value", limits.MESSAGE_VALUE_BYTES_MAX))
     if arrow_body.time_range(batch) != (header.first_timestamp_us, header.last_timestamp_us):
         raise CorruptData("A batch's time range is not that of its messages.")
     headers = batch.column(3)
@@ -192,6 +196,7 @@ def _validate_arrow(body: memoryview, header: BatchHeader) -> None:
         values = headers.values
         if values.null_count or values.field(0).null_count:
             raise CorruptData("A message's header has no key.")
+        check_headers(*arrow_body.most_headers(batch))
     elif headers.null_count != header.count:
         raise CorruptData("A batch hides its messages' headers.")
 
@@ -235,15 +240,73 @@ def body_columns(header: BatchHeader, body: bytes | memoryview) -> Columns:
     return bodies.columns(plain, header.count)
 
 
+# --- what one message may hold -----------------------------------------------------------------
+#
+# The head asks the same of every encoding (C34): whatever it takes can be written again as any other encoding, alone.
+
+
 def check_message(key: bytes | None, value: bytes | None) -> None:
-    """Refuse, on the producer's side, what no batch can carry."""
-    if value is not None and len(value) > limits.MESSAGE_VALUE_BYTES_MAX:
-        raise LimitExceeded(
-            f"A value has {len(value)} bytes; the limit is {limits.MESSAGE_VALUE_BYTES_MAX}.",
-            hint="Split it, or put it into an object store and publish its address.",
-        )
+    """Refuse, on the producer's side, what no head takes."""
+    if value is not None:
+        check_value_bytes(len(value))
     if key is not None and len(key) > limits.MESSAGE_KEY_BYTES_MAX:
         raise InvalidArgument(
             f"A key has {len(key)} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
             hint="Use a short key, for example a hash of the long one.",
         )
+
+
+def check_key_bytes(size: int) -> None:
+    """Raise LimitExceeded for a key of this size if it is too long."""
+    if size > limits.MESSAGE_KEY_BYTES_MAX:
+        raise LimitExceeded(
+            f"A key has {size} bytes; the limit is {limits.MESSAGE_KEY_BYTES_MAX}.",
+            hint="Use a short key, for example a hash of the long one.",
+        )
+
+
+def check_value_bytes(size: int) -> None:
+    """Raise LimitExceeded for a value of this size if it is too large."""
+    if size > limits.MESSAGE_VALUE_BYTES_MAX:
+        raise LimitExceeded(
+            f"A value has {size} bytes; the limit is {limits.MESSAGE_VALUE_BYTES_MAX}.",
+            hint="Split it, or put it into an object store and publish its address.",
+        )
+
+
+def check_headers(count: int, size: int) -> None:
+    """Raise LimitExceeded for a message with this many headers, of this many bytes together, if that is too much."""
+    if count > limits.MESSAGE_HEADERS_MAX:
+        raise LimitExceeded(
+            f"A message has {count} headers; the limit is {limits.MESSAGE_HEADERS_MAX}.",
+            hint="Put what they say into the message's value.",
+        )
+    if size > limits.MESSAGE_HEADERS_BYTES_MAX:
+        raise LimitExceeded(
+            f"A message's headers have {size} bytes; the limit is {limits.MESSAGE_HEADERS_BYTES_MAX}.",
+            hint="Put large values into the message's value.",
+        )
+
+
+def header_bytes(pairs: Headers) -> int:
+    """Return how many bytes the names and values of a message's headers have together."""
+    return sum(len(name.encode()) + len(value or b"") for name, value in pairs)
+
+
+def trim_headers(headers: Headers) -> None:
+    """Drop the last headers of a message until a head takes it: what comes first matters most."""
+    del headers[limits.MESSAGE_HEADERS_MAX :]
+    size = header_bytes(headers)
+    while size > limits.MESSAGE_HEADERS_BYTES_MAX:
+        size -= header_bytes([headers.pop()])
+
+
+def is_within_limits(key: bytes | None, value: bytes | None, headers: Headers | None) -> bool:
+    """Return whether a head takes such a message. Logs may hold others, from before heads looked."""
+    try:
+        check_message(key, value)
+        if headers:
+            check_headers(len(headers), header_bytes(headers))
+    except (LimitExceeded, InvalidArgument):
+        return False
+    return True

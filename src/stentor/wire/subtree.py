@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stentor import limits
-from stentor.errors import LimitExceeded
+from stentor.errors import CorruptData, LimitExceeded
 from stentor.wire import sparse
 from stentor.wire.header import COMPRESSION_MASK, HEADER_BYTES, SPARSE, BatchHeader, check_body, check_header
 
@@ -57,7 +57,13 @@ class SubtreeRows:
         return bool(header.attributes & COMPRESSION_MASK) or chunk.find(self._subtree, begin, end) >= 0
 
     def _batch(self, header: BatchHeader, whole: memoryview) -> None:
-        found = sparse.rows_of(header, whole[HEADER_BYTES:])
+        try:
+            found = sparse.rows_of(header, whole[HEADER_BYTES:])
+        except CorruptData:  # its checksum holds: what nobody can read goes as it is, and is no damage of this copy
+            self.flush()
+            self.rows += header.count
+            self.parts.append(bytes(whole))
+            return
         wanted = [key is not None and key.startswith(self._subtree) for key in found.keys]
         count = sum(wanted)
         if not count:

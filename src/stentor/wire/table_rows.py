@@ -82,7 +82,7 @@ def changes(header: Batch, body: bytes | memoryview) -> Iterator[KeyChange]:
     deletes = [value is None for value in values]
     if not headers or not (header.conditional or header.timed):
         return map(KeyChange, _named(keys), deletes)
-    told = [terms(named) for named in headers]
+    told = [_held_terms(named) for named in headers]
     return map(
         KeyChange,
         _named(keys),
@@ -92,6 +92,14 @@ def changes(header: Batch, body: bytes | memoryview) -> Iterator[KeyChange]:
         [each.session for each in told],
         [each.holder for each in told],
     )
+
+
+def _held_terms(named: Headers | None) -> Terms:
+    """The same of a row in a log. One whose terms mean nothing is a row without terms, for brokers as for readers."""
+    try:
+        return terms(named)
+    except InvalidArgument:
+        return NO_TERMS
 
 
 def offsets(header: Batch, body: bytes | memoryview) -> Iterable[int]:

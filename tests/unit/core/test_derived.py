@@ -9,7 +9,7 @@ from tests.headers import Batch
 
 from stentor.core.dedupe import Dedupe
 from stentor.core.derived import States
-from stentor.errors import CorruptData
+from stentor.errors import CorruptData, InternalError, InvalidArgument
 
 
 class Sums:
@@ -206,3 +206,48 @@ def test_what_is_committed_does_not_pile_up_while_a_log_is_read():
         states.replay(batch, body)
         most = max(most, len(sums(states).pending) if batch.end_offset <= 90 else 0)
     assert (most, len(sums(states).pending), sums(states).committed) == (0, 10, sum(range(90)))
+
+
+# --- what cannot be applied (C33) -----------------------------------------------------------------
+
+
+class Choosy(Sums):
+    """Says of some bodies that they cannot be read, and breaks over others."""
+
+    def apply(self, batch, body):
+        if bytes(body) == b"unreadable":
+            raise CorruptData("Not a number.")
+        if bytes(body) == b"impossible":
+            raise InvalidArgument("No such number.")
+        super().apply(batch, body)
+
+
+def batch_at(offset):
+    return Batch(offset, offset + 1, 1, 0, 0, 0, 0, 0)
+
+
+def offer(states, offset, body):
+    states.apply(batch_at(offset), body)
+
+
+def test_a_batch_that_cannot_be_read_is_passed_over_and_counted():
+    states = States(choosy := Choosy())
+    for offset, body in enumerate((b"1", b"unreadable", b"2", b"impossible", b"4")):
+        offer(states, offset, body)
+    states.commit(5)
+    assert (choosy.committed, states.passed_over) == (7, 2)
+
+
+def test_a_replay_passes_over_the_same_batches():
+    replayed = States(choosy := Choosy())
+    replayed.begin(5)
+    replayed.restore(None, 0)
+    for offset, body in enumerate((b"1", b"unreadable", b"2", b"impossible", b"4")):
+        replayed.replay(batch_at(offset), body)
+    assert (choosy.committed, replayed.passed_over) == (7, 2)
+
+
+def test_any_other_error_stops_the_copy():
+    states = States(Choosy())
+    with pytest.raises(InternalError, match="sums cannot be derived from the batch at offset 3"):
+        offer(states, 3, b"not a number at all")

@@ -28,7 +28,7 @@ NAMES = {
     "partitions": "topic partition batches_in bytes_in bytes_out messages_in messages_out streams lag_max lag_sum"
     " lag_max_s tail_cache_bytes chain replica dedupe log compaction",
     "partitions.chain": "replicas replicas_wanted",
-    "partitions.replica": "position epoch linked active end durable committed failed joint waiting",
+    "partitions.replica": "position epoch linked active end durable committed failed joint waiting passed_over",
     "partitions.dedupe": "producers searches",
     "partitions.log": "start end synced_end bytes segments appends syncs sync_us_total sync_us_max failed damaged"
     " in_memory",

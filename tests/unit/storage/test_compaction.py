@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from stentor import limits
 from stentor.core.derived import States
@@ -17,7 +18,7 @@ from stentor.core.table import TableState
 from stentor.errors import CorruptData
 from stentor.storage import LogFloor, LogSettings, PartitionLog
 from stentor.storage import compaction as compaction_module
-from stentor.wire import batch, sparse, table_rows
+from stentor.wire import arrow_body, batch, sparse, table_rows
 from stentor.wire import header as wire
 
 TOPIC_ID, PARTITION, LOG_ID = 0xABCDEF, 3, 77
@@ -449,3 +450,74 @@ def test_the_doctor_knows_what_a_crash_left_of_a_compaction(tmp_path):
     found = inspect_directory(tmp_path / "data")
     assert any("A compaction has replaced this segment" in finding.message for finding in found)
     assert not [finding for finding in found if finding.severity == "error"]
+
+
+# --- what cannot be written again (C33, C34) ------------------------------------------------------
+
+
+def put_body(written, body, count, attributes):
+    """A batch that no head of today takes, with checksums that hold."""
+    encoded = batch.Encoded(body, crc32c(body), count, attributes, NOW_US, NOW_US)
+    made = batch.address(
+        encoded, topic_id=TOPIC_ID, partition=PARTITION, producer_id=9, generation=0, sequence=written.sequence
+    )
+    written.sequence += 1
+    data = bytearray(made + body)
+    wire.stamp(memoryview(data), 0, base_offset=written.log.end, epoch=1, appended_at_us=NOW_US + written.log.end)
+    written.append(bytes(data), wire.check_header(data))
+
+
+def with_many_headers(key, value, count=1_500):
+    table = arrow_body.record_batch([NOW_US], [key], [value], [[("n", b"x")] * count])
+    return bytes(arrow_body.encode(table))
+
+
+def test_a_row_larger_than_heads_take_stays_as_it_is(written):
+    for value in (b"old", b"new"):
+        put_body(written, with_many_headers(b"k", value), 1, wire.ENCODING_ARROW | wire.HAS_HEADERS)
+        written.put([(b"other", value)])
+    report = written.compact(written.horizon())
+    rows, _ = read_rows(written.log)
+    assert [(offset, value) for offset, key, value in rows if key == b"k"] == [(2, b"new")]
+    assert report.batches_kept == 1
+
+
+def test_a_table_with_such_a_row_is_opened_again(written):
+    put_body(written, with_many_headers(b"k", b"v"), 1, wire.ENCODING_ARROW | wire.HAS_HEADERS)
+    written.put([(b"other", b"1")])
+    written.compact(written.horizon())
+    written.log.close()
+    written.open()
+    (table,) = (state for state in written.states if isinstance(state, TableState))
+    assert (table.committed_version(b"k"), table.committed_version(b"other")) == (0, 1)
+
+
+def test_an_unreadable_batch_stays_and_so_do_all_deletions(written):
+    written.put([(b"k", bytes(500)), (b"gone", b"1")])
+    put_body(written, b"these are no rows", 2, wire.ENCODING_ROWS)
+    written.put([(b"gone", None), (b"k", b"2")])
+    horizon = written.horizon(deletions_until=written.log.end)
+    report = written.compact(horizon)
+    assert written.states.passed_over == 1
+    assert report.batches_kept == 1
+    with pytest.raises(CorruptData):
+        read_rows(written.log)
+    bounds = []
+    offset = 0
+    while offset < written.log.end:
+        found = written.log.read(offset, written.log.end, 100)
+        bounds += [(base, end) for _, _, base, end in wire.extents(found.data)]
+        offset = found.next_offset
+    assert (2, 4) in bounds
+    tail, _ = read_rows(written.log, 4)
+    assert [(key, value) for _, key, value in tail if key] == [(b"gone", None), (b"k", b"2")]
+
+
+def test_deletions_stay_of_keys_of_which_something_had_to_stay(written):
+    """A batch that is kept whole still holds what should have gone: without the deletion it would be there again."""
+    table = arrow_body.record_batch([NOW_US] * 2, [b"gone", b"large"], [b"1", b"1"], [None, [("n", b"x")] * 1_500])
+    put_body(written, bytes(arrow_body.encode(table)), 2, wire.ENCODING_ARROW | wire.HAS_HEADERS)
+    written.put([(b"gone", None), (b"more", b"1")])
+    written.compact(written.horizon(deletions_until=written.log.end))
+    rows, _ = read_rows(written.log)
+    assert folded(rows).keys() == {b"large", b"more"}

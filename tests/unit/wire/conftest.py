@@ -8,7 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from stentor.wire import batch
-from stentor.wire.header import HEADER_BYTES, BatchHeader, check_header, seal
+from stentor.wire.header import HAS_HEADERS, HEADER_BYTES, BatchHeader, check_header, seal
 
 TOPIC_ID = 0xABCDEF
 NOW_US = 1_700_000_000_000_000
@@ -37,6 +37,11 @@ class Makes:
     def addressed(self, encoded: batch.Encoded, **fields) -> bytes:
         place = {"topic_id": TOPIC_ID, "partition": 0, "producer_id": 1, "generation": 0, "sequence": 0}
         return bytes(batch.address(encoded, **{**place, **fields})) + bytes(encoded.body)
+
+    def encoded(self, body: bytes, count: int, attributes: int, headers: object) -> bytes:
+        """A batch with this body, of messages that all have the same time."""
+        attributes |= 0 if headers is None else HAS_HEADERS
+        return self.addressed(batch.Encoded(body, crc32c(body), count, attributes, NOW_US, NOW_US))
 
     def judge(self, data: bytes) -> BatchHeader:
         """What the head of a chain does before it takes a batch."""

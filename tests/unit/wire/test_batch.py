@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument, LimitExceeded
-from stentor.wire import arrow_body, batch, rows
+from stentor.wire import arrow_body, batch, rows, sparse
 from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.header import (
     COMPRESSION_SHIFT,
@@ -262,3 +262,68 @@ def test_pyarrow_understands_the_body_without_our_help(makes):
     data = makes.plain(20)
     body = pa.py_buffer(data[HEADER_BYTES:])
     assert pa.ipc.read_record_batch(body, arrow_body.SCHEMA).num_rows == 20
+
+
+# --- what one message may hold (C34) --------------------------------------------------------------
+
+
+def encoded_as(makes, encoding, keys, values, headers):
+    """A batch of these messages in one encoding, whatever the number of messages would choose."""
+    times = [NOW_US] * len(keys)
+    if encoding == "rows":
+        return makes.encoded(rows.encode(times, keys, values, headers), len(keys), ENCODING_ROWS, headers)
+    table = arrow_body.record_batch(times, keys, values, headers)
+    compression = "" if encoding == "arrow" else encoding
+    attributes = ENCODING_ARROW | COMPRESSIONS.index(compression) << COMPRESSION_SHIFT
+    return makes.encoded(bytes(arrow_body.encode(table, compression)), len(keys), attributes, headers)
+
+
+SMALL = [("n", b"v")]
+ENCODINGS = ["rows", "arrow", "lz4", "zstd"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize(
+    ("key", "value", "headers", "what"),
+    [
+        (bytes(limits.MESSAGE_KEY_BYTES_MAX + 1), b"v", SMALL, "key has 65537 bytes"),
+        (b"k", bytes(limits.MESSAGE_VALUE_BYTES_MAX + 1), SMALL, "value has 8388609 bytes"),
+        (b"k", b"v", [("n", b"")] * (limits.MESSAGE_HEADERS_MAX + 1), "1001 headers"),
+        (b"k", b"v", [("n", bytes(limits.MESSAGE_HEADERS_BYTES_MAX))], "headers have 1048577 bytes"),
+    ],
+    ids=["key", "value", "headers", "header bytes"],
+)
+def test_a_head_refuses_a_message_that_is_too_large_in_every_encoding(
+    makes, encoding, place, key, value, headers, what
+):
+    keys, values, named = [b"k"] * 3, [b"v"] * 3, [SMALL] * 3
+    keys[place], values[place], named[place] = key, value, headers
+    with pytest.raises(LimitExceeded, match=what):
+        makes.judge(encoded_as(makes, encoding, keys, values, named))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_head_takes_what_is_just_within_the_limits_and_it_can_be_written_again(makes, encoding):
+    key, value = bytes(limits.MESSAGE_KEY_BYTES_MAX), bytes(limits.MESSAGE_VALUE_BYTES_MAX)
+    many = [("n", b"")] * (limits.MESSAGE_HEADERS_MAX - 1)
+    headers = [("n", bytes(limits.MESSAGE_HEADERS_BYTES_MAX - len(many) - 1)), *many]
+    data = encoded_as(makes, encoding, [key, None, b"k"], [value, b"v", None], [headers, None, []])
+    header = makes.judge(data)
+    kept = sparse.rows_of(header, memoryview(data)[HEADER_BYTES:])
+    again = sparse.merge(header, header.base_offset, header.end_offset, kept, NOW_US)
+    assert sparse.rows_of(check_header(again), memoryview(again)[HEADER_BYTES:]) == kept
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_many_small_messages_together_may_be_larger_than_one(makes, encoding):
+    count = 16 if encoding == "rows" else 100
+    keys = [bytes(limits.MESSAGE_KEY_BYTES_MAX // 2)] * count
+    headers = [[("n", bytes(limits.MESSAGE_HEADERS_BYTES_MAX // 100))] * 8] * count
+    makes.judge(encoded_as(makes, encoding, keys, [b"v"] * count, headers))
+
+
+def test_a_row_with_more_headers_than_heads_take_stays_readable():
+    headers = [("n", b"%d" % index) for index in range(1_500)]
+    packed = rows.encode([NOW_US], [b"k"], [b"v"], [headers])
+    assert rows.decode(memoryview(packed), 1) == ([NOW_US], [b"k"], [b"v"], [headers])

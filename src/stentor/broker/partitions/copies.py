@@ -10,7 +10,7 @@ from stentor.broker.partitions.states import states_of
 from stentor.core.names import is_reserved
 from stentor.core.records import Key, Member
 from stentor.core.replica import Replica
-from stentor.errors import CorruptData
+from stentor.errors import CorruptData, InternalError
 from stentor.storage.log import PartitionLog
 from stentor.storage.memory_log import AnyLog, MemoryLog
 from stentor.storage.model import Identity, LogSettings
@@ -47,20 +47,32 @@ class Copies:
         self._directory = directory
         self._journal = journal
         self._memory = memory
+        self.unopened: dict[Key, str] = {}  # topics by name: copies that are on this disk, and cannot be opened
 
     # --- opening --------------------------------------------------------------------------------
 
     def reopen(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork) -> Partition | None:
-        """A copy that cannot be opened is put aside if others have the partition; alone, it is for the operator."""
+        """Open a copy at the start; return None if that is not possible: it fails alone, and the broker starts (C33).
+
+        A damaged one is put aside if others have the partition. Any other stays as it is: for the operator, or for a
+        Stentor that can open it; if the chain goes on without it, a new copy takes its place. What is no fault of the
+        copy is raised: a machine without descriptors or memory, a newer format (C27).
+        """
         try:
             return self._open(topic, key, log_id, chain)
-        except (CorruptData, ForeignSegment) as error:  # all else is no fault of the copy: descriptors, a newer format
-            if topic.plan.factor == 1:
-                raise
-            aside = self._directory.put_aside(*key)
-            self._journal.remove(*key)
-            logger.error("%s/%d cannot be opened and was set aside (%s): %s", topic.record.name, key[1], aside, error)  # noqa: TRY400
-            return None
+        except (CorruptData, ForeignSegment) as error:
+            if topic.plan.factor > 1:
+                aside = self._directory.put_aside(*key)
+                self._journal.remove(*key)
+                logger.error(  # noqa: TRY400
+                    "%s/%d cannot be opened and was set aside (%s): %s", topic.record.name, key[1], aside, error
+                )
+                return None
+            logger.error("%s/%d cannot be opened: %s", topic.record.name, key[1], error)  # noqa: TRY400
+        except InternalError:
+            logger.exception("%s/%d cannot be opened", topic.record.name, key[1])
+        self.unopened[key] = f"{topic.record.name}/{key[1]}"
+        return None
 
     def begin(self, topic: HeldTopic, key: Key, log_id: int, chain: ChainWork, start: int = 0) -> Partition:
         """A new log; what was in its place is put aside. One in memory begins at `start`: it may have been lost."""
@@ -70,7 +82,9 @@ class Copies:
             logger.warning("%s/%d: the old copy of the log was set aside: %s", topic.record.name, key[1], aside)
         if known is None or known.log_id != log_id:
             self.note({key: log_id})
-        return self._open(topic, key, log_id, chain, start)
+        partition = self._open(topic, key, log_id, chain, start)
+        self.unopened.pop(key, None)
+        return partition
 
     def note(self, log_ids: dict[Key, int]) -> None:
         """The journal knows of copies before they exist: a crash in between finds an empty one, not a stranger's."""
@@ -196,6 +210,7 @@ class Copies:
     def forget(self, key: Key) -> None:
         """The journal has no more to say about it."""
         self._journal.remove(*key)
+        self.unopened.pop(key, None)
 
     def remove_directories(self, keys: list[Key]) -> None:
         """What a topic that was not made left on disk."""

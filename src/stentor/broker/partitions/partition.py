@@ -226,7 +226,7 @@ class Partition:
         self.traffic.came_in(header.count, 1, len(view))
         if not ack:
             self._requests.take(ticket)
-        self._took(request.publisher, self.replica.step(appended, now_us), len(view))
+        self._took(request.publisher, self._tell(appended, now_us), len(view))
 
     def _conditional(self, header: BatchHeader) -> BatchHeader | None:
         """A batch that comes with conditions, with the time at which they are looked at."""
@@ -307,7 +307,18 @@ class Partition:
         self.tail.add(first, last, chunk)
         self.traffic.came_in(last - first, len(headers), len(chunk))
         bodies = split_bodies(chunk, headers) if self.replica.states.wants_bodies else ()
-        self._took(sender, self.replica.step(r.Taken(headers, bodies), now_us), len(chunk))
+        self._took(sender, self._tell(r.Taken(headers, bodies), now_us), len(chunk))
+
+    def _tell(self, event: r.Appended | r.Taken, now_us: int) -> list[ReplicaEffect]:
+        """Tell the machine what is in the log now. A copy that cannot derive its states from that stops (C33)."""
+        try:
+            return self.replica.step(event, now_us)
+        except InternalError as error:
+            logger.critical("partition %s: this copy stops: %s", self.name, error)
+            self.followers.fail_all(refusals.damaged())
+            if self._chain is not None:
+                self._chain.copy_changed()
+            return self.replica.step(r.Fail(error.message), now_us)
 
     def let_lead(self) -> None:
         """An operator says that this copy leads, as it is: what it lacks or refused counts no more (C13)."""
