@@ -52,6 +52,7 @@ from stentor.broker.sessions.peer_session import PeerServices
 from stentor.broker.sessions.session import Session
 from stentor.broker.write_coalescing import WriteCoalescing
 from stentor.client.decode import decode_messages, offset_batches
+from stentor.core.slowness import SyncTimes
 from stentor.core.standing import Standing
 from stentor.errors import CorruptData, NotReady, StentorError
 from stentor.security.permissions import ANYBODY, Permissions
@@ -500,6 +501,7 @@ class MemoryLog:
 
 class Threads:
     loop: Any = SimpleNamespace(call_later=lambda *_: SimpleNamespace(cancel=lambda: None))
+    times = SyncTimes()
 
     def submit(self, work: Any, done: Any) -> None:
         done(work(), None)
@@ -563,6 +565,7 @@ class StubBroker:
             partitions={(TOPIC_ID, 0): self.one},
             views=nothing,
             knows_expiry=lambda: True,
+            knows_holders=lambda: True,
         )
         inline_sync = InlineSync(clock, WriteCoalescing(self.loop))  # type: ignore[arg-type]
         turns = Turns(self.loop, clock.monotonic)  # type: ignore[arg-type]
