@@ -53,6 +53,7 @@ class Compactions:
         self._partitions = partitions
         self._enabled = enabled  # whether all brokers of the cluster know what a horizon is (C27)
         self._job: tuple[Partition, Compaction] | None = None
+        self._last: Key | None = None  # the partition whose turn it was last
         self._proposing: set[Key] = set()
 
     def look(self) -> None:
@@ -106,14 +107,15 @@ class Compactions:
     # --- compactions ----------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """The first that is due and possible; those that wait longest come first."""
-        due = [partition for partition in self._partitions.values() if partition.compaction.is_due]
-        for partition in due:
+        """Begin the next one that is due and possible. All get their turn: one may be due again at once."""
+        everyone = list(self._partitions.values())
+        behind = next((place for place, each in enumerate(everyone, 1) if each.key == self._last), 0)
+        for partition in (*everyone[behind:], *everyone[:behind]):
             if partition.deleted or partition.replica.failed or partition.sync.is_cutting:
                 continue
-            job = partition.compaction.begin()
+            job = partition.compaction.begin() if partition.compaction.is_due else None
             if job is not None:
-                self._job = partition, job
+                self._job, self._last = (partition, job), partition.key
                 self._go_on()
                 return
 
