@@ -12,6 +12,8 @@ DATA    ?= ./data
 ROUNDS  ?= 50
 WORKERS ?= 3
 CASES   ?= 1000000
+LOGS    ?= 100
+RECORDS ?= 1000
 SEEDS   ?= 1000
 MINUTES ?= 10
 KILLS   ?= 10
@@ -20,7 +22,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long packages check format bench bench-spark bench-patterns compare exactly-once outage crash failover chaos chaos-everything memory crowd partitions weight recovery fuzz simulate simulate-campaign simulate-mutations docs clean
+.PHONY: help run test test-long packages check format bench bench-spark bench-patterns compare exactly-once outage crash failover chaos chaos-everything memory crowd partitions weight recovery fuzz fuzz-logs simulate simulate-campaign simulate-mutations docs clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -136,6 +138,9 @@ recovery: $(VENV)/.bench ## measure the time until a broker is ready after a cra
 
 fuzz: $(VENV)/.dev ## feed CASES=1000000 mutated frames and batches to every decoder
 	@$(PYTHON) -m tests.hostile.fuzz --cases $(CASES) $(ARGS)
+
+fuzz-logs: $(VENV)/.dev ## fill LOGS=100 logs of every kind with RECORDS=1000 generated records; compact, restart, join and compare them
+	@$(PYTHON) -m tests.hostile.fuzz_logs --logs $(LOGS) --records $(RECORDS) $(ARGS)
 
 clean: ## remove files of make and Python, but never the data
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
