@@ -146,6 +146,13 @@ def test_the_core_has_no_clock_chance_network_disk_or_arrow():
     assert found == {}
 
 
+def test_nothing_is_taken_from_the_front_of_a_plain_dict():
+    """Each search for the first key goes through all that was deleted before it (C35)."""
+    front = re.compile(r"(del |\.pop\().*next\(iter\(")
+    found = [place for path in python_files(SOURCE) for place in lines_matching(front, path)]
+    assert found == [], "use popitem(last=False) of an OrderedDict"
+
+
 def test_no_test_sleeps():
     found = [
         f"{name_of(path)}:{line}"

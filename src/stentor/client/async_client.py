@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
@@ -68,7 +69,7 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
-        self._publishers: dict[tuple[str, str], AsyncProducer] = {}
+        self._publishers: OrderedDict[tuple[str, str], AsyncProducer] = OrderedDict()
         self._making = asyncio.Lock()
         self._names: list[AsyncNames] = []
         core.client = self
@@ -143,7 +144,7 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
     ) -> AsyncProducer:
         """Make the shared producer of a topic; the oldest one goes if there are many."""
         if len(self._publishers) >= limits.PUBLISHERS_MAX:
-            oldest = self._publishers.pop(next(iter(self._publishers)))
+            oldest = self._publishers.popitem(last=False)[1]
             await asyncio.shield(oldest.close())  # other publishes wait for it, this one's deadline is none of theirs
         if stale is not None:
             stale._core.discard()  # noqa: SLF001 - its topic is gone

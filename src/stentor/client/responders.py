@@ -7,6 +7,7 @@ over the link that it has or makes: a request takes no hop more in a cluster tha
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -63,7 +64,7 @@ class ResponderPlaces:
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
-        self._known: dict[str, _Known] = {}
+        self._known: OrderedDict[str, _Known] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def knows(self, topic: object) -> bool:
@@ -123,7 +124,7 @@ class ResponderPlaces:
         known = self._known.get(topic)
         if known is None:
             if len(self._known) >= _TOPICS_MAX:
-                del self._known[next(iter(self._known))]
+                self._known.popitem(last=False)
             known = self._known[topic] = _Known()
         return known
 

@@ -23,6 +23,7 @@ of batches, where every reader sees them; tokens do not.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from hashlib import blake2b
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -96,7 +97,7 @@ class Dedupe:
     came_later: Final = False
 
     def __init__(self) -> None:
-        self._producers: dict[int, _Producer] = {}
+        self._producers: OrderedDict[int, _Producer] = OrderedDict()  # the one that was heard last at the end
 
     def check(self, producer_id: int, generation: int, sequence: int, checksum: int) -> Resend | None:
         """None for a fresh batch, Resend for a known one; SequenceError for what fits neither."""
@@ -174,7 +175,7 @@ class Dedupe:
             del producer.window[0]
         self._producers[producer_id] = producer  # last in order: the most recently heard
         if len(self._producers) > limits.PRODUCERS_PER_PARTITION_MAX:
-            del self._producers[next(iter(self._producers))]
+            self._producers.popitem(last=False)
 
     def apply(self, batch: Batch, body: bytes | memoryview = b"") -> None:
         """The same, from a batch's header. A horizon brings everything: what is below it may have been compacted."""
@@ -209,10 +210,10 @@ class Dedupe:
     def restore(self, snapshot: bytes | None) -> None:
         """Back to a snapshot; None is the empty state."""
         if snapshot is None:
-            self._producers = {}
+            self._producers = OrderedDict()
             return
         try:
-            self._producers = _decoder.decode(snapshot).producers
+            self._producers = OrderedDict(_decoder.decode(snapshot).producers)
         except msgspec.MsgspecError as error:
             raise CorruptData(f"A producer snapshot cannot be read: {error}.") from error
 

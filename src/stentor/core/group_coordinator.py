@@ -34,6 +34,7 @@ committed. One step of a group is under way at a time.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -181,7 +182,7 @@ class GroupCoordinator:
             self._contacts[member].lost_at = now
         self._arrivals: dict[str, GroupMember] = {}  # joined or changed, and not committed yet
         self._leaving: set[str] = set()
-        self._replaced: dict[str, None] = {}  # members that gave way to another process of their name
+        self._replaced: OrderedDict[str, None] = OrderedDict()  # members that gave way to another process of their name
         self._target: dict[Key, str] = {}
         self._target_for: object = None  # what the target was made for
         self._read_by: dict[tuple[str, ...], list[str]] = {}  # which topics patterns cover
@@ -260,7 +261,7 @@ class GroupCoordinator:
             return False
         self._replaced[member] = None
         if len(self._replaced) > group_limits.GROUP_MEMBERS_MAX:
-            del self._replaced[next(iter(self._replaced))]
+            self._replaced.popitem(last=False)
         return True
 
     def _turned_away(self, beat: MemberBeat, group: HeldGroup) -> Literal["unknown", "full"] | None:

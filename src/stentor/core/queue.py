@@ -28,7 +28,7 @@ from __future__ import annotations
 import re
 import zlib
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -89,10 +89,10 @@ class QueueState:
         self._hashes = array("Q")
         self.jobs: dict[int, NotedJob] = {}
         self.holders: dict[bytes, Holder] = {}
-        self.gone: dict[bytes, Holder] = {}
+        self.gone: OrderedDict[bytes, Holder] = OrderedDict()  # in the order in which they left
         self._by_number: dict[int, Holder] = {}
         self._last_number = 0
-        self.dead: dict[int, None] = {}  # jobs that wait to be buried, in order
+        self.dead: OrderedDict[int, None] = OrderedDict()  # jobs that wait to be buried, in order
         self.burial: Burial | None = None
         self.burials = 0
         self._unique = UniqueNames({})
@@ -459,7 +459,7 @@ class QueueState:
         del self.holders[step.holder], self._by_number[holder.number]
         self.gone[step.holder] = holder
         if len(self.gone) > queue_jobs.GONE_MAX:
-            del self.gone[next(iter(self.gone))]
+            self.gone.popitem(last=False)
         if self.burial is not None and self.burial.holder == step.holder:
             self.burial = Burial(self.burial.number, self.burial.offsets, b"", self.burial.secret)
 
@@ -531,10 +531,10 @@ class QueueState:
             self._torn = bool(torn)
         except (msgspec.MsgspecError, zlib.error, ValueError) as error:
             raise CorruptData(f"A snapshot of a queue cannot be read: {error}.") from error
-        self.jobs, self.holders, self.gone = found.jobs, found.holders, found.gone
+        self.jobs, self.holders, self.gone = found.jobs, found.holders, OrderedDict(found.gone)
         self._by_number = {holder.number: holder for holder in self.holders.values()}
         self._last_number = found.last_number
-        self.dead = dict.fromkeys(found.dead)
+        self.dead = OrderedDict.fromkeys(found.dead)
         self.burial, self.burials = found.burial, found.burials
         self._unique = UniqueNames(found.unique)
         self.committed_first = 0  # a snapshot may be ahead of the commit point

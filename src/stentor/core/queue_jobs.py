@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
 UNIQUE_MAX: Final = 1_000_000
 """Names of unique jobs that one partition remembers; beyond it the oldest are forgotten before their time."""
 
+FORGOTTEN_AT_ONCE: Final = 16
+"""Names that go when another one comes, if their time is over: more than come, so that they all go in the end, and few
+enough that no single job pays for the names of an hour (C35)."""
 
 NOTED_BYTES: Final = 400
 """About the memory of a job that is an object, with its place in the dictionary and in the head's index."""
 
-NAME_BYTES: Final = 160
+NAME_BYTES: Final = 220
 """About the memory of the name of a unique job."""
 
 HISTORY_MAX: Final = 5
@@ -42,18 +46,21 @@ class UniqueNames:
     """The names of unique jobs, each with the time until which no other job may have it."""
 
     def __init__(self, until: dict[bytes, int]) -> None:
-        self.until = until
+        # Not a plain dict: to find the first key of one whose front was deleted takes as long as it once was.
+        self.until = OrderedDict(until)
 
     def use(self, name: bytes, until_us: int, now_us: int) -> None:
-        """A name is used; those whose time is over are forgotten."""
+        """Note that a name is used, and forget the oldest ones whose time is over, some at a time."""
         until = self.until
-        until.pop(name, None)
         until[name] = until_us
-        while until:
+        until.move_to_end(name)
+        for _ in range(FORGOTTEN_AT_ONCE):
             oldest = next(iter(until))
             if until[oldest] > now_us and len(until) <= UNIQUE_MAX:
                 return
             del until[oldest]
+            if not until:
+                return
 
 
 class NotedJob(msgspec.Struct, array_like=True):

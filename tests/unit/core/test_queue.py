@@ -9,6 +9,7 @@ from tests.queue_log import WALL, QueueLog, S, new_state
 from stentor.core import queue_events as q
 from stentor.core import queue_jobs
 from stentor.core.queue import ENDED, QueueState
+from stentor.core.queue_jobs import FORGOTTEN_AT_ONCE, UniqueNames
 from stentor.core.queue_records import HolderLeft, JobBack, Purged, Settled, Took
 from stentor.errors import CorruptData
 from stentor.wire import queue_rows
@@ -84,6 +85,33 @@ def test_a_unique_name_is_free_again_after_its_time():
     log.put(b"y", unique=b"invoice 7", unique_us=10 * S)
     assert log.state.allows(unpack(log.batches[0]), body) is False  # its header says the time of the first
     assert not log.state.uses(b"other", WALL)
+
+
+def test_names_whose_time_is_over_go_some_at_a_time_and_all_in_the_end():
+    names, count = UniqueNames({}), 40 * FORGOTTEN_AT_ONCE
+    for number in range(count):
+        names.use(b"%d" % number, 10, 0)
+    names.use(b"first", 100, 50)
+    assert len(names.until) == count + 1 - FORGOTTEN_AT_ONCE
+    assert not any(until > 50 for name, until in names.until.items() if name != b"first")
+    for number in range(count // (FORGOTTEN_AT_ONCE - 1) + 1):
+        names.use(b"more %d" % number, 100, 50)
+    assert min(names.until.values()) == 100
+
+
+def test_to_forget_many_names_takes_no_longer_than_to_use_them():
+    """A dict whose front was deleted is searched from where it once began: 100,000 names took four seconds."""
+
+    def forgotten_in(count):
+        names = UniqueNames({b"%d" % number: 10 for number in range(count)})
+        before = time.thread_time()
+        for number in range(count // (FORGOTTEN_AT_ONCE - 1) + 1):
+            names.use(b"more %d" % number, 100, 50)
+        assert min(names.until.values()) == 100
+        return time.thread_time() - before
+
+    few, many = (min(forgotten_in(count) for _ in range(3)) for count in (25_000, 100_000))
+    assert many < 10 * few + 0.05
 
 
 def test_the_same_state_comes_from_the_log_and_from_a_snapshot():

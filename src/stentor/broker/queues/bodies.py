@@ -8,6 +8,7 @@ take jobs in the order of the log, and most requests go on where another one sto
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -74,7 +75,7 @@ class JobReads:
     """The last reads of logs for queues, one of a partition, by whoever leads it."""
 
     def __init__(self) -> None:
-        self._reads: dict[object, LogRead] = {}
+        self._reads: OrderedDict[object, LogRead] = OrderedDict()
 
     def find(self, lead: object, offset: int) -> LogRead | None:
         """What was read, if it holds an offset."""
@@ -87,7 +88,7 @@ class JobReads:
         if len(read.data) <= limits.DELIVERY_BYTES:
             self._reads[lead] = read
         if len(self._reads) > READS_KEPT_MAX:
-            del self._reads[next(iter(self._reads))]
+            self._reads.popitem(last=False)
 
     def forget(self, lead: object) -> None:
         """It does not lead any more."""

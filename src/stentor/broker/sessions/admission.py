@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -69,7 +70,7 @@ class Admission:
         self._strangers = SparingLog(logger, environment.clock.monotonic)
         self._peers = 0
         self._second_sockets = 0  # of relays
-        self._antechamber: dict[Session, float] = {}  # since when
+        self._antechamber: OrderedDict[Session, float] = OrderedDict()  # since when
         self._none_left = asyncio.Event()
         self.sessions: set[Session] = set()
         self.receiving = ReceiveBudget()

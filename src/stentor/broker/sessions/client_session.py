@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -92,7 +93,7 @@ class ClientSession(BatchSession):
         super().__init__(connection, caller, reception, clock, services.inline_sync)
         self.clock = clock
         self.streams: dict[int, ReaderStream] = {}
-        self.blocked: dict[ReaderStream, None] = {}  # streams that wait for room, in turn
+        self.blocked: OrderedDict[ReaderStream, None] = OrderedDict()  # streams that wait for room, in turn
         self.history_bytes = 0  # being read for this client
         self.watches_routes = False
         self.on_left: list[Callable[[], None]] = []  # called when the client closes its connection
@@ -261,9 +262,7 @@ class ClientSession(BatchSession):
     def pump_blocked(self) -> None:
         """Streams that waited go on, as many as there is room for."""
         while self.blocked and self.has_room:
-            stream = next(iter(self.blocked))
-            del self.blocked[stream]
-            stream.pump()
+            self.blocked.popitem(last=False)[0].pump()
 
     def swept(self) -> None:
         for stream in self.streams.values():

@@ -17,6 +17,7 @@ from stentor.wire.header import appended_at_us
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+    from collections import OrderedDict
 
     from stentor.broker.partitions.partition import Partition
     from stentor.errors import StentorError
@@ -35,7 +36,7 @@ class Reading(Protocol):
     connection: Connection
     clock: Clock
     streams: dict[int, ReaderStream]
-    blocked: dict[ReaderStream, None]
+    blocked: OrderedDict[ReaderStream, None]
     history_bytes: int
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from stentor import limits
@@ -43,7 +44,7 @@ class Collector:
         self._counts = counts
         self._queue: asyncio.Queue[chp.WantedChange] = asyncio.Queue(bounds.CHANGES_PER_BATCH_MAX)
         self._held: chp.WantedChange | None = None  # taken from the queue, for the next batch
-        self._uuids: dict[bytes, None] = {}
+        self._uuids: OrderedDict[bytes, None] = OrderedDict()
         self._dropped = SparingLog(logger, time.monotonic)
 
     def note(self, change: TableChange) -> None:
@@ -52,7 +53,7 @@ class Collector:
             if name == chp.UUID_HEADER and value:
                 self._uuids[value] = None
                 if len(self._uuids) > bounds.UUIDS_REMEMBERED:
-                    del self._uuids[next(iter(self._uuids))]
+                    self._uuids.popitem(last=False)
 
     async def receive(self, socket: Socket) -> None:
         """Take what clients send, for ever; who sends too fast waits."""
