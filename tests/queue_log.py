@@ -108,12 +108,20 @@ class QueueLog:
             self.turn()
         return self.tickets
 
+    def turn_once(self):
+        """One turn, though the head may have more to do."""
+        self._do(q.QueueTurn(self.committed, WALL + self.now))
+        self.commit()
+
     def turn(self, *, commit=True):
         self._do(q.QueueTurn(self.committed, WALL + self.now))
         if commit:
             self.commit()
             self._do(q.QueueTurn(self.committed, WALL + self.now))
             self.commit()
+            while self.head.unfinished and self.takes:
+                self._do(q.QueueTurn(self.committed, WALL + self.now))
+                self.commit()
 
     def hear(self, holder, *limits, **shown):
         return self.answers[self.ask(q.HolderHeard, holder, list(limits), **shown)]

@@ -36,7 +36,7 @@ import msgspec
 
 from stentor.core import queue_jobs
 from stentor.core import queue_records as r
-from stentor.core.queue_jobs import Burial, Holder, NotedJob, QueueSnapshot, UniqueNames, decode_snapshot, pairs
+from stentor.core.queue_jobs import Burial, Hand, Holder, NotedJob, QueueSnapshot, UniqueNames, decode_snapshot, pairs
 from stentor.errors import CorruptData
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ _BLOCKS: Final = tuple(bytes([ENDED]) * size for size in (65_536, 1_024))
 _OPEN: Final = re.compile(b"[^\x01]")
 _TAKEN: Final = re.compile(b"[^\x00]")
 _WORK: Final = re.compile(b"[\x02\x04]")
+_MAYBE_HELD: Final = re.compile(b"[\x02-\x04]")
+_HAND_SPARE: Final = 1_024  # offsets that a hand may name in vain, beyond as many as its holder holds
 
 
 class QueueState:
@@ -76,7 +78,7 @@ class QueueState:
         self._steps = steps
         self._terms = terms
         self._hashes_of = hashes
-        self.news: list[int] | None = None  # offsets of noted jobs that changed, if somebody wants to hear of them
+        self.news: deque[int] | None = None  # offsets of noted jobs that changed, if somebody wants to hear of them
         self.committed_first = 0  # every job below has ended, and that is committed
         self._firsts: deque[tuple[int, int]] = deque()  # (end offset of a batch, the first open job after it)
         self._begin(0)
@@ -91,6 +93,7 @@ class QueueState:
         self.holders: dict[bytes, Holder] = {}
         self.gone: OrderedDict[bytes, Holder] = OrderedDict()  # in the order in which they left
         self._by_number: dict[int, Holder] = {}
+        self._hands: dict[int, Hand] = {}  # by the same numbers
         self._last_number = 0
         self.dead: OrderedDict[int, None] = OrderedDict()  # jobs that wait to be buried, in order
         self.burial: Burial | None = None
@@ -186,14 +189,25 @@ class QueueState:
             yield self._base + place
 
     def held_by(self, holder: Holder) -> Iterator[int]:
-        """The jobs that somebody holds."""
-        left = holder.held
-        for offset in self.held() if left else ():
-            if self._numbers[offset - self._base] == holder.number:
-                yield offset
-                left -= 1
-        if left:
-            yield from [offset for offset, job in self.jobs.items() if job.holder == holder.number]
+        """The jobs that somebody holds, in the order of the log. Nothing may change meanwhile."""
+        runs = sorted(pairs(list(self._hands[holder.number].runs)))
+        following = self._base  # nothing below is looked at again
+        for first, count in runs:
+            end = first + count - self._base
+            place = max(first, following) - self._base
+            while place < end and (found := _MAYBE_HELD.search(self._marks, place, end)) is not None:
+                place = found.start() + 1
+                if self._holder_of(self._base + place - 1) == holder.number:
+                    yield self._base + place - 1
+            following = max(following, first + count)
+
+    def _holder_of(self, offset: int) -> int:
+        """The number of who has a job; 0: nobody."""
+        place = offset - self._base
+        mark = self._marks[place]
+        if mark == NOTED:
+            return self.jobs[offset].holder
+        return self._numbers[place] if mark in (HELD, BEGUN) else 0
 
     def uses(self, name: bytes, now_us: int) -> bool:
         """Whether the name of a unique job is in use."""
@@ -347,12 +361,14 @@ class QueueState:
         if holder is None:
             self._last_number += 1
             holder = self.holders[name] = self._by_number[self._last_number] = Holder(self._last_number)
+            self._hands[self._last_number] = Hand()
         if secret:
             holder.secret = secret
         return holder
 
     def _took(self, step: r.Took) -> None:
         holder, base, marks = self._holder(step.holder, step.secret), self._base, self._marks
+        hand = self._hands[holder.number]
         holder.reports, holder.fence = step.reports, self._fence
         holder.taken, holder.fresh, holder.noted, holder.attempts = step.number, step.fresh, step.noted, []
         for first, count in pairs(step.fresh):
@@ -360,13 +376,17 @@ class QueueState:
             marks[place : place + count] = bytes([HELD]) * count
             self._number(place, count, holder.number)
             holder.held += count
+            hand.add(first, count)
         for offset in step.noted:
             job = self.jobs[offset]
             job.attempts += 1
             job.holder, job.begun = holder.number, False
             holder.attempts.append(job.attempts)
             holder.held += 1
+            hand.add(offset, 1)
             self._number(offset - base, 1, holder.number)
+        if hand.span > 2 * holder.held + _HAND_SPARE:
+            hand.replace(list(self.held_by(holder)))
 
     def _number(self, place: int, count: int, number: int) -> None:
         missing = place + count - len(self._numbers)
@@ -456,7 +476,7 @@ class QueueState:
             return
         for offset in list(self.held_by(holder)) if self._torn else ():  # what became of these is not there
             self._back(r.JobBack(offset), now_us)
-        del self.holders[step.holder], self._by_number[holder.number]
+        del self.holders[step.holder], self._by_number[holder.number], self._hands[holder.number]
         self.gone[step.holder] = holder
         if len(self.gone) > queue_jobs.GONE_MAX:
             self.gone.popitem(last=False)
@@ -533,12 +553,22 @@ class QueueState:
             raise CorruptData(f"A snapshot of a queue cannot be read: {error}.") from error
         self.jobs, self.holders, self.gone = found.jobs, found.holders, OrderedDict(found.gone)
         self._by_number = {holder.number: holder for holder in self.holders.values()}
+        self._find_hands()
         self._last_number = found.last_number
         self.dead = OrderedDict.fromkeys(found.dead)
         self.burial, self.burials = found.burial, found.burials
         self._unique = UniqueNames(found.unique)
         self.committed_first = 0  # a snapshot may be ahead of the commit point
         self._firsts.append((self.end, self.first_open()))
+
+    def _find_hands(self) -> None:
+        """Who has which jobs: it follows from the rest."""
+        self._hands = {number: Hand() for number in self._by_number}
+        numbers = [(offset, self._numbers[offset - self._base]) for offset in self.held()]
+        numbers += sorted((offset, job.holder) for offset, job in self.jobs.items() if job.holder)
+        for offset, number in numbers:
+            if number in self._hands:  # of a damaged copy, it may be missing
+                self._hands[number].add(offset, 1)
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""
@@ -562,6 +592,7 @@ class QueueState:
                 assert not job.begun
         assert all(holder.held == held[holder.number] for holder in self.holders.values())
         assert all(holder.begun == begun[holder.number] for holder in self.holders.values())
+        assert all(holder.held == len(list(self.held_by(holder))) for holder in self.holders.values())
         buried = set() if self.burial is None else set(self.burial.offsets)
         assert {offset for offset, job in self.jobs.items() if job.dead} == self.dead.keys() | buried
         assert self.committed_first <= self.first_open()

@@ -27,6 +27,11 @@ After `UNBEGUN_MAX` such times a job may be what its holders die of: then it is 
 the word of its holder is committed, so that each further attempt counts. Of holders that say nothing of the kind (older
 clients), all attempts count; so do they below the feature level HOLDERS.
 
+Slices (C35). A turn decides about `JOBS_AT_ONCE` jobs and answers `ANSWERS_AT_ONCE` requests; what is left waits for
+the next turn, which comes soon while the head is `unfinished`. Holders whose leases are over, or who leave with many
+jobs, part in turns of their own, every other one: some of their jobs are handed back each time (`Returned`), and with
+the last of them the holder goes (`HolderLeft`).
+
 Rights (C36). Whoever acts for a holder has shown the secret that the holder has shown first: for what it holds, the log
 has its hash; for a holder that holds nothing, this head knows it.
 
@@ -35,7 +40,7 @@ Invariants: no holder is both alive and gone; what waits for a commit is in the 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from heapq import nsmallest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -45,7 +50,7 @@ import msgspec
 from stentor.core import queue_events as q
 from stentor.core.holders import NOBODY, may_use
 from stentor.core.queue_jobs import Burial, pairs, ranges
-from stentor.core.queue_ready import QueueReady
+from stentor.core.queue_ready import JOBS_AT_ONCE, QueueReady
 from stentor.core.queue_records import (
     Buried,
     Bury,
@@ -77,8 +82,19 @@ BURIED_AT_ONCE_MAX: Final = 100
 STEPS_BYTES: Final = 4 * MIB
 """About what a turn writes down at most, far below what a batch may have; the rest waits for the next turn."""
 
-LOST_AT_ONCE: Final = 20_000
-"""About how many attempts are ended at once because of time: each says why."""
+LOST_AT_ONCE: Final = JOBS_AT_ONCE // 2
+"""How many attempts are ended at once because of time: each says why, and the next turn can hand all of them out."""
+
+PARTING_AT_ONCE: Final = 200
+"""Holders that go in one turn, each with a step of its own, and with requests that are refused."""
+
+ANSWERS_AT_ONCE: Final = 200
+"""Requests that are answered in one turn: each answer that brings jobs reads and copies their messages."""
+
+SERVED_AT_ONCE: Final = 500
+"""Holders who are given jobs in one turn, each with a step of its own; then those who have least of the others."""
+
+_RANGE_SHARE: Final = 16  # jobs of a range that cost as much as one that is settled by itself
 
 RETRY_S_MAX: Final = 600.0
 """The longest pause before a job is tried again, unless somebody asks for a longer one."""
@@ -118,6 +134,19 @@ class QueuePolicy(msgspec.Struct, frozen=True):
         return min(self.retry_us << min(attempts - 1, 32), int(RETRY_S_MAX * 1_000_000))
 
 
+class _Parting:
+    """A holder that goes, with its jobs."""
+
+    __slots__ = ("counted", "left", "refused", "telling", "why")
+
+    def __init__(self, *, counted: bool, why: str) -> None:
+        self.counted = counted  # attempts that began
+        self.why = why
+        self.left: deque[int] | None = None  # jobs that it may still hold; None: they were not looked for yet
+        self.refused: list[int] = []  # tickets of requests that come to nothing
+        self.telling: list[int] = []  # tickets of whoever wants to hear when it is gone
+
+
 class QueueHead:
     """The head of one partition, in one epoch."""
 
@@ -129,6 +158,10 @@ class QueueHead:
         self._again: set[bytes] = set()  # of these: who asks for what it got before
         self._settling: dict[bytes, q.JobsSettled] = {}
         self._leaving: dict[bytes, q.HolderLeaving] = {}
+        self._parting: OrderedDict[bytes, _Parting] = OrderedDict()
+        self._parts_next = True  # the next turn is theirs
+        self._more = False  # the last turn has left requests for the next one
+        self._end = 0  # everything below is committed, as far as this head heard
         self._buried: list[q.JobsBuried] = []
         self._purging: list[q.PurgeJobs] = []
         self._appending: list[QueueAnswer] | None = None  # what to tell when the steps under way are committed
@@ -152,7 +185,20 @@ class QueueHead:
     @property
     def waits(self) -> bool:
         """Whether somebody waits for jobs, or for a decision."""
-        return bool(self._wanted or self._settling or self._leaving or self._buried or self._purging)
+        asked = self._wanted or self._settling or self._leaving or self._buried or self._purging
+        return bool(asked or self._parting)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last turn left something that the next one can do at once."""
+        if self._appending is not None:
+            return False
+        return self._more or self._owes or self._ready.unfinished or bool(self._parting)
+
+    @property
+    def _owes(self) -> bool:
+        """Whether something is committed, and was not told yet."""
+        return bool(self._told) and self._told[0][0] <= self._end
 
     @property
     def may_recall(self) -> bool:
@@ -227,6 +273,10 @@ class QueueHead:
         kept = NOBODY if holder is None else holder.secret
         return may_use(kept or self._secrets.get(name, NOBODY), shown)
 
+    def _is_lost(self, name: bytes) -> bool:
+        """Whether a holder is gone, or about to go."""
+        return name in self._state.gone or name in self._parting
+
     def _is_crowded(self, secret: bytes) -> bool:
         """Whether there is no room for another holder of a client: one client has at most as many as others may add."""
         return self._crowds[secret] >= HOLDERS_MAX - len(self._heard)
@@ -245,7 +295,7 @@ class QueueHead:
     def _want(self, event: q.JobsWanted) -> list[QueueEffect]:
         if not self._is_owner(event.holder, event.shown):
             return [q.RefuseAsker(event.ticket, "other")]
-        if event.holder in self._state.gone:
+        if self._is_lost(event.holder):
             return [q.RefuseAsker(event.ticket, "lost")]
         if event.holder not in self._heard:
             return [q.RefuseAsker(event.ticket, "unheard")]
@@ -262,7 +312,7 @@ class QueueHead:
         if not self._is_owner(event.holder, event.shown):
             return [q.RefuseAsker(event.ticket, "other")]
         if event.holder not in self._heard:
-            return [q.RefuseAsker(event.ticket, "lost" if event.holder in self._state.gone else "unheard")]
+            return [q.RefuseAsker(event.ticket, "lost" if self._is_lost(event.holder) else "unheard")]
         before = self._heeding.get(event.holder)
         self._heeding[event.holder] = event
         return [] if before is None else [q.RefuseAsker(before.ticket, "overtaken")]
@@ -281,14 +331,19 @@ class QueueHead:
         if self._appending is not None:
             return []
         self._ready.refresh(turn.committed, turn.wall_us, now_us)
+        self._end, self._more = max(self._end, turn.committed), False
         if self._purging:
             return self._purge()
+        if self._parting and self._parts_next:
+            return self._part()
+        self._parts_next = True
         steps: list[QueueStep] = []
         telling: list[QueueAnswer] = []
         ending: list[int] = []
         at_once: list[QueueEffect] = []
         room = self._settle_all(steps, telling, ending, at_once)
-        self._hand_out(turn, steps, telling, room // _CLAIM_BYTES)
+        if room > 0:
+            self._hand_out(turn, steps, telling, room // _CLAIM_BYTES)
         if self._ready.expired:
             dead = [JobBack(offset, counted=False, dead=True, why=_EXPIRED) for offset in self._ready.expired]
             steps.append(Returned(dead))
@@ -304,23 +359,31 @@ class QueueHead:
         self, steps: list[QueueStep], telling: list[QueueAnswer], ending: list[int], at_once: list[QueueEffect]
     ) -> int:
         """Decide who is done with jobs, or leaves; how many bytes of steps there is still room for."""
-        room = STEPS_BYTES
+        room, jobs = STEPS_BYTES, JOBS_AT_ONCE
         for name in list(self._settling):
-            if room <= 0:
+            if room <= 0 or jobs <= 0:
+                self._more = True
                 break
             if (leaving := self._leaving.pop(name, None)) is not None:
                 at_once.append(q.RefuseAsker(leaving.ticket, "overtaken"))
             settling = self._settling.pop(name)
             room -= _size(settling)
+            jobs -= _weight(settling)
             step, answer = self._settle(settling, ending)
             steps += () if step is None else (step,)
             telling.append(answer)
         for name in list(self._leaving):
-            if room <= 0:
+            if jobs <= 0:
+                self._more = True
                 break
-            room -= self._held(name) * _CLAIM_BYTES
+            jobs -= 1 + self._held(name)
+            ticket = self._leaving.pop(name).ticket
+            if jobs < 0 or name in self._parting:
+                self._let_part(name, counted=False).telling.append(ticket)
+                continue
             steps += self._left(name, counted=False)
-            telling.append(q.AnswerDone(self._leaving.pop(name).ticket))
+            telling.append(q.AnswerDone(ticket))
+        self._ready.spend((JOBS_AT_ONCE - max(0, jobs)) // 2)  # who asks for jobs comes by half of a turn at least
         for buried in self._buried:
             if self._state.burial is not None and self._state.burial.number == buried.number:
                 steps.append(Buried(buried.number))  # else they are there since an earlier request
@@ -335,6 +398,64 @@ class QueueHead:
         self._appending = telling
         return [q.AppendSteps([Purged(self._state.end)])]
 
+    # --- holders that go ------------------------------------------------------------------------
+
+    def _let_part(self, name: bytes, *, counted: bool, why: str = "") -> _Parting:
+        """A holder is no more; its jobs are handed back in the turns to come."""
+        parting = self._parting.get(name)
+        if parting is None:
+            parting = self._parting[name] = _Parting(counted=counted, why=why)
+        for waiting in (self._wanted, self._heeding):
+            if (asked := waiting.pop(name, None)) is not None:
+                parting.refused.append(asked.ticket)
+        self._forget(name)
+        return parting
+
+    def _part(self) -> list[QueueEffect]:
+        """Some of the holders that go, or some of the jobs of one. No other steps are beside these: they would speak of
+        the same jobs.
+        """
+        self._parts_next = False
+        refusals: list[QueueEffect] = []
+        steps: list[QueueStep] = []
+        telling: list[QueueAnswer] = []
+        room = LOST_AT_ONCE
+        for name in list(islice(self._parting, PARTING_AT_ONCE)):
+            if room <= 0:
+                break
+            parting = self._parting[name]
+            refusals += [q.RefuseAsker(ticket, "lost") for ticket in parting.refused]
+            parting.refused = []
+            back = self._handed_back(name, parting, room)
+            room -= 1 + len(back)
+            if parting.left:
+                steps.append(Returned(back))
+                break
+            del self._parting[name]
+            if name in self._state.holders:
+                steps.append(HolderLeft(name, back))
+            telling += [q.AnswerDone(ticket) for ticket in parting.telling]
+        if not steps:
+            self._told.append((self._state.end, telling))
+            return refusals + self._committed(self._end)
+        self._appending = telling
+        return [*refusals, q.AppendSteps(steps)]
+
+    def _handed_back(self, name: bytes, parting: _Parting, most: int) -> list[JobBack]:
+        """The next jobs of a holder that goes; some may have been settled meanwhile, or have taken too long."""
+        state, holder = self._state, self._state.holders.get(name)
+        if holder is None:
+            parting.left = None
+            return []
+        if parting.left is None:
+            parting.left = deque(state.held_by(holder))
+        back: list[JobBack] = []
+        while parting.left and len(back) < most:
+            offset = parting.left.popleft()
+            if state.holds(holder, offset, state.attempts(offset)):
+                back.append(self._lost_job(holder, offset, counted=parting.counted, why=parting.why))
+        return back
+
     def _appended(self, end: int) -> list[QueueEffect]:
         """The steps are in the log, and in the state."""
         assert self._appending is not None
@@ -348,7 +469,10 @@ class QueueHead:
     def _not_appended(self) -> list[QueueEffect]:
         """Nothing happened; whoever asked asks again. What was taken out of the index is found anew."""
         telling, self._appending, self._ending = self._appending or [], None, []
-        self._ready = QueueReady(self._state)
+        given_up, self._parting = self._parting, OrderedDict()
+        for parting in given_up.values():
+            telling += [q.AnswerDone(ticket) for ticket in (*parting.refused, *parting.telling)]
+        self._ready, self._more = QueueReady(self._state), False  # who asked asks again; nothing is tried at once
         self._burying = (0, b"", 0)
         for name, holder in self._state.holders.items():  # one that was about to end is there still, and ends later
             self._heard.setdefault(name, self._counted_us)
@@ -356,9 +480,17 @@ class QueueHead:
         return [q.RefuseAsker(effect.ticket, "not_now") for effect in telling]
 
     def _committed(self, end: int) -> list[QueueEffect]:
+        """Tell what is committed, some at a time."""
+        self._end = max(self._end, end)
         effects: list[QueueEffect] = []
-        while self._told and self._told[0][0] <= end:
-            effects += self._told.popleft()[1]
+        while self._owes and len(effects) < ANSWERS_AT_ONCE:
+            log_end, telling = self._told[0]
+            if len(effects) + len(telling) <= ANSWERS_AT_ONCE:
+                effects += self._told.popleft()[1]
+                continue
+            most = ANSWERS_AT_ONCE - len(effects)
+            effects += telling[:most]
+            self._told[0] = log_end, telling[most:]
         return effects
 
     # --- settling -------------------------------------------------------------------------------
@@ -422,21 +554,27 @@ class QueueHead:
 
     def _left(self, name: bytes, *, counted: bool, why: str = "") -> list[QueueStep]:
         """A holder is no more: its jobs are handed out again."""
-        for known in (self._heard, self._wanted, self._overdue, self._recalled_us, self._rested):
-            known.pop(name, None)
-        self._unbind(name)
-        state, holder = self._state, self._state.holders.get(name)
+        self._wanted.pop(name, None)
+        self._forget(name)
+        holder = self._state.holders.get(name)
         if holder is None:
             return []
-        back = []
-        reports = holder.reports and self.policy.holders
-        for offset in state.held_by(holder):
-            if counted and reports and not state.has_begun(offset):
-                back.append(JobBack(offset, counted=False, lost=True))
-                continue
-            dead = counted and state.attempts(offset) >= self.policy.attempts_max
-            back.append(JobBack(offset, counted=counted, dead=dead, why=why))
-        return [HolderLeft(name, back)]
+        held = list(self._state.held_by(holder))
+        return [HolderLeft(name, [self._lost_job(holder, offset, counted=counted, why=why) for offset in held])]
+
+    def _forget(self, name: bytes) -> None:
+        """Drop what is known of a holder beside the log."""
+        for known in (self._heard, self._overdue, self._recalled_us, self._rested):
+            known.pop(name, None)
+        self._unbind(name)
+
+    def _lost_job(self, holder: Holder, offset: int, *, counted: bool, why: str) -> JobBack:
+        """What becomes of a job whose holder goes."""
+        state = self._state
+        if counted and holder.reports and self.policy.holders and not state.has_begun(offset):
+            return JobBack(offset, counted=False, lost=True)
+        dead = counted and state.attempts(offset) >= self.policy.attempts_max
+        return JobBack(offset, counted=counted, dead=dead, why=why)
 
     # --- handing out ----------------------------------------------------------------------------
 
@@ -456,14 +594,21 @@ class QueueHead:
         buries = (not state.dead and state.burial is None) or any(isinstance(step, Buried) for step in steps)
         served = self._served_first(turn, all_of_them=not buries)
         level = self._level(served, self._ready.available(turn.committed))
+        count, some_left = 0, True
         for name in served:
+            if count == SERVED_AT_ONCE or self._ready.unfinished:
+                self._more = True
+                break
+            self._again.discard(name)
             asked = waiting[name]
             given = self._given_before(asked, turn.wall_us)
             if given is None:
                 most = min(asked.jobs_max, share - self._held(name), room)
                 if name is not served[-1]:  # that one may have what others left
                     most = min(most, level - self._reserve(name))
+                most = most if some_left else 0
                 fresh, noted = self._ready.take(most, turn.committed, turn.wall_us) if most > 0 else ([], [])
+                some_left = some_left and (bool(fresh or noted) or most <= 0)
                 if fresh or noted:
                     if not self._held(name):
                         self._rested[name] = self._counted_us, self._rested.get(name, (0, 0))[1]
@@ -475,6 +620,7 @@ class QueueHead:
             buries = buries or burial is not None
             if given is not None or burial is not None:
                 del waiting[name]
+                count += 1
                 given = given or q.GiveJobs(asked.ticket, [], [], [], used=False)
                 telling.append(msgspec.structs.replace(given, burial=burial))
 
@@ -482,7 +628,7 @@ class QueueHead:
         """Those who wait and may get something: whoever asks again, then those who hold least."""
         waiting = self._wanted
         again = [name for name in self._again if name in waiting]
-        self._again.clear()
+        self._again.intersection_update(again)
         if all_of_them:
             return list(dict.fromkeys((*again, *sorted(waiting, key=self._reserve))))
         wanting = [name for name, asked in waiting.items() if asked.jobs_max]
@@ -570,6 +716,7 @@ class QueueHead:
         holds = self._state.holds
         offsets = (offset for first, count in pairs(holder.fresh) for offset in range(first, first + count))
         fresh = ranges([offset for offset in offsets if holds(holder, offset, 1)])
+        self._ready.spend((len(fresh) // 2 + sum(fresh[1::2])) // _RANGE_SHARE + len(holder.noted))
         kept = [pair for pair in zip(holder.noted, holder.attempts, strict=True) if holds(holder, *pair)]
         noted, attempts = [offset for offset, _ in kept], [attempt for _, attempt in kept]
         return self._giving(asked, fresh, noted, attempts, wall_us, holder.fence)
@@ -607,7 +754,7 @@ class QueueHead:
         state, name = self._state, event.holder
         if not self._is_owner(name, event.shown):
             return [q.RefuseAsker(event.ticket, "other")]
-        if name in state.gone:
+        if self._is_lost(name):
             return [q.RefuseAsker(event.ticket, "lost")]
         if name not in self._heard and self._is_crowded(event.shown):
             return [q.RefuseAsker(event.ticket, "full")]
@@ -627,35 +774,18 @@ class QueueHead:
             self._at_us = now_us
             return []
         self._count(now_us)
-        steps: list[QueueStep] = []
-        over = self._over()
-        asking = [
-            asked.ticket
-            for waiting in (self._wanted, self._heeding)
-            for name in over
-            if (asked := waiting.pop(name, None)) is not None
-        ]
-        for name in over:
-            steps += self._left(name, counted=True, why=_LOST)
-        if not over:
-            steps += self._overtime()
-        effects: list[QueueEffect] = [q.RefuseAsker(ticket, "lost") for ticket in asking]
+        for name in self._over():
+            self._let_part(name, counted=True, why=_LOST)
+        steps = self._overtime()
         if not steps:
-            return effects
+            return []
         self._appending = []
-        return [*effects, q.AppendSteps(steps)]
+        return [q.AppendSteps(steps)]
 
     def _over(self) -> list[bytes]:
-        """Holders whose leases are over; those that hold too much to end at once wait for the next tick."""
-        over: list[bytes] = []
-        jobs = 0
-        for name, heard in self._heard.items():
-            if self._counted_us - heard > self.policy.lease_us:
-                over.append(name)
-                jobs += self._held(name)
-                if jobs >= LOST_AT_ONCE:
-                    break
-        return over
+        """Holders whose leases are over; some of them, if there are many."""
+        begun_us = self._counted_us - self.policy.lease_us
+        return list(islice((name for name, heard in self._heard.items() if heard < begun_us), LOST_AT_ONCE))
 
     def _overtime(self) -> list[QueueStep]:
         """Attempts that took longer than their holders allow."""
@@ -669,7 +799,8 @@ class QueueHead:
             names = names or {holder.number: name for name, holder in state.holders.items()}
             name = names.get(state.holder_at(offset, attempt))
             if name is not None:
-                self._overdue.setdefault(name, []).extend((offset, attempt))
+                if name in self._heard:
+                    self._overdue.setdefault(name, []).extend((offset, attempt))
                 dead = attempt >= self.policy.attempts_max
                 pause_us = 0 if dead else self.policy.pause_us(attempt)
                 back.append(JobBack(offset, pause_us, dead=dead, why=_TOO_LONG))
@@ -683,6 +814,15 @@ class QueueHead:
         ends = [end for end, _ in self._told]
         assert ends == sorted(ends)
         self._ready.check_invariants()
+
+
+def _weight(asked: q.JobsSettled) -> int:
+    """About how much work a settlement is, in jobs that are settled by themselves."""
+    return (
+        len(asked.first) // 2
+        + sum(asked.first[1::2]) // _RANGE_SHARE
+        + (len(asked.later) // 2 + len(asked.begun) // 2 + len(asked.back))
+    )
 
 
 def _size(asked: q.JobsSettled) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -82,6 +83,31 @@ class NotedJob(msgspec.Struct, array_like=True):
     def alone(self) -> bool:
         """Whether it may be what its holders died of: it is handed out alone, and begins once that is committed."""
         return self.unbegun >= UNBEGUN_MAX
+
+
+class Hand:
+    """Where the jobs are that a holder took, as runs of offsets; some of these it holds no more."""
+
+    __slots__ = ("runs", "span")
+
+    def __init__(self) -> None:
+        self.runs = array("q")  # [first, count, …]
+        self.span = 0  # offsets in them
+
+    def add(self, first: int, count: int) -> None:
+        """Note that the holder took jobs next to each other."""
+        runs = self.runs
+        if runs and runs[-2] + runs[-1] == first:
+            runs[-1] += count
+        else:
+            runs.extend((first, count))
+        self.span += count
+
+    def replace(self, offsets: Iterable[int]) -> None:
+        """Forget what the holder holds no more: these rising offsets are left."""
+        self.runs, self.span = array("q"), 0
+        for offset in offsets:
+            self.add(offset, 1)
 
 
 class Holder(msgspec.Struct, array_like=True):

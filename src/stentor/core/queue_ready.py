@@ -8,6 +8,10 @@ waits for it, and those of other keys pass it by.
 
 This is an index of `core.queue.QueueState`, made anew by every new head. It may name jobs that are gone: what a job is
 now is looked up when its turn comes. What was taken and is not in the log yet is remembered until it is.
+
+Each turn has `room` for so many jobs that are looked at one by one. When it is used up, nothing more is handed out in
+this turn. While there is `news` that was not looked at, nothing is: an urgent job, or an earlier one of a key, may be
+in it.
 """
 
 from __future__ import annotations
@@ -31,7 +35,14 @@ _GONE_MIN: Final = 1_000  # entries of jobs that are gone, before they are looke
 
 _COUNTED_MAX: Final = 4_096  # offsets that are looked at one by one to say how many jobs there are
 
-EXPIRED_AT_ONCE: Final = 10_000
+JOBS_AT_ONCE: Final = 1_000
+"""Jobs that a turn looks at one by one, or says something of: about 10 ms of the loop; the next turn goes on (C35). Of
+fresh jobs, which stand next to each other, it may hand out as many as there are.
+"""
+
+_NEWS_SHARE: Final = 4  # jobs that changed, and cost as much to look at as one that is handed out
+
+EXPIRED_AT_ONCE: Final = JOBS_AT_ONCE // 2
 """Jobs that are found too late in one turn; with more, nothing is handed out before these are written down."""
 
 
@@ -92,7 +103,8 @@ class QueueReady:
 
     def __init__(self, state: QueueState) -> None:
         self._state = state
-        state.news = list(state.jobs)
+        state.news = deque(state.jobs)
+        self._room = JOBS_AT_ONCE  # jobs that this turn may look at
         self._scan = state.first_open()  # no fresh job is below, but those that wait for their keys
         self._due: list[tuple[int, int]] = []  # heaps: (time, offset)
         self._ready: list[tuple[int, int]] = []  # (-priority, offset)
@@ -104,19 +116,44 @@ class QueueReady:
         self.expired: list[int] = []  # jobs that nobody began in time; for the head to write down
 
     def refresh(self, committed: int, wall_us: int, now_us: int) -> None:
-        """Look at what changed, and at what is due by now. Pauses are counted by a clock that never jumps."""
-        state, due = self._state, self._due
-        self._now_us = now_us
-        news, state.news = state.news or (), []
-        for offset in news:
-            self._classify(offset, wall_us)
+        """Look at what changed, and at what is due by now, as far as one turn may. Pauses are counted by a clock that
+        never jumps.
+        """
+        due, news = self._due, self._news
+        self._now_us, self._room = now_us, JOBS_AT_ONCE
+        changed = min(len(news), 2 * JOBS_AT_ONCE)
+        self._room -= changed // _NEWS_SHARE
+        for _ in range(changed):
+            self._classify(news.popleft(), wall_us)
         if len(due) > 2 * len(self._rests) + _GONE_MIN:  # most of them are gone, or have moved
             due[:] = [(until_us, offset) for offset, until_us in self._rests.items() if until_us > now_us]
             heapify(due)
-        while due and due[0][0] <= now_us:
+        while self._room > 0 and due and due[0][0] <= now_us:
+            self._room -= 1
             self._push(heappop(due)[1])
-        while self._uncommitted and self._uncommitted[0] < committed:
+        while self._room > 0 and self._uncommitted and self._uncommitted[0] < committed:
+            self._room -= 1
             self._push(heappop(self._uncommitted))
+
+    @property
+    def _news(self) -> deque[int]:
+        news = self._state.news
+        assert news is not None  # there is a head
+        return news
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the turn ended before everything was looked at: the next one should come soon."""
+        return self._room <= 0 or bool(self._news)
+
+    @property
+    def room(self) -> int:
+        """How many jobs may be handed out one by one in this turn."""
+        return 0 if self._news else max(0, self._room)
+
+    def spend(self, jobs: int) -> None:
+        """Note that the turn has looked at jobs elsewhere."""
+        self._room -= jobs
 
     def _classify(self, offset: int, wall_us: int) -> None:
         job = self._state.jobs.get(offset)
@@ -157,9 +194,10 @@ class QueueReady:
         fresh: list[int] = []
         noted: list[int] = []
         state = self._state
-        while wanted > 0:
+        while wanted > 0 and self.room:
             urgent = self._next_noted(committed, wall_us)
-            if len(self.expired) >= EXPIRED_AT_ONCE:
+            self._room -= urgent is None
+            if len(self.expired) >= EXPIRED_AT_ONCE or not self.room:
                 break
             first = self._next_fresh(committed)
             if urgent is not None and (urgent[0] < 0 or first < 0 or urgent[1] < first):
@@ -187,13 +225,17 @@ class QueueReady:
     def _next_fresh(self, committed: int) -> int:
         order = self._order
         if order is not None:
-            while order.free and self._state.mark(order.free[0]) != FRESH:
+            while self._room > 0 and order.free and self._state.mark(order.free[0]) != FRESH:
+                self._room -= 1
                 self._free_key(order.free.popleft())  # it was purged
             if order.free:
-                return order.free[0]
+                return order.free[0] if self._room > 0 else -1
             if order.waiting >= KEYS_WAITING_MAX:
                 return -1
-        return self._state.next_fresh(self._scan, committed)
+        found = self._state.next_fresh(self._scan, committed)
+        if found < 0:
+            self._scan = max(self._scan, committed)
+        return found
 
     def _take_in_order(self, offset: int, fresh: list[int]) -> int:
         order = self._order
@@ -213,9 +255,10 @@ class QueueReady:
     def _next_noted(self, committed: int, wall_us: int) -> tuple[int, int] | None:
         """The first of the ready ones that still is."""
         ready = self._ready
-        while ready and len(self.expired) < EXPIRED_AT_ONCE:
+        while ready and self._room > 0 and len(self.expired) < EXPIRED_AT_ONCE:
             offset = ready[0][1]
             job = self._state.jobs.get(offset)
+            self._room -= 1
             if job is None or not self._is_ready(offset, job, wall_us):
                 heappop(ready)
             elif offset >= committed:

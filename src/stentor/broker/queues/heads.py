@@ -108,13 +108,15 @@ class QueueLead:
         self.head.policy = self._policy()
         self._step(q.QueueTurn(self.partition.committed, self._clock.now_us()))
         self.partition.followers.wait(self)  # to be woken by the next commit
+        if self.head.unfinished:
+            self.turn_soon()
 
     def pump(self) -> None:
         """More is committed. Of a later epoch that says nothing: what this one appended may have been cut off."""
         if self._ended or not self.is_current:
             return
         self._step(q.QueueCommitted(self.partition.committed))
-        if self.head.waits:
+        if self.head.waits or self.head.unfinished:
             self.turn_soon()
         elif not self._scheduled:
             self.partition.followers.wait(self)
@@ -127,7 +129,7 @@ class QueueLead:
         self._step(q.QueueTick(counts=takes))
         due_us = self.head.next_due_us
         due = due_us is not None and due_us <= int(self._clock.monotonic() * 1_000_000)
-        if due or self.head.may_recall:
+        if due or self.head.may_recall or self.head.unfinished:
             self.turn_soon()
 
     # --- effects --------------------------------------------------------------------------------
