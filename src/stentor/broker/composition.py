@@ -92,7 +92,7 @@ class Ground:
         self.catalogue = Catalogue()
         self.partitions: dict[Key, Partition] = {}
         self.background = Background(environment.loop, environment.watch)
-        self.timers = Timers(environment.loop, environment.watch)
+        self.timers = Timers(environment.loop, environment.watch, environment.failures)
         self.permissions = Permissions()
         self.memory = MemoryBudget(environment.config.memory_budget_bytes or share_of(machine_memory()))
 
@@ -168,7 +168,7 @@ class Parts:
         held = (ground.catalogue, ground.directory, ground.partitions)
         self.letting_go = LettingGo(environment, *held, self.positions, compactions)
         self.serving = Serving(
-            environment.clock,
+            environment,
             identity,
             standing,
             catalogue=ground.catalogue,
@@ -227,7 +227,7 @@ class Parts:
             catalogue=ground.catalogue,
             serving=self.serving,
             cursors=self.cursors,
-            heads=GroupHeads(ground.environment.clock, ground.catalogue, self.serving, heads, ground.background),
+            heads=GroupHeads(ground.environment, ground.catalogue, self.serving, heads, ground.background),
         )
         queue_heads = QueueHeads(ground.environment.clock, self.serving, ground.background, cluster.trust)
         self.letting_go.on_pinned = queue_heads.pinned

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from stentor import limits
 from stentor.broker.disk_threads import DiskThreads
+from stentor.broker.failures import Failures
 from stentor.broker.loop_watch import LoopWatch
+from stentor.broker.slices import Slices
 from stentor.broker.write_coalescing import WriteCoalescing
 from stentor.transport.turns import Turns
 
@@ -49,6 +51,8 @@ class Environment:
         self.disk_threads = disk_threads
         self.loop = asyncio.get_running_loop()
         self.watch = LoopWatch(self.loop, clock)
+        self.failures = Failures(self.loop, clock.monotonic)
+        self.slices = Slices(self.loop, clock.monotonic, self.failures)
         self.turns = Turns(self.loop, clock.monotonic, self.watch.note)
         self.coalescing = WriteCoalescing(self.loop)
         self.syncs = disk_threads(self.loop, threads=limits.SYNC_THREADS, name="sync")

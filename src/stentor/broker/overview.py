@@ -50,6 +50,7 @@ class Overview:
         self._clock = environment.clock
         self._watch = environment.watch
         self._turns = environment.turns
+        self._failures = environment.failures
         self._identity = identity
         self._catalogue = catalogue
         self._partitions = partitions
@@ -117,6 +118,7 @@ class Overview:
             uptime_s=round(self._clock.monotonic() - self._started_at, 3),
             connections=len(sessions),
             refusals=self._admission.refusals,
+            failures=self._failures.count,
             receiving=self._admission.receiving.statistics(),
             syncs_in_loop=self._inline_sync.syncs,
             streams=sum(session.stream_count for session in sessions),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +9,17 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from stentor.broker.failures import Failures
     from stentor.broker.loop_watch import LoopWatch
-
-logger = logging.getLogger(__name__)
 
 
 class Timers:
-    """Work that is repeated until the broker stops; a piece that fails is told, and tried again the next time."""
+    """Work that is repeated until the broker stops; a piece that fails is logged, and tried again the next time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, watch: LoopWatch) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, watch: LoopWatch, failures: Failures) -> None:
         self._loop = loop
         self._watch = watch
+        self._failures = failures
         self._handles: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._stopped = False
 
@@ -31,10 +30,7 @@ class Timers:
         def run() -> None:
             if self._stopped:
                 return
-            try:
-                self._watch.run(name, work)
-            except Exception:
-                logger.exception("a timer failed")
+            self._failures.run(name, self._watch.run, name, work)
             self.every(seconds, work)
 
         self._handles[work] = self._loop.call_later(seconds, run)

@@ -120,6 +120,8 @@ def _lines(statistics: BrokerStatistics) -> Iterator[str]:
         yield f"stentor_broker_{name} {float(count(statistics.broker))}\n"
     yield from _family("stentor_broker_refusals_total", "Connections refused", "counter")
     yield f"stentor_broker_refusals_total {float(statistics.broker.refusals)}\n"
+    yield from _family("stentor_broker_failures_total", "Pieces of repeated work that failed", "counter")
+    yield f"stentor_broker_failures_total {float(statistics.broker.failures)}\n"
     yield from _loop_lines(statistics.broker.loop)
     for name, (meaning, kind, number) in _SERVICES.items():
         yield from _family(f"stentor_{name}", meaning, kind)

@@ -79,6 +79,7 @@ class BrokerCounts(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float = 0.0
     connections: int = 0
     refusals: int = 0  # connections that were refused
+    failures: int = 0  # pieces of repeated work that failed; each is tried again
     receiving: ReceivingStatistics = ReceivingStatistics()
     syncs_in_loop: int = 0
     streams: int = 0

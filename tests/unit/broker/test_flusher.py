@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from stentor import limits
+from stentor.broker.failures import Failures
 from stentor.broker.partitions.flusher import Flusher
 
 
@@ -12,6 +13,7 @@ class Partition:
 
     def __init__(self, interval_ms):
         self.settings = SimpleNamespace(flush_interval_ms=interval_ms)
+        self.name = "orders/0"
         self.replica = SimpleNamespace(failed="")
         self.deleted = self.busy = False
         self.sync = self
@@ -24,6 +26,11 @@ class Partition:
             self.flushed_at.append(asyncio.get_running_loop().time())
 
 
+def made():
+    loop = asyncio.get_running_loop()
+    return Flusher(loop, Failures(loop, loop.time))
+
+
 async def until(condition):
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - nobody sets an event here
@@ -33,7 +40,7 @@ async def until(condition):
 def test_a_partition_is_flushed_an_interval_after_it_was_written_to_and_then_left_alone():
     async def story():
         loop = asyncio.get_running_loop()
-        flusher, slow, fast = Flusher(loop), Partition(60_000), Partition(30)
+        flusher, slow, fast = made(), Partition(60_000), Partition(30)
         began = loop.time()
         flusher.add(slow)
         flusher.add(fast)
@@ -48,7 +55,7 @@ def test_a_partition_is_flushed_an_interval_after_it_was_written_to_and_then_lef
 
 def test_a_turn_flushes_only_so_many_and_all_have_their_turn():
     async def story():
-        flusher = Flusher(asyncio.get_running_loop())
+        flusher = made()
         partitions = [Partition(1) for _ in range(10 * limits.FLUSHES_PER_TURN)]
         for partition in partitions:
             flusher.add(partition)
@@ -62,7 +69,7 @@ def test_a_turn_flushes_only_so_many_and_all_have_their_turn():
 
 def test_a_partition_whose_sync_is_under_way_is_flushed_after_it():
     async def story():
-        flusher, partition = Flusher(asyncio.get_running_loop()), Partition(1)
+        flusher, partition = made(), Partition(1)
         partition.busy = True
         flusher.add(partition)
         await until(lambda: flusher._due and flusher._due[0][1] > 3)
@@ -75,7 +82,7 @@ def test_a_partition_whose_sync_is_under_way_is_flushed_after_it():
 
 def test_deleted_and_failed_partitions_are_forgotten():
     async def story():
-        flusher, deleted, failed = Flusher(asyncio.get_running_loop()), Partition(1), Partition(1)
+        flusher, deleted, failed = made(), Partition(1), Partition(1)
         deleted.deleted, failed.replica.failed = True, "no disk"
         flusher.add(deleted)
         flusher.add(failed)

@@ -72,6 +72,11 @@ class Liveness:
         """Every PEER_HEARTBEAT_S."""
         if self._background.closed:
             return
+        self._environment.failures.run("the beat of the cluster", self._beat)
+        self._environment.loop.call_later(limits.PEER_HEARTBEAT_S, self.beat)
+
+    def _beat(self) -> None:
+        failures = self._environment.failures
         control, now_us = self._control, self._control.now_us()
         membership = control.machine.membership
         writes, busy = self._disk.tick(), self._sync_load.tick()
@@ -82,12 +87,9 @@ class Liveness:
             self._look_at_others(now_us)
         if now_us - self._pinged_us > limits.HEARTBEAT_S * 1_000_000:
             self._pinged_us = now_us
-            for listener in self.on_ping:
-                listener()
+            failures.each("a ping of the cluster", self.on_ping)
         self._standing.awake_since_us = membership.awake_since_us
-        for listener in self.on_beat:
-            listener()
-        self._environment.loop.call_later(limits.PEER_HEARTBEAT_S, self.beat)
+        failures.each("a part of the beat", self.on_beat)
 
     def told_everything(self) -> None:
         """The controller has told all records there are: nothing that was missed is left (C25)."""

@@ -100,7 +100,7 @@ class CursorCare:
     async def _care(self) -> None:
         try:
             for index, topic_id in self._forgettable():
-                await self._heads.serve(index, Forgotten(topic_id))
+                await self._forget(index, topic_id)
             if self._makes():
                 await self._desk.make_topic()
             if self._takes_over():
@@ -111,6 +111,13 @@ class CursorCare:
             logger.info("cursors wait to be looked after: %s", error)
         finally:
             self._caring = False
+
+    async def _forget(self, index: int, topic_id: int) -> None:
+        """One that cannot be forgotten now keeps no other from it."""
+        try:
+            await self._heads.serve(index, Forgotten(topic_id))
+        except StentorError as error:
+            logger.info("the cursors of topic %016x wait to be forgotten: %s", topic_id, error)
 
     def _forgettable(self) -> list[tuple[int, int]]:
         """Topics that were deleted, with the partitions that still have cursors of them. There may be many cursors: all

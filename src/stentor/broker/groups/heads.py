@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from stentor.broker.background import Background
     from stentor.broker.catalogue import Catalogue
     from stentor.broker.cursors.heads import CursorHeads
+    from stentor.broker.environment import Environment
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
     from stentor.core.groups import GroupStep
-    from stentor.ports import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +73,16 @@ class GroupHeads:
     """The groups whose heads are at this broker."""
 
     def __init__(
-        self, clock: Clock, catalogue: Catalogue, serving: Serving, heads: CursorHeads, background: Background
+        self,
+        environment: Environment,
+        catalogue: Catalogue,
+        serving: Serving,
+        heads: CursorHeads,
+        background: Background,
     ) -> None:
-        self._clock = clock
+        self._clock = environment.clock
+        self._failures = environment.failures
+        self._slices = environment.slices
         self._catalogue = catalogue
         self._serving = serving
         self._heads = heads
@@ -128,8 +136,8 @@ class GroupHeads:
         made = machine.GroupCoordinator(name, lead.groups, lead.epoch, self._clock.monotonic())
         lead.coordinators[name] = made
         self._look_at_topics()
-        self._step(lead, made, machine.TopicsAre(self._topics))
         self._tick_soon(lead.partition.loop)
+        self._try_step(lead, made, machine.TopicsAre(self._topics))
         return made
 
     # --- events ---------------------------------------------------------------------------------
@@ -148,19 +156,27 @@ class GroupHeads:
             loop.call_later(group_limits.GROUP_TICK_S, self._tick, loop)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Leases end, topics come and go. Only while there are groups here."""
+        """Leases end, topics come and go. Only while there are groups here; whatever fails, the next tick comes."""
+        self._failures.run("finding the groups that are led here", self.look)
+        self._failures.run("looking at topics for groups", self._look_at_topics)
+        groups = [(lead, name) for lead in self._leads.values() for name in lead.coordinators]
+        ticks = (partial(self._look_at, lead, name) for lead, name in groups)
+        self._slices.begin("looking at groups", ticks, partial(self._ticked, loop))
+
+    def _ticked(self, loop: asyncio.AbstractEventLoop) -> None:
         self._ticking = False
-        self.look()
-        for lead in self._leads.values():
-            self._look_at_topics()
-            for name, coordinator in list(lead.coordinators.items()):
-                if coordinator.topics is not self._topics:
-                    self._step(lead, coordinator, machine.TopicsAre(self._topics))
-                self._step(lead, coordinator, machine.GroupTick())
-                if coordinator.idle:
-                    del lead.coordinators[name]
         if any(lead.coordinators for lead in self._leads.values()):
             self._tick_soon(loop)
+
+    def _look_at(self, lead: Lead, name: str) -> None:
+        coordinator = lead.coordinators.get(name)
+        if coordinator is None:
+            return
+        if coordinator.topics is not self._topics:
+            self._try_step(lead, coordinator, machine.TopicsAre(self._topics))
+        self._try_step(lead, coordinator, machine.GroupTick())
+        if coordinator.idle:
+            lead.coordinators.pop(name, None)
 
     def _look_at_topics(self) -> None:
         if self._catalogue.changes == self._topics_at:
@@ -176,7 +192,7 @@ class GroupHeads:
         """A client closed its connection."""
         for lead in list(self._leads.values()):
             for coordinator in list(lead.coordinators.values()):
-                self._step(lead, coordinator, machine.ConnectionBroke(connection))
+                self._try_step(lead, coordinator, machine.ConnectionBroke(connection))
 
     async def beat(self, group: str, beat: machine.MemberBeat, connection: int) -> tuple[Lead, machine.AnswerBeat]:
         """A member's heartbeat, until it is answered."""
@@ -225,6 +241,10 @@ class GroupHeads:
             else:
                 waiting.set_exception(_refusal(coordinator.name, effect.why))
 
+    def _try_step(self, lead: Lead, coordinator: machine.GroupCoordinator, event: machine.GroupEvent) -> None:
+        """Do the same for one group of many: what goes wrong with it is not the others' concern."""
+        self._failures.run(f"group {coordinator.name}", self._step, lead, coordinator, event)
+
     def _append(self, lead: Lead, coordinator: machine.GroupCoordinator, step: GroupStep) -> None:
         if (size := lead.groups.size_with(step)) > group_limits.GROUP_SIZE_MAX:
             if step.name in lead.full:
@@ -238,7 +258,9 @@ class GroupHeads:
                 group_limits.GROUP_SIZE_MAX,
             )
             return
-        self._background.spawn(self._until_committed(lead, coordinator, self.publish(lead.partition, step)))
+        outcome = self._failures.run(f"writing down a step of group {step.name}", self.publish, lead.partition, step)
+        if outcome is not None:
+            self._background.spawn(self._until_committed(lead, coordinator, outcome))
 
     def publish(self, partition: Partition, step: GroupStep) -> asyncio.Future[None]:
         """Append a step; the outcome is known once it is committed."""

@@ -60,12 +60,13 @@ class ChainDesk:
         port: ClusterPort,
     ) -> None:
         self._reads = environment.reads
+        self._failures = environment.failures
         self._standing = standing
         self._partitions = partitions
         self._copies = copies
         self._port = port
         self._epochs = EpochStore(environment, journal, partitions)
-        self._flusher = Flusher(environment.loop)
+        self._flusher = Flusher(environment.loop, environment.failures)
         self._awake: set[Key] = set()  # those that have something to look at
         self.tell = port.tell
 
@@ -140,6 +141,6 @@ class ChainDesk:
         for key in awake:
             partition = self._partitions.get(key)
             if partition is not None:
-                partition.tick(tick)
+                self._failures.run(f"{partition.name}: its beat", partition.tick, tick)
             if partition is None or partition.replica.complaints.are_over(tick.unheard):
                 self._awake.discard(key)

@@ -59,11 +59,14 @@ class Compactions:
     def look(self) -> None:
         """Log horizons where they are due, and begin a compaction if none is under way."""
         for partition in list(self._partitions.values()):
-            partition.compaction.committed()
-            if self._enabled() and partition.settings.compacted:
-                self._consider(partition)
+            self._environment.failures.run(f"{partition.name}: looking whether to compact", self._look_at, partition)
         if self._job is None:
             self._begin()
+
+    def _look_at(self, partition: Partition) -> None:
+        partition.compaction.committed()
+        if self._enabled() and partition.settings.compacted:
+            self._consider(partition)
 
     # --- horizons -------------------------------------------------------------------------------
 

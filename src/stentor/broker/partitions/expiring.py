@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from stentor import limits
 from stentor.broker.partitions.interfaces import Request
 from stentor.broker.partitions.read_end import until_known
 from stentor.core import decisions
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from stentor.broker.catalogue import Catalogue
+    from stentor.broker.environment import Environment
     from stentor.broker.partitions.interfaces import DeferredSync
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.core.replica_events import Answer
     from stentor.errors import StentorError
-    from stentor.ports import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +63,14 @@ class Expiring:
 
     def __init__(
         self,
-        clock: Clock,
+        environment: Environment,
         catalogue: Catalogue,
         partitions: Mapping[Key, Partition],
         confirm: Callable[[Partition], Awaitable[object]],
     ) -> None:
         """`confirm`: that this member still leads, or why that is not certain (C30)."""
-        self._clock = clock
+        self._clock = environment.clock
+        self._failures = environment.failures
         self._catalogue = catalogue
         self._partitions = partitions
         self._confirm = confirm
@@ -90,10 +92,7 @@ class Expiring:
             if not timed.table.leases:
                 timed.expiry.rest()  # times begin when there are some
                 continue
-            try:
-                self._look(timed)
-            except Exception:  # a bug of ours must not stop the heart of the broker
-                logger.exception("%s: keys cannot expire", timed.partition.name)
+            self._failures.run(f"{timed.partition.name}: looking for keys that expire", self._look, timed)
 
     def _find(self) -> None:
         """Tables that came, and copies that went or were made anew."""
@@ -115,11 +114,24 @@ class Expiring:
         replica = timed.partition.replica
         takes = decisions.may_publish(replica, ALL) is None
         due = timed.expiry.tick(self._now_us(), counts=takes)
-        if due:
-            topic_id, index = timed.partition.key
-            batch = table_rows.expired(due, self._clock.now_us(), topic_id=topic_id, partition=index)
-            timed.partition.publish(memoryview(batch), unpack(batch), Request(_Deletes(), 0), ALL)
-            logger.debug("%s: the time of %d keys is over", timed.partition.name, len(due))
+        short = [each for each in due if len(each[0]) <= limits.MESSAGE_KEY_BYTES_MAX]
+        if short:
+            self._delete(timed.partition, short)
+        if len(short) < len(due):
+            self._delete_long(timed.partition, [each for each in due if len(each[0]) > limits.MESSAGE_KEY_BYTES_MAX])
+
+    def _delete_long(self, partition: Partition, due: list[tuple[bytes, int]]) -> None:
+        """Earlier versions took keys of any length; to delete one may take more than a batch holds."""
+        for each in due:
+            self._failures.run(
+                f"{partition.name}: deleting a key of {len(each[0])} bytes", self._delete, partition, [each]
+            )
+
+    def _delete(self, partition: Partition, due: list[tuple[bytes, int]]) -> None:
+        topic_id, index = partition.key
+        batch = table_rows.expired(due, self._clock.now_us(), topic_id=topic_id, partition=index)
+        partition.publish(memoryview(batch), unpack(batch), Request(_Deletes(), 0), ALL)
+        logger.debug("%s: the time of %d keys is over", partition.name, len(due))
 
     # --- touching -------------------------------------------------------------------------------
 

@@ -16,14 +16,16 @@ from stentor import limits
 if TYPE_CHECKING:
     import asyncio
 
+    from stentor.broker.failures import Failures
     from stentor.broker.partitions.partition import Partition
 
 
 class Flusher:
     """Knows which partitions are due, and when."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, failures: Failures) -> None:
         self._loop = loop
+        self._failures = failures
         self._due: list[tuple[float, int, Partition]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -54,7 +56,7 @@ class Flusher:
             _, _, partition = heapq.heappop(self._due)
             if partition.sync.dirty and not partition.deleted and not partition.replica.failed:
                 flushed += 1
-                partition.sync.flush_interval()
+                self._failures.run(f"{partition.name}: bringing it to disk", partition.sync.flush_interval)
                 if partition.sync.dirty:  # a sync is under way, and may have begun before the last write
                     self._push(partition, now + limits.FLUSH_TURN_S)
         self._arm()

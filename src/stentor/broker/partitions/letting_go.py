@@ -56,8 +56,8 @@ class LettingGo:
             if partition.deleted or not limited or not partition.replica.position.is_head:
                 continue
             before = partition.log.start
-            start = self._retain(partition)
-            if start != before:
+            start = self._environment.failures.run(f"{partition.name}: retention", self._retain, partition)
+            if start not in (None, before):
                 self._environment.loop.call_soon_threadsafe(partition.step, Started(start))
 
     def _retain(self, partition: Partition) -> int:
@@ -99,7 +99,7 @@ class LettingGo:
         for copy in self._directory.aside() if age_s else ():
             if now_s - copy.since_s >= age_s and self._is_replaced((copy.topic_id, copy.partition)):
                 logger.info("%s was set aside %.0f s ago and is removed", copy.path.name, now_s - copy.since_s)
-                self._directory.remove_aside(copy)
+                self._environment.failures.run(f"{copy.path.name}: removing it", self._directory.remove_aside, copy)
 
     def _is_replaced(self, key: Key) -> bool:
         """Whether others hold all of it; of a topic that nobody knows and nobody deleted, nothing is removed."""

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from stentor.broker.catalogue import Catalogue
-    from stentor.broker.environment import BrokerIdentity
+    from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.core.standing import Standing
-    from stentor.ports import Clock, CoordinationStore
+    from stentor.ports import CoordinationStore
     from stentor.wire.messages import OpenStream
 
 
@@ -33,7 +33,7 @@ class Serving:
 
     def __init__(
         self,
-        clock: Clock,
+        environment: Environment,
         identity: BrokerIdentity,
         standing: Standing,
         *,
@@ -52,7 +52,7 @@ class Serving:
         self._views = views
         self._knows_expiry = knows_expiry
         self._knows_holders = knows_holders
-        self.expiring = Expiring(clock, catalogue, partitions, partial(self.find_end, stale=False))
+        self.expiring = Expiring(environment, catalogue, partitions, partial(self.find_end, stale=False))
 
     def partition(self, topic_id: int, index: int) -> Partition:
         """The partition that a frame names."""

@@ -67,6 +67,7 @@ class Admission:
         self._connections_max = environment.config.connections_max
         self._identity = identity
         self._logs = logs
+        self._failures = environment.failures
         self._strangers = SparingLog(logger, environment.clock.monotonic)
         self._peers = 0
         self._second_sockets = 0  # of relays
@@ -211,7 +212,7 @@ class Admission:
         for session in list(self.sessions):
             if lagged:
                 session.excuse(now)
-            session.sweep(now)
+            self._failures.run(f"looking at the connection of {session.caller.name or '?'}", session.sweep, now)
         self.receiving.reclaim(now)
         self._drop_deaf(now)
         self._strangers.tick()
