@@ -35,7 +35,8 @@ committed. One step of a group is under way at a time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Literal
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import msgspec
 
@@ -46,7 +47,7 @@ from stentor.core.holders import NOBODY, may_use
 from stentor.core.names import matches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stentor.core.groups import Generation, Groups
     from stentor.core.records import Key
@@ -57,6 +58,31 @@ _KNOWN_PATTERNS_MAX: Final = 64  # lists of patterns whose topics are remembered
 # --- events -------------------------------------------------------------------------------------
 
 
+class HeldPartitions:
+    """The partitions that a member says it reads.
+
+    Their numbers are whatever the member likes. Numbers can be chosen so that pairs of them have the same hash, and a
+    set of such pairs takes a second to build. So none is built: topics and partitions are looked up by one number each,
+    of which no more than a few share a hash, and only those that are asked for.
+    """
+
+    __slots__ = ("_indexes", "_topics")
+
+    def __init__(self, topics: Mapping[int, Sequence[int]]) -> None:
+        self._topics = topics
+        self._indexes: dict[int, frozenset[int]] = {}
+
+    def __contains__(self, key: object) -> bool:
+        topic_id, index = cast("Key", key)
+        indexes = self._indexes.get(topic_id)
+        if indexes is None:
+            indexes = self._indexes[topic_id] = frozenset(self._topics.get(topic_id, ()))
+        return index in indexes
+
+    def __bool__(self) -> bool:
+        return any(self._topics.values())
+
+
 class MemberBeat(msgspec.Struct, frozen=True):
     """What a member says with each heartbeat."""
 
@@ -64,7 +90,7 @@ class MemberBeat(msgspec.Struct, frozen=True):
     about: GroupMember
     number: int  # each has a higher one: what was overtaken on its way counts no more
     seen: tuple[int, int] = NOTHING_SEEN  # the last answer that it took: epoch and number
-    holding: frozenset[Key] = frozenset()  # partitions that it reads
+    holding: HeldPartitions | frozenset[Key] = frozenset()  # partitions that it reads
     shown: bytes = NOBODY  # the hash of the secret that its client showed (C36)
 
 
@@ -257,7 +283,7 @@ class GroupCoordinator:
 
     def _gave_way(self, member: str, group: HeldGroup) -> bool:
         """Whether another process joined under a member's name; remembered when the member is long gone."""
-        if member not in self._replaced and member not in self._superseded(group):
+        if member not in self._replaced and member not in self._superseded(group, self._arrivals):
             return False
         self._replaced[member] = None
         if len(self._replaced) > group_limits.GROUP_MEMBERS_MAX:
@@ -287,10 +313,10 @@ class GroupCoordinator:
                 if contact.lost_at is not None:
                     contact.lost_at = min(now, contact.lost_at + stood_still)
 
-    def _superseded(self, group: HeldGroup) -> dict[str, str]:
+    def _superseded(self, group: HeldGroup, joining: Mapping[str, GroupMember]) -> dict[str, str]:
         """Static members whose name another process has joined under, and that process. The later one counts."""
         last: dict[str, str] = {}
-        for member, about in (group.members | self._arrivals).items():
+        for member, about in (group.members | dict(joining)).items():
             if about.instance:
                 last[about.instance] = member
         return {
@@ -318,7 +344,8 @@ class GroupCoordinator:
             if group.members.get(member) != about and self._contacts[member].lost_at is None
         }
         self._leaving &= group.members.keys()
-        superseded = self._superseded(group)
+        joining = dict(islice(self._arrivals.items(), group_limits.GROUP_STEP_MEMBERS_MAX))
+        superseded = self._superseded(group, joining)
         for member in group.members.keys() - self._contacts.keys():
             self._contacts[member] = _Contact(now)
         left = [
@@ -326,16 +353,17 @@ class GroupCoordinator:
             for member, about in group.members.items()
             if member in self._leaving or now >= self.ends_at(member, about, superseded=member in superseded)
         ]
-        joined = {member: about for member, about in self._arrivals.items() if member not in left}
-        members = {member: about for member, about in (group.members | joined).items() if member not in left}
+        gone = set(left)
+        joined = {member: about for member, about in joining.items() if member not in gone}
+        members = {member: about for member, about in (group.members | joined).items() if member not in gone}
         lost = {
             member
             for member, about in group.members.items()
-            if not about.instance and member not in left and self._contacts[member].lost_at is not None
+            if not about.instance and member not in gone and self._contacts[member].lost_at is not None
         }
         self._aim(group, members, superseded)
-        owners = self._handed_over(group, left)
-        if not (joined or left or owners or lost != group.lost.difference(left)):
+        owners = self._handed_over(group, gone)
+        if not (joined or left or owners or lost != group.lost - gone):
             return []
         step = GroupStep(
             self.name,
@@ -344,7 +372,7 @@ class GroupCoordinator:
             left=left,
             owners=owners,
             lost=sorted(lost - group.lost),
-            found=sorted(group.lost - lost - set(left)),
+            found=sorted(group.lost - lost - gone),
             born=dict(self._counts(members)) if group.generation == EMPTY.generation else {},
         )
         return [AppendStep(step)]
@@ -365,8 +393,8 @@ class GroupCoordinator:
         return found
 
     def _aim(self, group: HeldGroup, members: dict[str, GroupMember], superseded: Mapping[str, str]) -> None:
-        """Who should own what. Made anew only when members, owners or topics have changed."""
-        made_for = (group.generation, self.topics, list(members.items()))
+        """Who should own what. Made anew only when members or topics have changed: what changes hands does so by it."""
+        made_for = (self.topics, list(members.items()))
         if made_for == self._target_for:
             return
         self._target_for = made_for
@@ -392,14 +420,16 @@ class GroupCoordinator:
         shared = {numbers: [member for number in numbers for member in said[number]] for numbers in {*covered.values()}}
         return {topic_id: shared[numbers] for topic_id, numbers in covered.items()}
 
-    def _handed_over(self, group: HeldGroup, left: list[str]) -> list[tuple[int, int, str]]:
-        """Partitions that are free for their target, or for nobody."""
-        changed = []
+    def _handed_over(self, group: HeldGroup, left: set[str]) -> list[tuple[int, int, str]]:
+        """Partitions that are free for their target, or for nobody; as many as a step may have."""
+        changed: list[tuple[int, int, str]] = []
         if left:
             keys: Iterable[Key] = sorted(self._target.keys() | group.owners.keys())
         else:
             keys = self._compared(group).unsettled
         for key in keys:
+            if len(changed) >= group_limits.GROUP_STEP_PARTITIONS_MAX:
+                break
             owner, wanted = group.owners.get(key), self._target.get(key, "")
             if owner is None or owner.member in left:
                 if wanted:

@@ -45,6 +45,16 @@ GROUP_MEMBERS_MAX: Final = 500
 TOPIC_GROUPS_MAX: Final = 1_000
 """Groups that a broker lists of one topic: more than anybody reads, and they fit into an answer."""
 
+GROUP_MEMBER_ID_CHARACTERS_MAX: Final = 64
+"""The id of a member stands beside every partition that it gets, in a record that must fit into a message."""
+
+GROUP_STEP_PARTITIONS_MAX: Final = 2_000
+"""Partitions that change hands in one step of a group: some 200 kB, and some milliseconds of the head's loop. If more
+have to, the next step goes on once this one is committed."""
+
+GROUP_STEP_MEMBERS_MAX: Final = 50
+"""Members that join or change in one step: with the longest lists of topics they take less than a megabyte."""
+
 GROUP_TOPICS_MAX: Final = 64
 """Names and patterns that one member may read."""
 

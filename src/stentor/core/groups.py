@@ -26,7 +26,7 @@ from stentor.core.folded import Folded, read_snapshot
 from stentor.core.holders import NOBODY, may_use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from stentor.core.records import Key
 
@@ -116,6 +116,10 @@ class Groups(Folded[GroupStep, str, HeldGroup]):
     vital: Final = True  # two members would own one partition by what is missing
     came_later: Final = True  # snapshots of before there were groups lack them
 
+    def __init__(self, read: Callable[[bytes | memoryview], Iterable[GroupStep]]) -> None:
+        super().__init__(read)
+        self._size = 0  # of the applied view
+
     @staticmethod
     def fold(view: _View, step: GroupStep) -> None:
         """A view after one more step."""
@@ -166,11 +170,19 @@ class Groups(Folded[GroupStep, str, HeldGroup]):
     def size_with(self, step: GroupStep) -> int:
         """How many groups, members and owners there would be with a step."""
         before = self._applied.get(step.name)
-        after = _after(before, step)
-        others = sum(group.size for group in self._applied.values()) - (0 if before is None else before.size)
-        return others + (0 if after is None else after.size)
+        return self._size + _size(_after(before, step)) - _size(before)
 
     # --- derived from the log -------------------------------------------------------------------
+
+    def _take(self, step: GroupStep) -> None:
+        before = _size(self._applied.get(step.name))
+        super()._take(step)
+        self._size += _size(self._applied.get(step.name)) - before
+
+    def cut(self, end: int) -> None:
+        """The log ends here now: what was not committed is undone."""
+        super().cut(end)
+        self._size = sum(map(_size, self._applied.values()))
 
     def snapshot(self) -> bytes:
         """The applied view."""
@@ -197,6 +209,7 @@ class Groups(Folded[GroupStep, str, HeldGroup]):
             lost = frozenset(row.lost)
             view[row.name] = HeldGroup(row.generation, row.members, owners, row.born, row.changed_at_us, lost)
         self._begin_with(view)
+        self._size = sum(map(_size, self._applied.values()))
 
     def statistics(self) -> dict[str, int]:
         """How many there are."""
@@ -206,10 +219,15 @@ class Groups(Folded[GroupStep, str, HeldGroup]):
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""
         super().check_invariants()
+        assert self._size == sum(map(_size, self._applied.values()))
         for group in (*self._committed.values(), *self._applied.values()):
             assert group.lost <= group.members.keys()
             assert all(owner.member in group.members for owner in group.owners.values())
             assert all(owner.since <= group.generation for owner in group.owners.values())
+
+
+def _size(group: HeldGroup | None) -> int:
+    return 0 if group is None else group.size
 
 
 def _after(before: HeldGroup | None, step: GroupStep) -> HeldGroup | None:

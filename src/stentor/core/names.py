@@ -14,6 +14,7 @@ import re
 from typing import Final
 
 from stentor import limits
+from stentor.core import group_limits
 from stentor.errors import InvalidArgument
 
 CURSORS_TOPIC: Final = "_stentor.cursors"
@@ -23,6 +24,8 @@ RECORDER: Final = "recorder"
 """The cursor that recorders move, and that topics with `keep_unrecorded` wait for."""
 
 _RESERVED: Final = "_stentor."
+
+_SHOWN: Final = 50  # characters of a wrong name that an error repeats
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_-]+\Z")
 
@@ -71,6 +74,29 @@ def check_cursor_name(name: str) -> str:
             object=name[:50],
         )
     return name
+
+
+def check_member_id(member: str) -> str:
+    """Return the id of a member of a group, or say what is wrong with it."""
+    most = group_limits.GROUP_MEMBER_ID_CHARACTERS_MAX
+    if not 0 < len(member) <= most or not (member.isascii() and member.isprintable()):
+        raise InvalidArgument(
+            f"{printable(member[:_SHOWN])!r} is not the id of a member of a group: it has {len(member)} characters.",
+            hint=f"Draw an id of 1 to {most} ASCII characters that can be printed, such as 16 hexadecimal digits.",
+        )
+    return member
+
+
+def check_label(what: str, text: str) -> str:
+    """Return a name that a client chose and that is kept, made fit to print; or say that it is too long then."""
+    shown = printable(text)
+    if len(shown) > limits.CLIENT_NAME_CHARACTERS_MAX:
+        raise InvalidArgument(
+            f"The {what} takes {len(shown)} characters to print; the limit is {limits.CLIENT_NAME_CHARACTERS_MAX}.",
+            hint="Use letters, digits and punctuation.",
+            object=shown[:_SHOWN],
+        )
+    return shown
 
 
 def check_group_name(name: str) -> str:

@@ -11,9 +11,20 @@ import stentor
 from stentor import limits
 from stentor.broker.cluster import trust
 from stentor.broker.groups.desk import GroupDesk
+from stentor.broker.groups.heads import GroupHeads
 from stentor.core import group_limits, refusals
-from stentor.errors import DeadlineExceeded, GroupInUse, GroupNotFound, InvalidArgument, StaleGeneration
+from stentor.core.group_coordinator import GroupCoordinator, GroupTick
+from stentor.errors import (
+    DeadlineExceeded,
+    GroupInUse,
+    GroupNotFound,
+    InvalidArgument,
+    LimitExceeded,
+    NotReady,
+    StaleGeneration,
+)
 from stentor.testing import broker
+from stentor.wire import messages
 from stentor.wire.group_messages import GroupPosition
 
 
@@ -398,3 +409,64 @@ def test_a_client_that_stood_still_for_too_long_goes_on_with_its_groups_and_queu
         assert queue.get(timeout=10).value == b"x"
         taken += take(group, 4)
     assert {f"{partition}-10" for partition in range(4)} <= set(values(taken))
+
+
+# --- what one group or member may do to others ----------------------------------------------------
+
+
+def beat_as(client, **said):
+    core = client._core
+
+    async def asked():
+        link = await core.ready_link()
+        return await link.request(
+            messages.GroupHeartbeat(**{"group": "g", "number": 1, "topics": ["orders.eu"]} | said)
+        )
+
+    return core.wait_for(asked())
+
+
+@pytest.mark.parametrize("member", ["", "x" * 65, "\U0010ffff" * 20, "naïve", "a\nb"])
+def test_an_id_of_a_member_that_would_not_fit_beside_every_partition_is_refused(filled, member):
+    with pytest.raises(InvalidArgument, match="id of a member"):
+        beat_as(filled, member=member)
+
+
+@pytest.mark.parametrize("what", ["name", "instance", "zone"])
+def test_a_name_that_grows_when_it_is_made_printable_is_refused(filled, what):
+    with pytest.raises(InvalidArgument, match="to print"):
+        beat_as(filled, member="m", **{what: "\U0010ffff" * 100})
+
+
+def test_a_group_that_fails_does_not_end_the_timer_of_others(local, filled, another, monkeypatch, wait_until):
+    """Whatever goes wrong in one group: leases of the others still end, and their partitions are handed on."""
+    step = GroupCoordinator.step
+
+    def broken(coordinator, event, now):
+        if coordinator.name == "broken" and isinstance(event, GroupTick):
+            raise ValueError("its step fails")
+        return step(coordinator, event, now)
+
+    monkeypatch.setattr(GroupCoordinator, "step", broken)
+    with filled.group("broken", "orders.eu"), filled.group("billing", "orders.eu", auto_commit=False) as group:
+        beat_as(another(), group="billing", member="silent", silence_ms=3_000)
+        wait_until(lambda: len(filled.describe_group("billing").members) == 2, "it has joined")
+        wait_until(lambda: len(filled.describe_group("billing").members) == 1, "its lease has ended", 20)
+        wait_until(lambda: len(group.assignment) == 4, "the other one has them all", 20)
+    assert local.inner.statistics().broker.failures
+
+
+def test_a_step_that_cannot_be_written_down_does_not_end_the_timer_of_others(local, filled, monkeypatch, wait_until):
+    publish = GroupHeads.publish
+
+    def too_large(heads, partition, step):
+        if step.name == "large":
+            raise LimitExceeded("A batch of 1 messages takes 17000000 bytes; the limit is 16773120.")
+        return publish(heads, partition, step)
+
+    monkeypatch.setattr(GroupHeads, "publish", too_large)
+    with suppress(NotReady):
+        beat_as(filled, group="large", member="m")
+    with filled.group("billing", "orders.eu") as group:
+        wait_until(lambda: len(group.assignment) == 4, "others go on")
+    assert local.inner.statistics().broker.failures

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.headers import Batch
 
+from stentor import limits
 from stentor.core import group_coordinator as c
 from stentor.core import group_limits
 from stentor.core.group_member import GroupMembership
@@ -641,3 +642,91 @@ def test_a_member_without_a_secret_is_bound_to_the_first_that_it_shows():
     head.step(c.MemberHeard(unbinding, 3, 1))
     head.wait(2)
     assert head.groups.get("g").members["a"].holder == MINE
+
+
+# --- steps have a bound ---------------------------------------------------------------------------
+
+
+def test_many_members_and_partitions_come_in_steps_that_fit_into_a_message(monkeypatch):
+    monkeypatch.setattr(group_limits, "GROUP_STEP_PARTITIONS_MAX", 10)
+    monkeypatch.setattr(group_limits, "GROUP_STEP_MEMBERS_MAX", 2)
+    head = Head({"orders.eu": (7, 64)})
+    head.at_once = False
+    steps, perform = [], head.perform
+
+    def noted(effect):
+        if isinstance(effect, c.AppendStep):
+            steps.append(effect.step)
+        perform(effect)
+
+    head.perform = noted
+    members = [Member(head, f"m{number}").beat() for number in range(7)]
+    for _ in range(20):
+        head.commit()
+    head.at_once = True
+    settle(head, *members)
+    assert sorted(key for member in members for key in member.held) == [(7, index) for index in range(64)]
+    assert max(len(member.held) for member in members) - min(len(member.held) for member in members) <= 1
+    assert len(steps) > 7
+    assert max(len(step.owners) for step in steps) == 10
+    assert max(len(step.joined) for step in steps) == 2
+
+
+def test_the_largest_step_fits_into_a_message():
+    members = [f"{number:064}" for number in range(group_limits.GROUP_STEP_MEMBERS_MAX)]
+    label = "\U0001f600" * limits.CLIENT_NAME_CHARACTERS_MAX
+    topics = ["x" * limits.TOPIC_NAME_CHARACTERS_MAX] * group_limits.GROUP_TOPICS_MAX
+    about = GroupMember(topics, label, label, label, 2**31, bytes(16))
+    keys = range(group_limits.GROUP_STEP_PARTITIONS_MAX)
+    owners = [(2**63 - 1, index + limits.PARTITIONS_PER_TOPIC_MAX, members[0]) for index in keys]
+    gone = [f"{number:064}" for number in range(group_limits.GROUP_MEMBERS_MAX)]
+    born = {2**62 + number: limits.PARTITIONS_PER_TOPIC_MAX for number in range(limits.TOPICS_MAX)}
+    step = GroupStep("g" * 200, (2**32, 2**63), dict.fromkeys(members, about), gone, owners, born, gone, gone)
+    assert len(msgspec.json.encode(step)) < limits.MESSAGE_VALUE_BYTES_MAX / 2
+
+
+# --- what a member says it holds ------------------------------------------------------------------
+
+
+def colliding(count):
+    """Pairs of a topic's id and the number 1 that all have one hash, as anybody can choose them."""
+    mask, prime_1, prime_2, prime_5 = 2**64 - 1, 11400714785074694791, 14029467366897019727, 2870177450012600261
+    inverse_1, inverse_2, modulus = pow(prime_1, -1, 2**64), pow(prime_2, -1, 2**64), 2**61 - 1
+
+    def rotated(value, by):
+        return (value << by | value >> (64 - by)) & mask
+
+    found, second = [], 0
+    while len(found) < count:
+        second += 1  # the number of a partition; the topic's id makes up for it
+        after = rotated(12345 * inverse_1 & mask, 33)
+        before = after - second * prime_2 & mask  # what the first number must have led to
+        first = (rotated(before * inverse_1 & mask, 33) - prime_5) * inverse_2 & mask
+        if first < modulus:
+            found.append((first, second))
+    return found
+
+
+def test_the_pairs_of_this_test_collide():
+    assert len({hash(pair) for pair in colliding(50)}) == 1
+
+
+def test_what_a_member_holds_is_looked_up_without_hashing_what_it_chose():
+    """20 heartbeats with 3,000 such pairs took 4 s as sets of pairs."""
+    pairs = colliding(200)
+    holding = c.HeldPartitions({topic_id: [index] for topic_id, index in pairs})
+    compared = []
+
+    class Noted(int):
+        def __eq__(self, other):
+            compared.append(other)
+            return int.__eq__(self, other)
+
+        __hash__ = int.__hash__
+
+    assert all((Noted(topic_id), index) in holding for topic_id, index in pairs)
+    assert (7, 0) not in holding
+    assert len(compared) < 20 * len(pairs)
+    assert holding
+    assert not c.HeldPartitions({})
+    assert not c.HeldPartitions({7: []})

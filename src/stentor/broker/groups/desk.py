@@ -17,10 +17,10 @@ from stentor.broker.groups.heads import foreign, groups_of
 from stentor.broker.groups.transactions import TransactionDesk, transactions_of
 from stentor.core import group_limits, refusals
 from stentor.core.cursors import Forgotten, Moved
-from stentor.core.group_coordinator import MemberBeat
+from stentor.core.group_coordinator import HeldPartitions, MemberBeat
 from stentor.core.groups import EMPTY, GroupMember, GroupStep
 from stentor.core.holders import NOBODY
-from stentor.core.names import check_group_name, check_pattern, matches, printable
+from stentor.core.names import check_group_name, check_label, check_member_id, check_pattern, matches, printable
 from stentor.errors import GroupInUse, GroupNotFound, InvalidArgument, StaleGeneration
 from stentor.wire import cursor_records
 from stentor.wire import group_messages as m
@@ -127,18 +127,17 @@ class GroupDesk:
                 f"A member cannot be silent for {silence_s:g} s; a limit between {group_limits.GROUP_SILENCE_S_MIN:g} s"
                 f" and {group_limits.GROUP_SILENCE_S_MAX:g} s is possible."
             )
+        member = check_member_id(request.member)
         await self._cursors.make_topic()
         about = GroupMember(
             request.topics,
-            name=printable(request.name or client.client[0]),
-            instance=printable(request.instance),
-            zone=printable(request.zone),
+            name=check_label("name of a member", request.name or client.client[0]),
+            instance=check_label("instance of a member", request.instance),
+            zone=check_label("zone of a member", request.zone),
             silence_ms=request.silence_ms,
             holder=client.holder if self._binds else NOBODY,
         )
-        holding = frozenset((topic_id, index) for topic_id, indexes in request.holding.items() for index in indexes)
-        member = printable(request.member)
-        beat = MemberBeat(member, about, request.number, request.seen, holding, client.holder)
+        beat = MemberBeat(member, about, request.number, request.seen, HeldPartitions(request.holding), client.holder)
         lead, answer = await self._heads.beat(request.group, beat, self._connection(client))
         return self._assigned(request.group, lead, answer)
 
@@ -174,7 +173,7 @@ class GroupDesk:
     async def leave(self, client: Asker, request: m.LeaveGroup) -> None:
         """A member leaves."""
         self._check(request.group)
-        await self._heads.leave(request.group, printable(request.member), client.holder)
+        await self._heads.leave(request.group, check_member_id(request.member), client.holder)
 
     async def commit(self, client: Asker, request: m.CommitGroup) -> None:
         """Move the group's cursors, if the member owns what it commits (C22): all of these positions, or none."""
@@ -200,7 +199,7 @@ class GroupDesk:
     def _check_owner(self, partition: Partition, client: Asker, request: m.CommitGroup | m.CommitTransaction) -> None:
         """Judged by all that the log says, in the same turn of the loop in which the commit is appended."""
         claimed = [((each.topic_id, each.partition), each.since) for each in request.positions]
-        groups, member = groups_of(partition), printable(request.member)
+        groups, member = groups_of(partition), check_member_id(request.member)
         if not groups.may_speak(request.group, member, client.holder):
             raise foreign(request.group)
         if stale := groups.stale(request.group, member, claimed):

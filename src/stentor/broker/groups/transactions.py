@@ -15,7 +15,7 @@ from stentor.broker.groups.heads import groups_of
 from stentor.core import group_limits, refusals
 from stentor.core.dedupe import LASTING
 from stentor.core.holders import NOBODY, may_use
-from stentor.core.names import check_group_name, printable
+from stentor.core.names import check_group_name, check_member_id, printable
 from stentor.core.transactions import GroupTransaction, TransactionDone, Transactions
 from stentor.errors import (
     InvalidArgument,
@@ -109,7 +109,7 @@ class TransactionDesk:
             positions.setdefault(each.topic_id, {})[each.partition] = each.offset
         transaction = GroupTransaction(
             request.group,
-            printable(request.member),
+            check_member_id(request.member),
             request.number,
             positions,
             by=printable(client.client[0]),
@@ -160,7 +160,7 @@ class TransactionDesk:
         """
         self._check(request.group)
         partition = self._heads.partition(request.group)
-        author = printable(request.author)
+        author = check_member_id(request.author)
         last = transactions_of(partition).last(request.group, author)
         if last is not None and last.unfinished is not None and last.number == request.number:
             self._check_concerned(partition, client, last.unfinished)
