@@ -86,7 +86,7 @@ class Broker:
 
     async def _start(self) -> None:
         began = time.monotonic()
-        bodies.arrow("A broker")  # loaded now, so that the first batch does not wait for it
+        bodies.arrow("A broker").load_all()  # now, so that no batch holds the loop for it
         path = Path(self.config.data_directory)
         directory = DataDirectory(path)
         self._opened.callback(directory.close)

@@ -43,6 +43,11 @@ _I64: Final = struct.Struct("<q")
 _NO_PAIRS: Final = pa.nulls(0, HEADER_TYPE.value_type)  # unlike `pa.array`, this does not load pandas
 
 
+def load_all() -> None:
+    """Load what pyarrow loads late. It takes a fifth of a second, which a broker spends before it serves anybody."""
+    import pyarrow.compute  # noqa: F401 - heavy, and rarely needed elsewhere
+
+
 def timestamps_array(timestamps: Sequence[int]) -> Any:
     """Microseconds as an Arrow column, without a loop."""
     packed = timestamps if isinstance(timestamps, array.array) else array.array("q", timestamps)

@@ -1,16 +1,21 @@
 """Keys that expire, on real brokers: across restarts, standstills and upgrades."""
 
+import asyncio
 import signal
 import time
 
+import msgspec
 import pytest
 
-from stentor import Client
+from stentor import Client, limits
 from stentor.broker.cluster import trust
+from stentor.broker.cursors.heads import publish_record
 from stentor.client.table_changes import encode_changes
 from stentor.client.table_leases import NewLease
-from stentor.errors import NotReady, PublishError, StentorError
+from stentor.errors import LimitExceeded, NotReady, PublishError, StentorError
 from stentor.testing import broker
+from stentor.wire import batch, table_rows
+from stentor.wire.header import TIMED, unpack
 
 WAIT_S = 20
 
@@ -89,3 +94,50 @@ def test_messages_of_a_topic_that_is_no_table_cannot_expire(client):
     client._call(send(producer._core.lanes[0]))
     with pytest.raises(PublishError, match="neither come with conditions nor expire"):
         producer.close()
+
+
+# --- one key that cannot be deleted ---------------------------------------------------------------
+
+
+def long_key_frame(topic_id, key_bytes, ttl_us):
+    """A row whose key is longer than any limit, as earlier versions took it."""
+    encoded = batch.encode([1], [b"k" * key_bytes], [b"1"], [table_rows.lease(ttl_us)])
+    encoded = msgspec.structs.replace(encoded, attributes=encoded.attributes | TIMED)
+    header = batch.address(encoded, topic_id=topic_id, partition=0, producer_id=0, generation=0, sequence=0)
+    return bytes(header) + bytes(encoded.body)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_key_that_is_too_long_is_refused_in_every_encoding(client, count):
+    topic = client.create_topic("stream")
+    keys = [b"k" * (limits.MESSAGE_KEY_BYTES_MAX + 1)] * count
+    encoded = batch.encode([1] * count, keys, [b"1"] * count)
+    header = batch.address(encoded, topic_id=topic.id, partition=0, producer_id=0, generation=0, sequence=0)
+    whole = bytes(header) + bytes(encoded.body)
+    with pytest.raises(LimitExceeded, match="A key has 65537 bytes; the limit is 65536"):
+        batch.validate(whole, unpack(whole))
+    short = batch.encode([1] * count, [b"k" * limits.MESSAGE_KEY_BYTES_MAX] * count, [b"1"] * count)
+    header = batch.address(short, topic_id=topic.id, partition=0, producer_id=0, generation=0, sequence=0)
+    batch.validate(bytes(header) + bytes(short.body), unpack(bytes(header) + bytes(short.body)))
+
+
+def test_a_key_whose_deletion_does_not_fit_into_a_batch_keeps_no_other_from_expiring(
+    local, client, monkeypatch, wait_until
+):
+    """Logs of earlier versions have such keys; the head can only leave them."""
+    topic = client.create_topic("config", kind="table")
+    frame = long_key_frame(topic.id, limits.BATCH_BYTES_MAX - 150, 100_000)
+    monkeypatch.setattr(limits, "MESSAGE_KEY_BYTES_MAX", limits.BATCH_BYTES_MAX)
+    (partition,) = (each for each in local.inner.partitions.values() if each.topic == "config")
+
+    async def publish():
+        data = bytearray(frame)
+        await publish_record(partition, data)
+
+    asyncio.run_coroutine_threadsafe(publish(), local.inner.loop).result(10)
+    monkeypatch.undo()
+    failures = local.inner.parts.ground.environment.failures
+    wait_until(lambda: failures.count >= 1, "its deletion has failed")
+    with client.table("config") as table:
+        table.put("short", "1", ttl=0.2)
+        wait_until(lambda: "short" not in table, "another key expires")
