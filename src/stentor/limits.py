@@ -101,6 +101,19 @@ MESSAGE_VALUE_BYTES_MAX: Final = 8 * MIB
 MESSAGE_KEY_BYTES_MAX: Final = 64 * KIB
 """Keys identify things; they are hashed, compared and indexed."""
 
+TABLE_BATCH_ROWS_MAX: Final = 32_768
+"""Rows of one batch for a table. Every member of the chain folds each of them into its copy of the table, in the loop
+and in order: so many take some 30 ms. Batches of a producer's default size have fewer."""
+
+TABLE_BATCH_TERMS_ROWS_MAX: Final = 4_096
+"""The same where rows have conditions or expire: each costs six times as much, in header fields that are looked at."""
+
+TABLE_BATCH_HEADERS_MAX: Final = 16_384
+"""Headers of all rows of such a batch together, which the head looks through as well."""
+
+TABLE_COMMIT_ROWS: Final = 16_384
+"""Rows that a table takes over at a time once they are committed: a sync may commit a million of them."""
+
 # --- names --------------------------------------------------------------------------------------
 
 TOPIC_NAME_CHARACTERS_MAX: Final = 200

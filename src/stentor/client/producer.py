@@ -181,7 +181,7 @@ class _ProducerFace:
             arrow.check_sizes(part, rows_before=before)
             before += part.num_rows
         for size, part in parts:
-            rows_max = max(1, int(part.num_rows * core.batch_bytes * 2 / max(1, size)))
+            rows_max = max(1, min(core.batch_rows_max, int(part.num_rows * core.batch_bytes * 2 / max(1, size))))
             for start in range(0, part.num_rows, rows_max):
                 for index, rows in by_partition(part.slice(start, rows_max), core, partition):
                     lane = core.lanes[index]

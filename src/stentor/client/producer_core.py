@@ -116,7 +116,9 @@ class ProducerCore:
         self.ack = parse_ack(ack)
         self.compression = compression or ""
         self.schema_id = 0  # the version of the topic's schema that its batches are of, if they hold rows
-        self.batch_messages = batch_messages
+        is_table = route.settings.kind == "table"  # its heads take fewer rows at a time
+        self.batch_messages = min(batch_messages, limits.TABLE_BATCH_TERMS_ROWS_MAX) if is_table else batch_messages
+        self.batch_rows_max = limits.TABLE_BATCH_ROWS_MAX if is_table else limits.BATCH_MESSAGES_MAX  # of Arrow data
         self.batch_bytes = batch_bytes
         self.timeout = core.seconds(timeout)
         self.sender = sender_of(identity, secret, generation)

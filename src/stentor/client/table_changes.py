@@ -58,8 +58,10 @@ def encode_changes(
     conditions: Mapping[str, int],
     lease: NewLease | None,
     more_headers: Mapping[str, Headers],
+    table: str = "",
 ) -> batch.Encoded:
     """One batch of changes, as it goes to the head."""
+    table_rows.check_size(len(rows), table, terms=bool(conditions) or lease is not None)
     now_us = time.time_ns() // 1000
     keys, values = [key.encode() for key in rows], list(rows.values())
     for key, value in zip(keys, values, strict=True):

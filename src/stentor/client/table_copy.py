@@ -468,7 +468,7 @@ class TableCopy:
         if producer is None:
             raise self._closed()  # in a moment
         partition = self._partition_of(rows)
-        encoded = encode_changes(rows, conditions, lease, more_headers or {})
+        encoded = encode_changes(rows, conditions, lease, more_headers or {}, self.name)
         asked = self.leases.clock()
         waiter = TaskWaiter(producer, deadline)
         lane = producer.lanes[partition]

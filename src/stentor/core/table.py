@@ -18,6 +18,7 @@ from collections import deque
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from stentor import limits
 from stentor.core.holders import NOBODY
 from stentor.errors import CorruptData
 
@@ -96,6 +97,7 @@ class TableState:
         self._applied: dict[bytes, int] = {}  # the newest mark of each key among those
         self.leases: dict[bytes, KeyLease] = {}  # of the committed view
         self._coming: dict[int, KeyLease] = {}  # by version: of rows that are not committed
+        self._end = 0  # below this offset, everything is committed
         self.news: dict[bytes, None] | None = None  # keys whose lease changed, in order, if somebody counts their time
 
     # --- deciding -------------------------------------------------------------------------------
@@ -138,13 +140,23 @@ class TableState:
             if change.ttl_us and not change.deletes:
                 self._coming[offset] = KeyLease(offset, change.ttl_us, change.session, change.holder)
         self._pending.append((batch.end_offset, made))
+        self.take_over(2 * len(made))  # so what is committed and not taken over gets less, however much comes
 
     def commit(self, end: int) -> None:
-        """Everything below this offset is committed."""
+        """Everything below this offset is committed. A sync may commit a million rows: some are taken over now, others
+        later (`take_over`). Until then the applied view knows them, and times of their leases have not begun.
+        """
+        self._end = end
+        self.take_over(limits.TABLE_COMMIT_ROWS)
+
+    def take_over(self, rows: int = limits.TABLE_COMMIT_ROWS) -> None:
+        """Put so many rows that are committed into the committed view: whole batches, one at least."""
         pending, committed, applied = self._pending, self._committed, self._applied
         leased = bool(self._coming or self.leases)
-        while pending and pending[0][0] <= end:
-            for key, mark in pending.popleft()[1]:
+        while pending and pending[0][0] <= self._end and rows > 0:
+            made = pending.popleft()[1]
+            rows -= len(made)
+            for key, mark in made:
                 if mark < 0:
                     committed.pop(key, None)
                 else:
@@ -164,6 +176,7 @@ class TableState:
 
     def cut(self, end: int) -> None:
         """The log ends here now."""
+        self._end = min(self._end, end)
         while self._pending and self._pending[-1][0] > end:
             for _, mark in self._pending.pop()[1]:
                 self._coming.pop(mark, None)
@@ -179,6 +192,7 @@ class TableState:
             raise CorruptData("A snapshot of a table was found; this version keeps none.")
         self._committed, self._applied, self.leases, self._coming = {}, {}, {}, {}
         self._pending.clear()
+        self._end = 0
 
     def statistics(self) -> dict[str, int]:
         return {"keys": len(self._committed)}

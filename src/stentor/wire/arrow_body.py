@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import struct
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -171,6 +172,16 @@ def time_range(batch: Any) -> tuple[int, int]:
     return ends["min"].value, ends["max"].value
 
 
+def has_keys(batch: Any) -> bool:
+    """Whether every message has a key that is not empty."""
+    column = batch.column(1)
+    if column.null_count:
+        return False
+    import pyarrow.compute as pc  # heavy, and rarely needed
+
+    return bool(pc.min(pc.binary_length(column)).as_py())
+
+
 def longest(batch: Any, column: str, least: int) -> int:
     """Return the size of the longest key or value; 0 if all of them together are not larger than `least`."""
     found = batch.column(column)
@@ -212,10 +223,15 @@ def _ends(column: Any) -> Any:
 
 
 def header_lists(headers: Any) -> list[Headers | None]:
-    """The headers column as lists of pairs."""
-    return [
-        None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs] for pairs in headers.to_pylist()
-    ]
+    """The headers column as lists of pairs. All of its pairs are taken out at once: Arrow's own way is far slower."""
+    ends = headers.offsets.to_pylist()
+    inner = headers.values.slice(ends[0], ends[-1] - ends[0])
+    pairs = list(zip(inner.field(0).to_pylist(), inner.field(1).to_pylist(), strict=True))
+    first = ends[0]
+    found: list[Headers | None] = [pairs[begin - first : end - first] for begin, end in pairwise(ends)]
+    if headers.null_count:
+        found = [each if there else None for each, there in zip(found, headers.is_valid().to_pylist(), strict=True)]
+    return found
 
 
 def _first_line(error: BaseException) -> str:

@@ -31,6 +31,7 @@ _RECORD_BATCH: Final = 3
 _COLUMNS: Final = 4
 NODE_COUNT: Final = 7
 BUFFER_COUNT: Final = 2 + 3 + 3 + 2 + 1 + 3 + 3
+_PAIRS: Final = 2 * 4  # where the nodes of a message say how many headers there are
 _NODES: Final = struct.Struct(f"<{2 * NODE_COUNT}q")  # (length, null count) of each
 _BUFFERS: Final = struct.Struct(f"<{2 * BUFFER_COUNT}q")  # (offset, length) of each
 
@@ -80,6 +81,11 @@ def read(body: memoryview, count: int) -> Contents:
         return _read_usual(body, count) or _read(body, count)
     except (struct.error, IndexError) as error:
         raise CorruptData("A batch body's Arrow metadata is cut off.") from error
+
+
+def header_count(body: memoryview, count: int) -> int:
+    """How many headers all messages of a body have together."""
+    return read(body, count).nodes[_PAIRS]
 
 
 def write(nodes: list[int], buffers: list[int], body_bytes: int) -> bytes:

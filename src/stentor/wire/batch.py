@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument, LimitExceeded
-from stentor.wire import bodies, deltas, rows
+from stentor.wire import arrow_message, bodies, deltas, rows
 from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.header import (
     COMPRESSION_SHIFT,
@@ -238,6 +238,21 @@ def body_columns(header: BatchHeader, body: bytes | memoryview) -> Columns:
     if header.encoding == ENCODING_ROWS:
         return rows.decode(plain, header.count)
     return bodies.columns(plain, header.count)
+
+
+def header_count(header: BatchHeader, body: bytes | memoryview) -> int:
+    """How many headers the messages of a checked body have together; 0 for packed rows, which are few."""
+    if header.encoding == ENCODING_ROWS or not header.attributes & HAS_HEADERS:
+        return 0
+    return arrow_message.header_count(deltas.rows(header, memoryview(body)), header.count)
+
+
+def has_keys(header: BatchHeader, body: bytes | memoryview) -> bool:
+    """Whether every message of a checked body has a key that is not empty."""
+    plain = deltas.rows(header, memoryview(body))
+    if header.encoding == ENCODING_ROWS:
+        return all(rows.decode(plain, header.count)[1])
+    return bool(bodies.arrow().has_keys(bodies.arrow().decode(plain, header.count)))
 
 
 # --- what one message may hold -----------------------------------------------------------------

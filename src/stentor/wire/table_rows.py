@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from stentor import limits
 from stentor.core.holders import HASH_BYTES, NOBODY
 from stentor.core.table import ABSENT, SESSION_BYTES, TTL_S_MAX, KeyChange
-from stentor.errors import InvalidArgument
+from stentor.errors import InvalidArgument, LimitExceeded
 from stentor.wire import batch, deltas
 from stentor.wire.header import CONDITIONAL, BatchHeader
 
@@ -117,6 +118,8 @@ def check(header: BatchHeader, body: memoryview, topic: str, holder: bytes | Non
 
     `holder` is who sends it: nobody makes a key another's (C36). None: the cluster does not compare holders yet.
     """
+    check_size(header.count, topic, terms=header.conditional or header.timed)
+    check_headers(batch.header_count(header, body), topic)
     _, keys, values, headers = batch.body_columns(header, body)
     for key in keys:
         if not key:
@@ -151,6 +154,31 @@ def check(header: BatchHeader, body: memoryview, topic: str, holder: bytes | Non
             )
 
 
+def check_size(rows: int, topic: str, *, terms: bool) -> None:
+    """Refuse more rows than every member of a chain can fold into its copy without holding up others (C35)."""
+    most = limits.TABLE_BATCH_TERMS_ROWS_MAX if terms else limits.TABLE_BATCH_ROWS_MAX
+    if rows > most:
+        raise LimitExceeded(
+            f"A change of table {topic} has {rows} rows{' with conditions or a ttl' if terms else ''}; the limit is"
+            f" {most}.",
+            hint="Make several changes of it. Only what must take effect together needs to be one.",
+            object=topic,
+            limit=most,
+        )
+
+
+def check_headers(count: int, topic: str) -> None:
+    """Refuse more headers than a head can look through at once."""
+    if count > limits.TABLE_BATCH_HEADERS_MAX:
+        raise LimitExceeded(
+            f"The rows of a change of table {topic} have {count} headers together; the limit is"
+            f" {limits.TABLE_BATCH_HEADERS_MAX}.",
+            hint="Make several changes of it, or give the rows fewer headers.",
+            object=topic,
+            limit=limits.TABLE_BATCH_HEADERS_MAX,
+        )
+
+
 def _check_said(topic: str, what: str, said: bool, found: bool) -> None:
     """Whether the batch's attributes are true."""
     if said == found:
@@ -166,7 +194,7 @@ def _check_said(topic: str, what: str, said: bool, found: bool) -> None:
 
 def check_keys(header: BatchHeader, body: memoryview, topic: str) -> None:
     """Refuse messages without a key, of which a compaction could not say which is the latest."""
-    if not all(batch.body_columns(header, body)[1]):
+    if not batch.has_keys(header, body):
         raise InvalidArgument(
             f"Topic {topic} is compacted: it holds the latest message of each key, and a message has no key.",
             hint="Give each message a key, or use a topic with cleanup=delete.",

@@ -4,6 +4,7 @@ import itertools
 import threading
 from contextlib import suppress
 
+import pyarrow as pa
 import pytest
 
 from stentor import limits
@@ -213,3 +214,26 @@ def test_a_closed_copy_says_so_whatever_is_asked(client, name):
     ):
         with pytest.raises(Closed, match=f"This copy of table {name} is closed."):
             use()
+
+
+# --- more than one change can be -------------------------------------------------------------------
+
+
+def test_a_change_of_too_many_keys_is_refused_before_it_is_sent(table):
+    with pytest.raises(LimitExceeded, match=f"has {limits.TABLE_BATCH_ROWS_MAX + 1} rows"):
+        table.put_many({f"k{number}": "1" for number in range(limits.TABLE_BATCH_ROWS_MAX + 1)})
+    with pytest.raises(LimitExceeded, match="rows with conditions or a ttl"):
+        table.put_many({f"k{number}": "1" for number in range(limits.TABLE_BATCH_TERMS_ROWS_MAX + 1)}, ttl=60)
+    assert "k0" not in table
+    table.put_many({f"k{number}": "1" for number in range(limits.TABLE_BATCH_TERMS_ROWS_MAX)}, ttl=60)
+    assert "k0" in table
+
+
+def test_producers_cut_what_they_send_to_a_table(client):
+    client.create_topic("bulk", kind="table")
+    keys = [f"k{number}" for number in range(limits.TABLE_BATCH_ROWS_MAX + 1)]
+    with client.producer("bulk", batch_messages=1_000_000, batch_bytes=8_000_000) as producer:
+        producer.send_many([b"1"] * len(keys), keys=keys)
+        producer.send_batch(pa.table({"key": [f"a{key}".encode() for key in keys], "value": [b"1"] * len(keys)}))
+    with client.table("bulk") as table:
+        assert len(table) == 2 * len(keys)

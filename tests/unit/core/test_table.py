@@ -6,6 +6,7 @@ import pytest
 from tests.alone import alone
 from tests.headers import Batch, appended
 
+from stentor import limits
 from stentor.core.dedupe import Resend
 from stentor.core.derived import States
 from stentor.core.replica_events import Answer, Append, Durable, Publish
@@ -316,3 +317,42 @@ def test_a_batch_that_a_search_has_found_is_answered_as_it_was():
     event = Publish(9, ALL, 1, 8, 0, 5, 1, known=Resend(0, 1, 0, refused=True))
     (answer,) = head.replica.step(event, 1)
     assert answer.refused
+
+
+# --- a sync that commits very many rows ------------------------------------------------------------
+
+
+def test_what_is_committed_is_taken_over_in_pieces_and_nobody_notices(monkeypatch):
+    """A sync of 64 MiB may commit a million rows: to take them over at once held the loop for 0.7 s."""
+    monkeypatch.setattr(limits, "TABLE_COMMIT_ROWS", 30)
+    state = table()
+    for number in range(20):
+        rows = [KeyChange(b"%d" % (10 * number + row), deletes=False, ttl_us=5) for row in range(10)]
+        state.apply(batch(10 * number, rows), rows)
+    state.commit(150)
+    assert state.statistics()["keys"] == 30
+    assert [state.version(b"%d" % number) for number in range(200)] == list(range(200))
+    assert all(state.lease(b"%d" % number).version == number for number in range(200))
+    state.check_invariants()
+    state.cut(150)
+    assert state.version(b"160") == ABSENT
+    assert state.version(b"149") == 149
+    state.check_invariants()
+    for taken in (60, 90, 120, 150, 150):
+        state.take_over(30)
+        assert state.statistics()["keys"] == len(state.leases) == taken
+    state.check_invariants()
+
+
+def test_what_waits_to_be_taken_over_gets_less_while_more_comes(monkeypatch):
+    monkeypatch.setattr(limits, "TABLE_COMMIT_ROWS", 1)
+    state = table()
+    for number in range(100):
+        rows = [put(b"%d" % row) for row in range(10)]
+        state.apply(batch(10 * number, rows), rows)
+    state.commit(1_000)
+    for number in range(100, 200):
+        rows = [put(b"%d" % row) for row in range(10)]
+        state.apply(batch(10 * number, rows), rows)
+    assert len(state._pending) == 100, "all that is committed"
+    assert state.committed_version(b"0") == 990

@@ -5,9 +5,10 @@ import struct
 import msgspec
 import pytest
 
+from stentor import limits
 from stentor.core.table import ABSENT, TTL_S_MAX, KeyChange
-from stentor.errors import InvalidArgument
-from stentor.wire import batch, table_rows
+from stentor.errors import InvalidArgument, LimitExceeded
+from stentor.wire import batch, bodies, table_rows
 from stentor.wire.header import CONDITIONAL, HEADER_BYTES, TIMED, check_header
 
 NOW = 1_700_000_000_000_000
@@ -183,3 +184,68 @@ def test_the_head_deletes_keys_that_are_at_their_versions(count):
     assert list(table_rows.changes(header, body)) == [KeyChange(key, DELETES, version) for key, version in due]
     told = batch.columns(whole, 0, header)[3]
     assert {table_rows.terms(named).why for named in told} == {table_rows.EXPIRED}
+
+
+# --- how much one change may be -------------------------------------------------------------------
+
+
+def many(count, headers=None):
+    keys = [b"%d" % number for number in range(count)]
+    encoded = batch.encode([1] * count, keys, [b"1"] * count, headers)
+    return batch.address(encoded, topic_id=7, partition=0, producer_id=0, generation=0, sequence=0), encoded
+
+
+def check_rows(count, headers=None, attributes=0):
+    header, encoded = many(count, headers)
+    read = check_header(bytes(header) + bytes(encoded.body))
+    read = msgspec.structs.replace(read, attributes=read.attributes | attributes)
+    table_rows.check(read, memoryview(encoded.body), "config")
+
+
+def test_a_change_has_no_more_rows_than_a_chain_can_fold_at_once():
+    check_rows(limits.TABLE_BATCH_ROWS_MAX)
+    with pytest.raises(LimitExceeded, match=r"has 32769 rows; the limit is 32768\."):
+        check_rows(limits.TABLE_BATCH_ROWS_MAX + 1)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "term"), [(CONDITIONAL, table_rows.condition(ABSENT)), (TIMED, table_rows.lease(1_000)[0])]
+)
+def test_rows_with_terms_are_fewer(attribute, term):
+    most = limits.TABLE_BATCH_TERMS_ROWS_MAX
+    check_rows(most, [[term]] * most, attribute)
+    with pytest.raises(LimitExceeded, match="has 4097 rows with conditions or a ttl; the limit is 4096"):
+        check_rows(most + 1, [[term]] + [None] * most, attribute)
+
+
+def test_the_headers_of_a_change_have_a_bound_together():
+    most = limits.TABLE_BATCH_HEADERS_MAX
+    check_rows(most // 8, [[("a", b"")] * 8] * (most // 8))
+    with pytest.raises(LimitExceeded, match="have 16392 headers together; the limit is 16384"):
+        check_rows(most // 8 + 1, [[("a", b"")] * 8] * (most // 8 + 1))
+
+
+@pytest.mark.parametrize("compression", ["", "lz4"])
+@pytest.mark.parametrize("keys", [[b"a"] * 20 + [None], [b"a"] * 20 + [b""], [None] * 21])
+def test_a_compacted_topic_refuses_messages_without_a_key(keys, compression):
+    encoded = batch.encode([1] * 21, keys, [b"1"] * 21, compression=compression)
+    header = batch.address(encoded, topic_id=7, partition=0, producer_id=0, generation=0, sequence=0)
+    read = check_header(bytes(header) + bytes(encoded.body))
+    with pytest.raises(InvalidArgument, match="a message has no key"):
+        table_rows.check_keys(read, memoryview(encoded.body), "config")
+
+
+@pytest.mark.parametrize("compression", ["", "zstd"])
+def test_headers_are_read_as_they_were_written_wherever_they_are(compression):
+    headers = [None, [], [("a", b"1"), ("b", None)], None, [("c", b"")]] * 10
+    encoded = batch.encode([1] * 50, [b"k"] * 50, [b"1"] * 50, headers, compression=compression)
+    arrow = bodies.arrow()
+    decoded = arrow.decode(memoryview(encoded.body), 50)
+    assert arrow.header_lists(decoded.column(3)) == headers
+    assert arrow.header_lists(decoded.slice(3, 20).column(3)) == headers[3:23]
+    assert batch.header_count(encoded_header(encoded), memoryview(encoded.body)) == 30
+
+
+def encoded_header(encoded):
+    header = batch.address(encoded, topic_id=7, partition=0, producer_id=0, generation=0, sequence=0)
+    return check_header(bytes(header) + bytes(encoded.body))

@@ -89,6 +89,7 @@ class Expiring:
             self._find()
         self._beats += 1
         for timed in self._timed.values():
+            timed.table.take_over()
             if not timed.table.leases:
                 timed.expiry.rest()  # times begin when there are some
                 continue
