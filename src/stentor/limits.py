@@ -578,6 +578,9 @@ PUSHED_RECORDS_MAX: Final = 500
 STATISTICS_SLICE: Final = 100
 """Partitions whose numbers are gathered before the loop looks at others."""
 
+STATISTICS_STREAMS_SLICE: Final = 2_000
+"""The same for subscribers."""
+
 # --- coordination -------------------------------------------------------------------------------
 
 COORDINATION_SWAP_OPERATIONS_MAX: Final = 128

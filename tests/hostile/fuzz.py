@@ -39,6 +39,7 @@ from stentor.broker.catalogue import Catalogue
 from stentor.broker.cluster.store_follower import FollowedStore
 from stentor.broker.cluster.trust import Trust
 from stentor.broker.environment import BrokerIdentity
+from stentor.broker.failures import Failures
 from stentor.broker.loop_watch import LoopWatch
 from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.replication import unpack_offer
@@ -50,6 +51,7 @@ from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.newcomer import GreetingServices, Newcomer
 from stentor.broker.sessions.peer_session import PeerServices
 from stentor.broker.sessions.session import Session
+from stentor.broker.slices import Slices
 from stentor.broker.write_coalescing import WriteCoalescing
 from stentor.client.decode import decode_messages, offset_batches
 from stentor.core.slowness import SyncTimes
@@ -556,8 +558,10 @@ class StubBroker:
         identity, catalogue = BrokerIdentity(), Catalogue()
         identity.broker_id, identity.cluster_id, identity.alone = "b", "c", True
         nothing: Any = None
+        self.failures = Failures(self.loop, clock.monotonic)  # type: ignore[arg-type]
+        environment: Any = SimpleNamespace(clock=clock, failures=self.failures)
         serving = Serving(
-            clock,
+            environment,
             identity,
             Standing(),
             catalogue=catalogue,
@@ -587,6 +591,7 @@ class StubBroker:
                 services=self._services(identity, clock, nothing),
                 turns=turns,
                 watch=LoopWatch(self.loop, clock),  # type: ignore[arg-type]
+                slices=Slices(self.loop, clock.monotonic, self.failures),  # type: ignore[arg-type]
             ),
             peers=PeerServices(
                 heard=lambda _, body: peer.decode(body) and None,

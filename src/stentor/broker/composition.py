@@ -291,6 +291,7 @@ class Parts:
                 services=self.services,
                 turns=environment.turns,
                 watch=environment.watch,
+                slices=environment.slices,
             ),
             peers=self._peer_services(ground, inline_sync),
             peer_arrived=self.replicas.peer_connected,

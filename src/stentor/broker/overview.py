@@ -9,7 +9,7 @@ import msgspec
 
 from stentor import limits
 from stentor._version import __version__
-from stentor.broker.partitions.lag import MostBehind
+from stentor.broker.partitions.lag import MostBehind, partition_lag
 from stentor.broker.queues.figures import QueueFigures
 from stentor.wire.statistics import BrokerCounts, BrokerStatistics, MemoryStatistics
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.cluster import Cluster
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.health import HealthWatch
+    from stentor.broker.partitions.interfaces import Follower
+    from stentor.broker.partitions.lag import ReaderLag
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.services.desk import ServiceDesk
     from stentor.broker.sessions.admission import Admission
@@ -67,10 +69,12 @@ class Overview:
         """Everything that metrics, dashboard and CLI show; of so many partitions."""
         shown = list(self._partitions.values())[:partitions_max]
         behind, queues = MostBehind(), QueueFigures(self._clock.now_us())
+        found = []
         for partition in shown:
-            behind.look_at(partition.topic, partition.index, partition.followers.streams)
+            lags = [(stream, stream.lag()) for stream in partition.followers.streams]
+            behind.look_at(partition.topic, partition.index, lags)
             queues.look_at(partition)
-        found = [partition.statistics() for partition in shown]
+            found.append(partition.statistics_with(partition_lag(lag for _, lag in lags)))
         return self._told(found, behind, queues)
 
     async def gather(self) -> BrokerStatistics:
@@ -86,16 +90,36 @@ class Overview:
     async def _gather(self) -> BrokerStatistics:
         found, behind, queues = [], MostBehind(), QueueFigures(self._clock.now_us())
         for number, partition in enumerate(list(self._partitions.values()), 1):
-            found.append(partition.statistics())
-            behind.look_at(partition.topic, partition.index, partition.followers.streams)
+            lags = await self._lags(partition)
+            found.append(partition.statistics_with(partition_lag(lag for _, lag in lags)))
+            behind.look_at(partition.topic, partition.index, lags)
             queues.look_at(partition)
             if number % limits.STATISTICS_SLICE == 0:
                 await asyncio.sleep(0)
         return self._told(found, behind, queues)
 
-    def connected(self) -> list[ClientInfo]:
-        """Everybody who has greeted."""
-        return [session.info() for session in self._admission.sessions if session.greeted]
+    @staticmethod
+    async def _lags(partition: Partition) -> list[tuple[Follower, ReaderLag]]:
+        """How far the readers of a partition are, some at a time."""
+        found = []
+        for number, stream in enumerate(list(partition.followers.streams), 1):
+            found.append((stream, stream.lag()))
+            if number % limits.STATISTICS_STREAMS_SLICE == 0:
+                await asyncio.sleep(0)
+        return found
+
+    async def connected(self) -> list[ClientInfo]:
+        """Everybody who has greeted, some at a time: a client may have many streams."""
+        found, streams = [], 0
+        for session in list(self._admission.sessions):
+            if not session.greeted or session.ended:
+                continue
+            found.append(session.info())
+            streams += 10 + session.stream_count
+            if streams > limits.STATISTICS_STREAMS_SLICE:
+                streams = 0
+                await asyncio.sleep(0)
+        return found
 
     def _told(
         self, partitions: list[PartitionStatistics], behind: MostBehind, queues: QueueFigures

@@ -32,7 +32,9 @@ class Guest:
 def broker():
     return SimpleNamespace(
         environment=SimpleNamespace(
-            config=SimpleNamespace(connections_max=3), clock=SimpleNamespace(monotonic=lambda: 100.0)
+            config=SimpleNamespace(connections_max=3),
+            clock=SimpleNamespace(monotonic=lambda: 100.0),
+            slices=SimpleNamespace(begin=lambda _, pieces, then: ([piece() for piece in pieces], then())),
         ),
         identity=BrokerIdentity(),
         partitions={},

@@ -146,6 +146,7 @@ class Copies:
             reads=environment.reads,
             chain=chain,
             memory=self._memory,
+            slices=environment.slices,
         )
 
     def log_settings(self, topic: TopicRecord) -> LogSettings:

@@ -60,6 +60,7 @@ class Pumped(Protocol):
 class Follower(Pumped, Lagging, Protocol):
     """A reader that follows a partition."""
 
+    def stop(self) -> None: ...
     def fail(self, error: StentorError) -> None: ...
 
 

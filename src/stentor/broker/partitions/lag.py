@@ -58,9 +58,9 @@ class PartitionLag(msgspec.Struct, frozen=True):
     seconds_max: float
 
 
-def partition_lag(streams: Iterable[Lagging]) -> PartitionLag:
+def partition_lag(lags: Iterable[ReaderLag]) -> PartitionLag:
     """Of one partition: its subscribers together."""
-    found = [stream.lag() for stream in streams]
+    found = list(lags)
     return PartitionLag(
         messages_max=max((lag.messages for lag in found), default=0),
         messages_sum=sum(lag.messages for lag in found),
@@ -74,9 +74,8 @@ class MostBehind:
     def __init__(self) -> None:
         self._found: list[tuple[int, float, str, int, Lagging]] = []
 
-    def look_at(self, topic: str, partition: int, streams: Iterable[Lagging]) -> None:
+    def look_at(self, topic: str, partition: int, lags: Iterable[tuple[Lagging, ReaderLag]]) -> None:
         """The followers of one partition."""
-        lags = [(stream, stream.lag()) for stream in streams]
         behind = [(lag.messages, lag.seconds, topic, partition, stream) for stream, lag in lags if lag.messages]
         if behind:
             self._found = nlargest(limits.LAGGING_TOLD_MAX, self._found + behind, key=lambda each: each[:2])

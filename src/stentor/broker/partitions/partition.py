@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from stentor.broker.disk_threads import DiskThreads
     from stentor.broker.partitions.chain_work import ChainWork
     from stentor.broker.partitions.interfaces import Publisher, Sender
+    from stentor.broker.partitions.lag import PartitionLag
+    from stentor.broker.slices import Slices
     from stentor.core.memory_budget import MemoryBudget
     from stentor.core.records import Key
     from stentor.core.replica import Replica
@@ -140,6 +142,7 @@ class Partition:
         reads: DiskThreads,
         chain: ChainWork | None = None,
         memory: MemoryBudget | None = None,
+        slices: Slices | None = None,
     ) -> None:
         self.topic = topic
         self.key: Key = (topic_id, index)
@@ -151,7 +154,7 @@ class Partition:
         self.reads = reads
         self.loop = syncs.loop
         self.sync = LogSync(self, syncs, clock)
-        self.followers = Followers()
+        self.followers = Followers(slices)
         self.successor = Successor(self)
         self.ends = Ends(self)  # readers that want to know where the messages end
         self.traffic = Traffic()
@@ -479,7 +482,11 @@ class Partition:
         )
 
     def statistics(self) -> PartitionStatistics:
-        replica, traffic, lag = self.replica, self.traffic, partition_lag(self.followers.streams)
+        return self.statistics_with(partition_lag(stream.lag() for stream in self.followers.streams))
+
+    def statistics_with(self, lag: PartitionLag) -> PartitionStatistics:
+        """The same, with what was found out about its readers, of whom there may be many."""
+        replica, traffic = self.replica, self.traffic
         wanted = 0 if replica.record is None else replica.record.factor
         return PartitionStatistics(
             topic=self.topic,

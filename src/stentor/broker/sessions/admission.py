@@ -19,6 +19,7 @@ import logging
 import resource
 from collections import OrderedDict
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stentor import limits
@@ -67,7 +68,8 @@ class Admission:
         self._connections_max = environment.config.connections_max
         self._identity = identity
         self._logs = logs
-        self._failures = environment.failures
+        self._slices = environment.slices
+        self._sweeping = False
         self._strangers = SparingLog(logger, environment.clock.monotonic)
         self._peers = 0
         self._second_sockets = 0  # of relays
@@ -209,13 +211,19 @@ class Admission:
         """Close what is half-open, stuck, deaf or silent; `lagged`: this broker itself stood still."""
         for session in [s for s, since in self._antechamber.items() if now - since > limits.ANTECHAMBER_S]:
             self._turn_away(session)
-        for session in list(self.sessions):
-            if lagged:
+        if lagged:
+            for session in self.sessions:
                 session.excuse(now)
-            self._failures.run(f"looking at the connection of {session.caller.name or '?'}", session.sweep, now)
+        if not self._sweeping:
+            self._sweeping = True
+            sweeps = [partial(session.sweep, now) for session in self.sessions]
+            self._slices.begin("looking at connections", sweeps, self._swept)
         self.receiving.reclaim(now)
         self._drop_deaf(now)
         self._strangers.tick()
+
+    def _swept(self) -> None:
+        self._sweeping = False
 
     def _drop_deaf(self, now: float) -> None:
         """What all clients together do not read is bounded; who has not read for longest goes first."""

@@ -13,6 +13,7 @@ import msgspec
 from stentor import limits
 from stentor.broker.cluster import schemas
 from stentor.broker.loop_watch import LoopWatch, Measured
+from stentor.broker.partitions.followers import FEW
 from stentor.broker.partitions.interfaces import Request
 from stentor.broker.partitions.lag import lag_of
 from stentor.broker.services.desk import ServiceDesk
@@ -20,6 +21,7 @@ from stentor.broker.sessions.batch_session import BatchSession
 from stentor.broker.sessions.inline_sync import InlineSync
 from stentor.broker.sessions.reader_stream import ReaderStream
 from stentor.broker.sessions.subtree_stream import SubtreeStream
+from stentor.broker.slices import Slices
 from stentor.core import group_limits, queue_limits
 from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.flow import Cursor
@@ -77,6 +79,7 @@ class ClientServices(msgspec.Struct, frozen=True):
     services: ServiceDesk
     turns: Turns
     watch: LoopWatch
+    slices: Slices
 
 
 class ClientSession(BatchSession):
@@ -104,6 +107,8 @@ class ClientSession(BatchSession):
         self._services = services.services
         self._turns = services.turns
         self._watch = services.watch
+        self._slices = services.slices
+        self._telling = False  # all its streams, how far their partitions are
         self._publishing: dict[str, None] = {}  # topics that this client has published to
         self._producers: set[int] = set()  # lasting producer ids that this client may send under
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,8 +151,7 @@ class ClientSession(BatchSession):
             self._has_room.clear()
 
     def disconnected(self, error: Exception | None) -> None:
-        for stream in list(self.streams.values()):
-            stream.close()
+        self._end_streams()
         for task in (*self._tasks, *self._polls, *self._transactions):
             task.cancel()
         self._services.gone(self)
@@ -265,8 +269,24 @@ class ClientSession(BatchSession):
             self.blocked.popitem(last=False)[0].pump()
 
     def swept(self) -> None:
-        for stream in self.streams.values():
-            stream.tell_state()
+        """Tell the reader how far its partitions are; while it still hears of the last time, that will do."""
+        if len(self.streams) <= FEW:
+            for stream in self.streams.values():
+                stream.tell_state()
+        elif not self._telling:
+            self._telling = True
+            telling = [stream.tell_state for stream in self.streams.values()]
+            self._slices.begin("telling readers how far partitions are", telling, self._told)
+
+    def _told(self) -> None:
+        self._telling = False
+
+    def _end_streams(self) -> None:
+        """Nothing is pushed from now on; that partitions forget the streams may take a moment."""
+        streams = list(self.streams.values())
+        for stream in streams:
+            stream.stop()
+        self._slices.begin("ending streams", [stream.close for stream in streams])
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -377,7 +397,7 @@ class ClientSession(BatchSession):
 
     def going_away(self) -> None:
         """The broker stops: streams end with a reason that tells clients to come back."""
-        for stream in list(self.streams.values()):
+        for stream in list(self.streams.values()):  # at once: what comes after GOODBYE is not sent
             stream.fail(Closed("The broker is stopping.", hint="Clients reconnect by themselves when it is back."))
 
     @property

@@ -58,6 +58,7 @@ class ReaderStream:
         self.partition = partition
         self.cursor = cursor
         self.closed = False
+        self._stopped = False  # closed, and its reader has not heard why yet
         self._scheduled = False
         self._told = -1  # the commit point the reader heard of last
         self._appended_at_us = session.clock.now_us()  # of what was pushed last; before that, of the wish
@@ -154,7 +155,7 @@ class ReaderStream:
     def tell_state(self) -> None:
         """Let the reader know how far the partition is, also when it is not being pushed to (C25)."""
         committed = self.partition.committed
-        if committed != self._told and self.session.connection.writable:
+        if committed != self._told and not self.closed and self.session.connection.writable:
             self._told = committed
             state = frames.STREAM_STATE.pack(committed, self.partition.replica.epoch)
             self.session.connection.send(Kind.STREAM_STATE, self.id, state)
@@ -182,9 +183,14 @@ class ReaderStream:
         ended = messages.StreamEnded(next_offset=self.cursor.position)
         self.session.connection.send(Kind.STREAM_ENDED, self.id, messages.encode(ended))
 
+    def stop(self) -> None:
+        """Push nothing more; `fail` or `close` follows soon."""
+        if not self.closed:
+            self.closed = self._stopped = True
+
     def fail(self, error: StentorError) -> None:
         """End the stream and tell the reader why."""
-        if self.closed:
+        if self.closed and not self._stopped:
             return
         self.close()
         error.object = error.object or self.partition.name
@@ -192,7 +198,7 @@ class ReaderStream:
         self.session.connection.send(Kind.STREAM_ENDED, self.id, messages.encode(ended))
 
     def close(self) -> None:
-        self.closed = True
+        self.closed, self._stopped = True, False
         self.partition.followers.discard(self)
         self.session.blocked.pop(self, None)
         self.session.streams.pop(self.id, None)

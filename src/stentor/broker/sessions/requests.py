@@ -52,7 +52,7 @@ class Sights(Protocol):
     """What a broker shows of itself."""
 
     async def gather(self) -> BrokerStatistics: ...
-    def connected(self) -> list[messages.ClientInfo]: ...
+    async def connected(self) -> list[messages.ClientInfo]: ...
 
 
 class Requests:
@@ -328,7 +328,7 @@ class Requests:
     # --- the broker and its cluster -------------------------------------------------------------
 
     async def _clients(self, _: ClientSession, __: messages.ListClients) -> messages.ClientList:
-        return messages.ClientList(clients=self._sights.connected())
+        return messages.ClientList(clients=await self._sights.connected())
 
     async def _statistics(self, _: ClientSession, __: messages.GetStatistics) -> messages.Statistics:
         return messages.Statistics(statistics=as_map(await self._sights.gather()))
