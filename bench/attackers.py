@@ -9,9 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from stentor import connect
-from stentor.wire import batch, frames, messages
+import msgspec
+
+from stentor import connect, limits
+from stentor.wire import batch, frames, messages, table_rows
 from stentor.wire.frames import Kind
+from stentor.wire.header import CONDITIONAL
+from stentor.wire.queue_messages import FetchJobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,9 +134,158 @@ def requests(address: str, _: Any) -> None:
             raw.flood(frame * 32, 1e9, 0.002)
 
 
+# --- many streams -------------------------------------------------------------------------------
+
+STREAMS: Final = 4_096  # of one connection, as many as there may be
+STREAM_CONNECTIONS: Final = 25
+
+
+def opening(topic: int, first: int, count: int) -> bytes:
+    """Frames that open this many streams of a topic."""
+    wish = messages.encode(messages.OpenStream(topic_id=topic, partition=0, start=0, credit=1_000_000))
+    return b"".join(frames.frame(Kind.OPEN_STREAM, number, wish) for number in range(first, first + count))
+
+
+def opens_and_closes(address: str, topic: int) -> None:
+    """100,000 streams that are opened and closed at once."""
+    wish = messages.encode(messages.OpenStream(topic_id=topic, partition=0, start=0, credit=1_000_000))
+    pairs = (
+        frames.frame(Kind.OPEN_STREAM, number, wish) + frames.frame(Kind.CLOSE_STREAM, number)
+        for number in range(1, 100_001)
+    )
+    raw = Raw(address, "opening").read_all()
+    raw.send(b"".join(pairs))
+    time.sleep(2)
+
+
+def one_message_to_many_streams(address: str, topic: int) -> None:
+    """A message that 102,400 streams wait for, three times; then all of them end at once."""
+    raws = [Raw(address, "waiting").read_all() for _ in range(STREAM_CONNECTIONS)]
+    for raw in raws:
+        raw.send(opening(topic, 1, STREAMS))
+    with connect(address, name="publishing", timeout=60.0) as client:
+        while client.statistics()["broker"]["streams"] < STREAMS * STREAM_CONNECTIONS:
+            time.sleep(0.5)
+        for _ in range(3):
+            client.publish("target", b"x")
+            time.sleep(3)
+    for raw in raws:
+        raw.socket.shutdown(socket.SHUT_RDWR)
+
+
+# --- large batches ------------------------------------------------------------------------------
+
+
+def rows_for_a_table(address: str, topic: int) -> None:
+    """Batches of small rows, as large as a head takes them, one after the other."""
+    most = getattr(limits, "TABLE_BATCH_ROWS_MAX", 160_000)
+    keys: list[bytes] = [b"%d" % number for number in range(most)]
+    frame = publish_frame(topic, [b"1"] * len(keys), frames.Ack.ALL, keys)
+    Raw(address, "filling").read_all().flood(frame, 4e6, FLOOD_S)
+
+
+def conditions_for_a_table(address: str, topic: int) -> None:
+    """The same with conditions that do not hold."""
+    most = getattr(limits, "TABLE_BATCH_TERMS_ROWS_MAX", 50_000)
+    keys: list[bytes] = [b"%d" % number for number in range(most)]
+    terms = [[table_rows.condition(table_rows.ABSENT)] for _ in keys]
+    encoded = batch.encode([time.time_ns() // 1000] * most, keys, [b"1"] * most, terms)
+    encoded = msgspec.structs.replace(encoded, attributes=encoded.attributes | CONDITIONAL)
+    header = batch.address(encoded, topic_id=topic, partition=0, producer_id=0, generation=0, sequence=0)
+    frame = frames.frame(Kind.PUBLISH, 1, bytes(header) + bytes(encoded.body), flags=frames.Ack.ALL)
+    Raw(address, "filling").read_all().flood(frame, 4e6, FLOOD_S)
+
+
+def large_batch_of_jobs(address: str) -> int:
+    """A queue with one batch of 14 MB in it."""
+    topic = topic_id(address, "jobs", kind="queue")
+    raw = Raw(address, "filling")
+    raw.send(publish_frame(topic, [b"x" * 80] * 150_000, frames.Ack.ALL))
+    while raw.receive()[0] not in (Kind.PUBLISHED, Kind.ERROR):
+        pass
+    return topic
+
+
+def fetches(address: str, topic: int) -> None:
+    """Twenty requests at once for every thousandth job of it."""
+    ranges = [number for first in range(0, 150_000, 1_000) for number in (first, 1)]
+    asked = messages.encode(FetchJobs(topic_id=topic, partition=0, ranges=ranges))
+    raw = Raw(address, "fetching")
+    for _ in range(3):
+        raw.send(b"".join(frames.frame(Kind.REQUEST, number, asked) for number in range(20)))
+        for _ in range(20):
+            while raw.receive()[0] not in (Kind.RESPONSE, Kind.ERROR):
+                pass
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def colliding(count: int) -> dict[int, list[int]]:
+    """Topics' ids and one partition each, as a member may say that it holds: the pairs all have one hash."""
+    mask, prime_1, prime_2, prime_5 = 2**64 - 1, 11400714785074694791, 14029467366897019727, 2870177450012600261
+    inverse_1, inverse_2, modulus = pow(prime_1, -1, 2**64), pow(prime_2, -1, 2**64), 2**61 - 1
+
+    def rotated(value: int) -> int:
+        return (value << 33 | value >> 31) & mask
+
+    found: dict[int, list[int]] = {}
+    second = 0
+    while len(found) < count:
+        second += 1
+        before = (rotated(12345 * inverse_1 & mask) - second * prime_2) & mask
+        first = (rotated(before * inverse_1 & mask) - prime_5) * inverse_2 & mask
+        if first < modulus:
+            found[first] = [second]
+    return found
+
+
+def heartbeats(address: str, _: Any) -> None:
+    """Twenty heartbeats of members that say they hold 3,500 partitions whose numbers they chose."""
+    holding = colliding(3_500)
+    raw = Raw(address, "beating").read_all()
+    for turn in range(3):
+        for number in range(20):
+            beat = messages.GroupHeartbeat(
+                group="chosen", member=f"m{number}", number=turn + 1, topics=["target"], holding=holding
+            )
+            raw.send(frames.frame(Kind.REQUEST, number, messages.encode(beat)))
+        time.sleep(2)
+
+
+def topics_of_groups(address: str) -> int:
+    """A hundred topics."""
+    with connect(address, name="preparing", timeout=60.0) as client:
+        for number in range(100):
+            client.create_topic(f"part.{number}.of.it")
+    return 100
+
+
+def patterns(address: str, topics: int) -> None:
+    """A hundred members join a group with 64 patterns each, all different, which all are compared with all topics."""
+    raw = Raw(address, "joining").read_all()
+    for member in range(100):
+        names = [f"*.{number}.*.{'*' if number % 2 else 'of'}" for number in range(32)]
+        names += [f"part.{number}.*.x{member}" for number in range(32)]
+        beat = messages.GroupHeartbeat(group="wide", member=f"m{member}", number=1, topics=names)
+        raw.send(frames.frame(Kind.REQUEST, member, messages.encode(beat)))
+    time.sleep(3)
+    with connect(address, name="making", timeout=60.0) as client:
+        for number in range(5):
+            client.create_topic(f"part.{topics + number}.of.it")
+            time.sleep(1)
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "small publishes at 6 MB/s": Attack(small_publishes, lambda address: topic_id(address, "target")),
     "tiny frames at 3 MB/s": Attack(tiny_frames),
     "refused frames at 3 MB/s": Attack(refused_frames),
     "requests on 20 connections": Attack(requests),
+    "100,000 opens and closes": Attack(opens_and_closes, lambda address: topic_id(address, "target")),
+    "a message to 102,400 streams": Attack(one_message_to_many_streams, lambda address: topic_id(address, "target")),
+    "large changes of a table": Attack(rows_for_a_table, lambda address: topic_id(address, "rows", kind="table")),
+    "conditions of a table": Attack(conditions_for_a_table, lambda address: topic_id(address, "rows", kind="table")),
+    "20 fetches of a large batch": Attack(fetches, large_batch_of_jobs),
+    "heartbeats with chosen numbers": Attack(heartbeats, lambda address: topic_id(address, "target")),
+    "members with many patterns": Attack(patterns, topics_of_groups),
 }
