@@ -139,7 +139,7 @@ PRODUCERS_PER_PARTITION_MAX: Final = 10_000
 """Bounds the memory for duplicates: the broker first forgets the producer that was silent for longest."""
 
 PRODUCERS_PER_CONNECTION_MAX: Final = 1_000
-"""Lasting producers whose tokens one connection has shown: a few bytes each."""
+"""Producer ids whose tokens one connection has shown: a few bytes each. A client's producers share few ids."""
 
 PRODUCER_SEARCH_BATCHES_MAX: Final = 200_000
 PRODUCER_SEARCH_BYTES_MAX: Final = 256 * MIB

@@ -168,7 +168,7 @@ class AsyncClient(AsyncAdmin, AsyncRequesting):
         A producer with an `identity` may be made again after a crash: the same batches, sent again in the same order
         under the same identity and generation, are recognised by the brokers and written once. What is new gets the
         next generation. Only who knows the identity and the `secret` ($STENTOR_PRODUCER_SECRET unless given) may send
-        under it; without a secret the identity itself is all there is to know, so choose one that nobody guesses.
+        under it. It must be the same one whenever the producer is opened again.
         """
         return Opening(self._make_producer(topic, options))
 

@@ -19,6 +19,7 @@ from stentor.client import questions
 from stentor.client.convert import as_seconds
 from stentor.client.deadline import Deadline
 from stentor.client.home import Home
+from stentor.client.identity import DrawnIds
 from stentor.client.links import Links
 from stentor.client.routing import Routing
 from stentor.client.seen import Seen
@@ -92,6 +93,7 @@ class ClientCore:
         self.route_listeners: set[Callable[[], None]] = set()
         self.closers: set[Callable[[], Awaitable[None]]] = set()
         self.leavers: set[Callable[[], Awaitable[None]]] = set()  # have something to say before anything is closed
+        self.drawn_ids = DrawnIds()  # of producers without an identity
         self.asking: Asking | None = None  # requests to responders; made at the first one
         self.refusals: dict[str, StentorError] = {}  # by topic: why a question is not answered yet
         self.wait_for: Callable[[Coroutine[Any, Any, Any]], Any] = self._wait_for

@@ -114,7 +114,8 @@ MEANINGS: Final = {
         the oldest first. None keeps them all.""",
     "retention_waits_for": """The name of a cursor: retention deletes only what it has passed. "" waits for none.""",
     "schema": "A pyarrow.Schema with the columns. None takes the newest that the topic has.",
-    "secret": """What only those know who may send under the identity. Without it, $STENTOR_PRODUCER_SECRET.""",
+    "secret": """What only those know who may send under the identity. Without it, $STENTOR_PRODUCER_SECRET, which must
+        then be set.""",
     "segment_bytes": "Size of a segment file; retention deletes whole ones.",
     "sequence": "How far: the `sequence` of a copy of the same table, perhaps in another process.",
     "stale": """"refuse" waits until a broker is certain where the committed messages end. "allow" takes what is known

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stentor.client.core import ClientCore
+    from stentor.client.identity import ProducerIdentity
     from stentor.client.link import BrokerLink
     from stentor.client.message import Receipt
     from stentor.client.options import AckLevel, Compression, ProducerStatistics
@@ -121,7 +122,7 @@ class ProducerCore:
         self.batch_rows_max = limits.TABLE_BATCH_ROWS_MAX if is_table else limits.BATCH_MESSAGES_MAX  # of Arrow data
         self.batch_bytes = batch_bytes
         self.timeout = core.seconds(timeout)
-        self.sender = sender_of(identity, secret, generation)
+        self.sender = sender_of(core.drawn_ids, route.name, identity, secret, generation)
         self.extras = False  # some row carried headers, a time or a callback; from then on all may
         self.lanes = [Lane(self, index) for index in range(len(route.partitions))]
         self.partitioner = partitioner
@@ -259,9 +260,16 @@ class ProducerCore:
         )
 
     def introduce(self, link: BrokerLink) -> None:
-        """Before the first batch on a link: a lasting producer shows that it may send under its id."""
+        """Before the first batch on a link: show that it may send under its id."""
         if self.sender.token is not None and self.ack:
             link.use_producer(self.sender.id, self.sender.token)
+
+    def send_as(self, sender: ProducerIdentity) -> None:
+        """Send under another id than its own, before anything is sent."""
+        self.core.drawn_ids.give_back(self.topic, self.sender, self.sender.generation)
+        self.sender = sender
+        for lane in self.lanes:
+            lane.generation = sender.generation
 
     def is_known(self) -> bool:
         """Whether a cluster has this very topic: then a broker that does not know it will soon."""
@@ -340,9 +348,11 @@ class ProducerCore:
 
     def discard(self, seconds: float | None = None) -> None:
         """Let go at once; whoever still waits for an answer is told that none will come."""
-        self.closing = self.closed = True
+        was_closed, self.closing, self.closed = self.closed, True, True
         self._give_up_due(float("inf"), seconds)
         self._expiry.cancel()
+        if not was_closed:
+            self.core.drawn_ids.give_back(self.topic, self.sender, max(lane.generation for lane in self.lanes))
         self.core.link_listeners.discard(self._relinked)
         self.core.route_listeners.discard(self._rerouted)
         self.core.closers.discard(self.close)

@@ -82,7 +82,7 @@ class TransactionCopies:
         if producer is not None:
             return producer
         producer = ProducerCore(self._core, route, keep_failures=False)
-        producer.sender = ProducerIdentity(header.producer_id, header.generation, lasting=True)
+        producer.send_as(ProducerIdentity(header.producer_id, header.generation, lasting=True))
         self._producers[header.topic_id] = producer
         return producer
 

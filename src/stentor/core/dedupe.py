@@ -15,10 +15,11 @@ is at most PRODUCERS_PER_PARTITION_MAX (the one silent for longest in the log is
 
 Producer id 0 means "no dedupe wanted".
 
-Lasting ids. Whoever sends under the id of another producer can make that one's batches look old. The id of a producer
-that lives for a moment is random; one that is made again after a crash has a lasting id: the hash of a secret token,
-with the highest bit set. A session must show the token before it publishes under such an id: ids stand in the headers
-of batches, where every reader sees them; tokens do not.
+Rights (C36). Whoever sends under the id of another producer can make that one's batches look old. So an id is the hash
+of a secret token, with the highest bit set, and a session must show the token before it publishes under such an id: ids
+stand in the headers of batches, where every reader sees them; tokens do not. The id is all that a log has to keep, and
+also tells a new head who may use it. Older clients send under random ids without a token, below `LASTING`: these stay
+open to whoever knows them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 ANONYMOUS = 0
 LASTING: Final = 1 << 63
-"""The mark of a lasting id; ids that producers choose themselves are below it."""
+"""The mark of an id that belongs to a token, which also lasts; ids that older clients choose are below it."""
 
 SEARCHED: Final = ("forgotten", "old_generation")
 """Refusals of a batch that may be in the log: the log is searched for that very batch before anything is said (C32)."""

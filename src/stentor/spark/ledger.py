@@ -26,6 +26,7 @@ once, up to GROUP_BYTES; more of them appear in pieces of that size. Different p
 from __future__ import annotations
 
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -80,6 +81,7 @@ class Manifest(msgspec.Struct, frozen=True):
     producer_id: int = 0  # under which it is published; 0: by an older version, which had no tokens
 
 
+_warned: set[str] = set()  # applications, in this process
 _marked_at: dict[str, float] = {}  # by application, in this process
 _decoder = msgspec.msgpack.Decoder(Manifest)
 
@@ -165,6 +167,7 @@ class Ledger:
         self._query = query
         self._drop_repeated = drop_repeated
         self._commits = commits_topic(application)
+        self._secret = _secret_for(application)
         self._id = client.create_topic(self._commits, exist_ok=True, retention_bytes=_MANIFESTS_KEPT_BYTES).id
 
     def commit(self, epoch: int, chunks: Iterable[Chunk]) -> None:
@@ -247,7 +250,7 @@ class Ledger:
         if not chunks:
             return None
         order = sorted(chunks, key=lambda chunk: (chunk.staged_partition, chunk.staged_offset))
-        mine = Manifest(epoch, order, GROUP_BYTES, self._query, producer_id_of(self._identity))
+        mine = Manifest(epoch, order, GROUP_BYTES, self._query, producer_id_of(self._identity, self._secret))
         receipt = self._client.publish(self._commits, msgspec.msgpack.encode(mine))
         if receipt.offset == end:
             return mine, end
@@ -290,12 +293,13 @@ class Ledger:
                 object=topic,
             )
         identity = self._identity if manifest.producer_id else FormerIdentity(self._identity)
-        if manifest.producer_id not in (0, producer_id_of(identity)):
+        if manifest.producer_id not in (0, producer_id_of(identity, self._secret)):
             raise InvalidArgument(
                 f"Epoch {manifest.epoch} of application {self._application} was started with another producer secret.",
                 hint=f"Set {SECRET_VARIABLE} as it was until this epoch is published; then it may change.",
             )
-        made = self._client.producer(topic, identity=identity, generation=place, batch_bytes=manifest.group_bytes // 2)
+        half = manifest.group_bytes // 2
+        made = self._client.producer(topic, identity=identity, secret=self._secret, generation=place, batch_bytes=half)
         return of_version(made, manifest.chunks[0].schema_id)  # one for all: rows with a schema go to one topic
 
     @property
@@ -339,6 +343,23 @@ class Ledger:
             raise _expired(topic) from error
         if wanted:
             raise InternalError(f"{len(wanted)} staged batches are not in {topic}/{partition}.")
+
+
+def _secret_for(application: str) -> str:
+    """Return the secret of the environment, which every driver of the application must have.
+
+    Without one the application's name is all there is to know: then anybody can disturb its epochs, though not falsify
+    them. A secret that this machine kept would be gone with the driver, and what it has begun could not be finished.
+    """
+    secret = os.environ.get(SECRET_VARIABLE, "")
+    if not secret and application not in _warned:
+        _warned.add(application)
+        logger.warning(
+            "%s is not set: whoever knows the name of application %s can stop its writes. Set it for all drivers.",
+            SECRET_VARIABLE,
+            application,
+        )
+    return secret
 
 
 def _rows_of(chunks: list[Chunk]) -> int:

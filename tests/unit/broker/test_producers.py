@@ -8,7 +8,15 @@ import pytest
 from stentor import limits
 from stentor.client.identity import FormerIdentity, producer_id_of, producer_token
 from stentor.core.dedupe import LASTING, lasting_id
-from stentor.errors import LimitExceeded, NotReady, ProducerNotProven, ProtocolError, PublishError, UnknownOutcome
+from stentor.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    NotReady,
+    ProducerNotProven,
+    ProtocolError,
+    PublishError,
+    UnknownOutcome,
+)
 from stentor.wire import frames, messages
 
 LAST_GENERATION = 2**32 - 1
@@ -61,6 +69,59 @@ def test_a_stranger_cannot_send_under_the_id_of_a_lasting_producer(client, link,
     assert read(client, "t") == values
 
 
+def test_a_stranger_cannot_lock_out_a_producer_whose_id_it_has_read(client, link, read):
+    """Ids stand in the headers of batches, which every reader gets."""
+    target = make_topic(link)
+    with client.producer("t") as producer:
+        producer.send(b"a")
+        producer.flush()
+        known = producer._core.sender.id
+        with pytest.raises(ProducerNotProven):
+            link.published(link.publish(target, [b"forged"], producer_id=known, generation=LAST_GENERATION))
+        producer.send(b"b")
+    client.publish("t", b"c")
+    shared = next(iter(client._async._publishers.values()))._core.sender.id
+    with pytest.raises(ProducerNotProven):
+        link.published(link.publish(target, [b"forged"], producer_id=shared, generation=LAST_GENERATION))
+    client.publish("t", b"d")
+    assert read(client, "t") == [b"a", b"b", b"c", b"d"]
+
+
+def test_producers_of_a_client_that_follow_each_other_send_under_one_id(client, read):
+    """So that neither the connection nor the partition remembers one for each of them."""
+    ids = set()
+    for number in range(100):
+        with client.producer("t") as producer, client.producer("u") as other:
+            ids |= {producer._core.sender.id, other._core.sender.id}
+            producer.send(b"%d" % number)
+            other.send(b"%d" % number)
+    assert len(ids) == 1
+    assert read(client, "t") == read(client, "u") == [b"%d" % number for number in range(100)]
+
+
+def test_producers_that_are_open_together_on_one_topic_have_ids_of_their_own(client, read):
+    producers = [client.producer("t", batch_messages=1) for _ in range(5)]
+    assert len({producer._core.sender.id for producer in producers}) == 5
+    for number in range(20):
+        for producer in producers:
+            producer.send(b"%d" % number)
+    for producer in producers:
+        producer.close()
+    assert len(read(client, "t")) == 100
+
+
+def test_a_client_with_very_many_producers_on_a_topic_sends_from_all_of_them(client, read, monkeypatch):
+    """The connection shows tokens of a bounded number of them; the others have ids as clients of older versions do."""
+    monkeypatch.setattr(limits, "PRODUCERS_PER_CONNECTION_MAX", 8)
+    producers = [client.producer("t") for _ in range(20)]
+    assert sum(producer._core.sender.id >= LASTING for producer in producers) == 4
+    for producer in producers:
+        producer.send(b"x")
+    for producer in producers:
+        producer.close()
+    assert len(read(client, "t")) == 20
+
+
 def test_whoever_knows_the_identity_but_not_the_secret_has_another_id():
     assert producer_id_of("orders", "a") != producer_id_of("orders", "b") != producer_id_of("orders", "")
     assert all(producer_id_of("orders", secret) >= LASTING for secret in ("", "a", "b"))
@@ -69,6 +130,17 @@ def test_whoever_knows_the_identity_but_not_the_secret_has_another_id():
 def test_the_secret_of_the_environment_counts_unless_another_is_given(monkeypatch):
     monkeypatch.setenv("STENTOR_PRODUCER_SECRET", "a")
     assert producer_token("orders") == producer_token("orders", "a") != producer_token("orders", "")
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_an_identity_without_a_secret_is_refused_unless_that_is_meant(client, monkeypatch, empty):
+    """Its name alone would open it. Those of older versions go on with an empty secret."""
+    if empty:
+        monkeypatch.setenv("STENTOR_PRODUCER_SECRET", "")
+    with pytest.raises(InvalidArgument, match="needs a secret") as caught:
+        client.producer("t", identity="orders")
+    assert "STENTOR_PRODUCER_SECRET" in caught.value.hint
+    client.producer("t", identity="orders", secret="").close()
 
 
 def test_a_token_that_was_shown_counts_for_publishes_in_the_same_write(link):
@@ -104,7 +176,7 @@ def test_a_connection_sends_for_so_many_lasting_producers_and_no_more(link, monk
 
 
 def test_many_lasting_producers_of_one_client_begin_at_once(client, read):
-    producers = [client.producer("t", identity=f"producer {number}") for number in range(100)]
+    producers = [client.producer("t", identity=f"producer {number}", secret="s") for number in range(100)]
     for producer in producers:
         producer.send(b"x")
     for producer in producers:
@@ -113,7 +185,7 @@ def test_many_lasting_producers_of_one_client_begin_at_once(client, read):
 
 
 def test_a_lasting_producer_shows_its_token_again_on_a_new_connection(local, client, read, wait_until):
-    with client.producer("t", identity="orders") as producer:
+    with client.producer("t", identity="orders", secret="") as producer:
         producer.send(b"a")
         producer.flush()
         for session in list(local.inner.parts.admission.sessions):
@@ -132,7 +204,7 @@ def test_a_broker_that_knows_no_tokens_is_sent_none(local, monkeypatch, read):
         "stentor.broker.sessions.client_session.ClientSession._use", lambda _, request: shown.append(request)
     )
     with local.client() as client:
-        assert [receipt.offset for receipt in send_all(client, [b"a"], identity="orders")] == [0]
+        assert [receipt.offset for receipt in send_all(client, [b"a"], identity="orders", secret="")] == [0]
     assert shown == []
 
 
@@ -153,11 +225,11 @@ def test_a_token_is_neither_logged_nor_counted_nor_shown(local, client, caplog, 
 def test_nothing_is_acknowledged_that_is_not_in_the_log(local, client, link, read):
     """Somebody who knows the identity can stop its owner, but not make messages vanish."""
     target = make_topic(link)
-    token = producer_token("orders")
+    token = producer_token("orders", "")
     link.ask(messages.UseProducer(token=token))
     link.published(link.publish(target, [b"forged"], producer_id=lasting_id(token), generation=LAST_GENERATION))
     acknowledged = []
-    producer = client.producer("t", identity="orders", generation=5)
+    producer = client.producer("t", identity="orders", secret="", generation=5)
     for number in range(1_000):
         producer.send(b"%d" % number, on_delivery=lambda receipt, _: receipt and acknowledged.append(receipt))
     with pytest.raises(PublishError) as caught:
@@ -280,7 +352,7 @@ def test_too_many_who_wait_for_searches_are_told_to_come_back(local, link, monke
 def test_a_producer_made_again_after_many_batches_doubles_nothing(client, read):
     values = [b"%d" % number for number in range(200)]
     for _ in range(2):
-        receipts = send_all(client, values, identity="orders")
+        receipts = send_all(client, values, identity="orders", secret="")
         assert [receipt.offset for receipt in receipts] == list(range(200))
     assert read(client, "t") == values
 

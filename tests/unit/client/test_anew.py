@@ -81,7 +81,7 @@ def test_a_deleted_topic_is_an_error_until_it_is_made_again(client, wait_until):
 def test_a_producer_that_cannot_go_on_says_what_to_do(client, wait_until, case):
     topic = f"anew.cannot.{case}"
     client.create_topic(topic)
-    producer = client.producer(topic, identity="lasting" if case == "identity" else None)
+    producer = client.producer(topic, **({"identity": "lasting", "secret": "s"} if case == "identity" else {}))
     make_anew(client, topic, wait_until, partitions=2 if case == "partitions" else 1)
     producer.send(b"x")
     with pytest.raises(stentor.PublishError, match=r"made anew.* make a new producer"):

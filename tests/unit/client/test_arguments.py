@@ -13,11 +13,11 @@ DEEP = b'{"a":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
 @pytest.mark.parametrize("generation", [-1, 2**32, 2**40, "1", 1.0, True, None])
 def test_a_generation_that_fits_no_batch_is_refused_before_messages_are_taken(client, generation):
     with pytest.raises(stentor.InvalidArgument):
-        client.producer("generations", identity="one", generation=generation)
+        client.producer("generations", identity="one", secret="s", generation=generation)
 
 
 def test_the_last_generation_is_one(client):
-    with client.producer("generations.last", identity="one", generation=2**32 - 1) as producer:
+    with client.producer("generations.last", identity="one", secret="s", generation=2**32 - 1) as producer:
         producer.send("x")
     assert [message.value for message in client.read("generations.last")] == [b"x"]
 
