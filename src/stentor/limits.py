@@ -553,6 +553,16 @@ CURSOR_TOPICS_ASKED_MAX: Final = 500
 METRICS_RETENTION_S: Final = 7 * 86_400
 """How long the statistics that brokers publish are kept, whoever makes their topic: a week."""
 
+METRICS_RETENTION_BYTES: Final = 256 * MIB
+METRICS_SEGMENT_BYTES: Final = 16 * MIB
+"""How much of them is kept, at most: a few days of a busy broker. Retention deletes whole segments: they are small."""
+
+METRICS_FULL_S: Final = 300
+"""How often a record of the topic `_metrics` tells of all partitions; those between tell of what changed."""
+
+METRICS_QUIET_S: Final = 30
+"""How long a broker says nothing in `_metrics` while nothing changes: readers sum up minutes, and each has a record."""
+
 METRICS_PARTITIONS_MAX: Final = 500
 """Partitions that one record of the topic `_metrics` tells of: it must fit into a message."""
 

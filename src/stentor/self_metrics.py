@@ -3,12 +3,17 @@
 So whoever can subscribe can watch the cluster: dashboards, the command line, Spark. The key is the broker's
 id, the value JSON. A record also says how long the broker's earlier records took from publish to delivery, as a
 client sees it: the one number that covers the whole way.
+
+Most of what a broker counts stays as it is. So a record tells of the partitions that changed since the record before
+it, and every few minutes of all (`full`). Nothing is written while nothing changes, but a sign of life twice a minute.
+What a record does not tell of is as the last one said that did; what a full one leaves out is not there any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -23,6 +28,7 @@ from stentor.wire.statistics import as_map
 if TYPE_CHECKING:
     from stentor.broker import Broker
     from stentor.client.subscription import AsyncSubscription
+    from stentor.wire.statistics import BrokerStatistics, PartitionStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +44,32 @@ class _Own(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_Own)
+
+
+class RecordPlan:
+    """What the next record tells, by what the earlier ones told. `now` is in seconds, of a clock that only grows."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[tuple[str, int], PartitionStatistics] = {}
+        self._others: tuple[object, ...] = ()
+        self._told_at = self._full_at = -math.inf
+
+    def next(self, found: BrokerStatistics, now: float) -> tuple[BrokerStatistics, bool] | None:
+        """Return what to tell of these statistics, and whether that is all; None if nothing changed."""
+        partitions = {(each.topic, each.partition): each for each in found.partitions}
+        changed = [each for key, each in partitions.items() if self._partitions.get(key) != each]
+        lagging = [each for each in found.lagging if each.topic != METRICS_TOPIC]
+        others = found.health, lagging, found.services, found.queues
+        full = now - self._full_at >= limits.METRICS_FULL_S or not self._partitions.keys() <= partitions.keys()
+        # Each record changes the topic of the records, and how far behind its readers are: that alone is no news.
+        news = others != self._others or any(each.topic != METRICS_TOPIC for each in changed)
+        if not (full or news or now - self._told_at >= limits.METRICS_QUIET_S):
+            return None
+        self._partitions, self._others, self._told_at = partitions, others, now
+        if full:
+            self._full_at = now
+            return found, True
+        return msgspec.structs.replace(found, partitions=changed), False
 
 
 class MetricsPublisher:
@@ -66,9 +98,12 @@ class MetricsPublisher:
             await self._make_topic(client)
             subscription = await client.subscribe(METRICS_TOPIC)
             listening = asyncio.create_task(self._listen(subscription))
+            plan = RecordPlan()
             while not listening.done():  # it ends with the topic; then everything begins anew
-                await self._make_topic(client)
-                await client.publish(METRICS_TOPIC, self._record(), key=broker.broker_id)
+                found = plan.next(broker.statistics(limits.METRICS_PARTITIONS_MAX), time.monotonic())
+                if found is not None:
+                    await self._make_topic(client)
+                    await client.publish(METRICS_TOPIC, self._record(*found), key=broker.broker_id)
                 await asyncio.sleep(self._interval_s)
         finally:
             if listening is not None:
@@ -78,8 +113,20 @@ class MetricsPublisher:
 
     async def _make_topic(self, client: AsyncClient) -> None:
         """Also when somebody deleted it: a publish would make it again, but without its settings."""
-        kept_s = limits.METRICS_RETENTION_S
-        await client.create_topic(METRICS_TOPIC, exist_ok=True, flush="interval", retention_age_s=kept_s)
+        kept_s, kept_bytes = limits.METRICS_RETENTION_S, limits.METRICS_RETENTION_BYTES
+        segment = limits.METRICS_SEGMENT_BYTES
+        made = await client.create_topic(
+            METRICS_TOPIC,
+            exist_ok=True,
+            flush="interval",
+            retention_age_s=kept_s,
+            retention_bytes=kept_bytes,
+            segment_bytes=segment,
+        )
+        settings = made.settings
+        if settings.retention_bytes is None and settings.retention_age_s == kept_s:
+            # As earlier versions made it, without a bound; nobody has chosen that.
+            await client.alter_topic(METRICS_TOPIC, retention_bytes=kept_bytes, segment_bytes=segment)
 
     async def _listen(self, subscription: AsyncSubscription) -> None:
         """How long one's own records take to come back."""
@@ -96,13 +143,14 @@ class MetricsPublisher:
                 self._latencies_us.append(latency_us)
                 del self._latencies_us[:-_LATENCIES_KEPT]
 
-    def _record(self) -> bytes:
+    def _record(self, statistics: BrokerStatistics, full: bool) -> bytes:
         record = {
             "kind": "broker",
+            "full": full,
             "broker": self._broker.broker_id,
             "published_at_us": time.time_ns() // 1000,
             "publish_to_deliver_us": self._latencies_us,
-            "statistics": as_map(self._broker.statistics(limits.METRICS_PARTITIONS_MAX)),
+            "statistics": as_map(statistics),
         }
         return msgspec.json.encode(record)
 

@@ -15,11 +15,12 @@ NOON_S = int(datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp())
 MINUTES = [f"2026-11-15T12:0{minute}:00Z" for minute in range(10)]
 
 
-def said(second, *partitions, broker="b1", uptime=10_000.0, latencies=()):
-    """A record as src/stentor/self_metrics.py makes it, so many seconds after noon."""
+def said(second, *partitions, broker="b1", uptime=10_000.0, latencies=(), full=None):
+    """A record as src/stentor/self_metrics.py makes it, so many seconds after noon; without `full` an older one."""
     return json.dumps(
         {
             "kind": "broker",
+            **({} if full is None else {"full": full}),
             "broker": broker,
             "published_at_us": int((NOON_S + second) * 1e6),
             "publish_to_deliver_us": list(latencies),
@@ -108,6 +109,56 @@ class TestWindows:
     def test_without_latencies_there_are_no_percentiles(self, summed):
         row = summed(said(1, counted(0)))["orders", MINUTES[0]]
         assert (row.latency_us_p50, row.latency_us_p99, row.messages, row.bytes_per_message) == (None, None, 0, 0.0)
+
+    def test_what_did_not_change_is_as_it_was(self, summed):
+        """Records leave it out. All partitions of a topic count, on all brokers, and growth begins where it ended."""
+        other = counted(7, topic="other", streams=1, log_bytes=70)
+        found = summed(
+            said(5, counted(100, streams=2, log_bytes=1000), other, full=True),
+            said(6, counted(50, partition=1, streams=1, lag=3, log_bytes=500), full=True, broker="b2"),
+            *(said(second, full=False) for second in range(35, 245, 30)),
+            *(said(second, full=False, broker="b2") for second in range(36, 255, 30)),
+            said(200, counted(130, streams=2, log_bytes=1300), full=False),
+            said(245, counted(131, streams=2, log_bytes=1310), full=False),
+        )
+        assert sorted(found) == [(topic, start) for topic in ("orders", "other") for start in MINUTES[:5]]
+        rows = [found["orders", start] for start in MINUTES[:5]]
+        assert [row.messages for row in rows] == [0, 0, 0, 30, 1]
+        assert [row.log_bytes for row in rows] == [1500, 1500, 1500, 1800, 1810]
+        assert [(row.subscriptions, row.lag) for row in rows] == [(3, 3)] * 5
+        assert [found["other", start].log_bytes for start in MINUTES[:5]] == [70] * 5
+
+    def test_a_broker_that_is_silent_and_a_partition_that_went_count_no_more(self, summed):
+        orders, moved = counted(1, log_bytes=10), counted(2, topic="moved", log_bytes=20)
+        found = summed(
+            said(5, orders, moved, full=True),
+            said(5, counted(3, partition=1, log_bytes=40), broker="b2", full=True),
+            said(35, full=False),
+            said(35, broker="b2", full=False),
+            said(65, orders, full=True),  # the other partition is not here any more
+            *(said(second, full=False) for second in range(95, 180, 30)),
+        )
+        assert [found["orders", start].log_bytes for start in MINUTES[:3]] == [50, 10, 10]
+        assert [start for topic, start in sorted(found) if topic == "moved"] == MINUTES[:1]
+
+    def test_a_broker_that_starts_anew_after_a_silence_counts_from_zero(self, summed):
+        found = summed(
+            said(5, counted(100), full=True),
+            *(said(second, full=False) for second in range(35, 150, 30)),
+            said(170, counted(8), uptime=10.0, full=True),
+        )
+        assert [found["orders", start].messages for start in MINUTES[:3]] == [0, 0, 8]
+
+    def test_windows_that_are_shorter_than_a_silence_are_all_there(self, summed):
+        found = summed(
+            said(1, counted(10, log_bytes=5), full=True),
+            said(31, full=False),
+            said(41, counted(15, log_bytes=6), full=False),
+            window_s=10,
+        )
+        starts = [f"2026-11-15T12:00:{second:02}Z" for second in range(0, 50, 10)]
+        assert [found["orders", start].log_bytes for start in starts] == [5, 5, 5, 5, 6]
+        assert [found["orders", start].messages for start in starts] == [0, 0, 0, 0, 5]
 
     def test_what_is_no_record_is_left_out(self, summed):
         assert summed("not JSON", "{}", said(1)) == {}

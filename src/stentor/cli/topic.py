@@ -205,6 +205,9 @@ def list_topics(
         str | None,
         typer.Argument(metavar="PATTERN", help="List only topics that match, such as 'orders.*' or 'orders.>'."),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List internal topics too: those whose names begin with an underscore.")
+    ] = False,
     json: options.Json = False,
     url: options.Url = None,
     timeout: options.Timeout = options.TIMEOUT_S,
@@ -213,7 +216,7 @@ def list_topics(
     if pattern is not None:
         check_pattern(pattern)
     with options.connect(url, timeout, "topic list") as client:
-        topics = client.topics(pattern)
+        topics = client.topics(pattern, internal=everything)
     if json:
         print_json(topics)
     else:

@@ -113,9 +113,12 @@ class AsyncAdmin:
         """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
         return await self._core.topic(name, timeout)
 
-    async def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
-        """All topics, or those that match a pattern."""
-        request, deadline = messages.ListTopics(pattern=pattern or ">"), self._core.deadline(timeout)
+    async def topics(
+        self, pattern: str | None = None, *, internal: bool = False, timeout: float | None = None
+    ) -> list[TopicInfo]:
+        """All topics, or those that match a pattern; internal ones only if asked for, or named from their start."""
+        request = messages.ListTopics(pattern=pattern or ">", internal=internal)
+        deadline = self._core.deadline(timeout)
         found = await self._core.call(request, deadline)
         return await self._completed(found.topics, request, deadline)
 
@@ -321,9 +324,11 @@ class Admin:
         """A topic's id, settings and chains; it is made on the way if the broker makes topics by itself."""
         return self._call(self._async.find_topic(name, timeout=timeout))
 
-    def topics(self, pattern: str | None = None, *, timeout: float | None = None) -> list[TopicInfo]:
-        """All topics, or those that match a pattern."""
-        return self._call(self._async.topics(pattern, timeout=timeout))
+    def topics(
+        self, pattern: str | None = None, *, internal: bool = False, timeout: float | None = None
+    ) -> list[TopicInfo]:
+        """All topics, or those that match a pattern; internal ones only if asked for, or named from their start."""
+        return self._call(self._async.topics(pattern, internal=internal, timeout=timeout))
 
     def mark_recorded(self, topic: str, ends: Mapping[int, int], *, timeout: float | None = None) -> None:
         """A recorder has put away all messages below these offsets, by partition; it never moves back.

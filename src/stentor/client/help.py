@@ -58,6 +58,7 @@ MEANINGS: Final = {
     "concurrency": "How many requests to work on at a time.",
     "idempotent": """Whether the request may be handled twice. Then another responder is asked if the first one is lost
         with it.""",
+    "internal": "Whether to list topics of the brokers and tools too, whose names begin with an underscore.",
     "identity": """A name under which the producer may be made again after a crash, so that the brokers recognise what
         they have.""",
     "error": "Why it failed: an exception, whose traceback goes to the dead letter, or a text.",

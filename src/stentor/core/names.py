@@ -132,10 +132,10 @@ def check_pattern(pattern: str) -> str:
     return pattern
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern covers a topic name; internal topics only when named from their start."""
+def matches(pattern: str, name: str, *, internal: bool = False) -> bool:
+    """Whether a pattern covers a topic name; internal topics only when asked for, or named from their start."""
     wanted, given = pattern.split("."), name.split(".")
-    if given[0].startswith("_") and wanted[0] in ("*", ">"):
+    if not internal and given[0].startswith("_") and wanted[0] in ("*", ">"):
         return False
     for index, segment in enumerate(wanted):
         if segment == ">" and index == len(wanted) - 1:

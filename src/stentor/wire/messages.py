@@ -188,6 +188,7 @@ class ListTopics(Tagged, frozen=True):
     """Answer: TopicList."""
 
     pattern: Name = ">"
+    internal: bool = False  # also those whose names begin with `_`, if the pattern is for any name
 
 
 class TopicDescribed(Tagged, frozen=True):

@@ -109,8 +109,9 @@ def test_a_directory_that_was_open_to_others_is_closed_at_the_start(tmp_path):
 
 
 @pytest.fixture
-def publisher(local):
-    """A broker that tells its statistics often."""
+def publisher(local, monkeypatch):
+    """A broker that tells its statistics often, also when nothing changes."""
+    monkeypatch.setattr(limits, "METRICS_QUIET_S", 0.0)
     inner = local.inner
 
     async def start():

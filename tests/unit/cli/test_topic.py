@@ -27,6 +27,19 @@ def test_create_describe_alter_and_delete(cli, client):
         client.describe_topic("shop.orders")
 
 
+def test_internal_topics_and_their_sizes_are_listed_when_asked_for(cli, client):
+    client.publish("_spark.application.staged", "x" * 5000)
+    client.publish("listed", "x")
+    assert not any(line.startswith("_") for line in cli("topic", "list").out.splitlines())
+    lines = cli("topic", "list", "--all").out.splitlines()
+    staged = next(line for line in lines if line.startswith("_spark.application.staged"))
+    assert "5.1 KiB" in staged
+    assert any(line.startswith("listed") for line in lines)
+    assert cli("topic", "list", "*", "--all").out.count("_spark") == 0
+    client.delete_topic("_spark.application.staged")
+    client.delete_topic("listed")
+
+
 def test_describe_shows_what_is_recorded_and_what_is_kept_for_lack_of_it(cli, client):
     assert cli("topic", "create", "lake", "--retention-bytes", "0", "--keep-unrecorded").code == 0
     for number in range(3):

@@ -221,7 +221,8 @@ class Requests:
         found = [
             topic
             for name, topic in self._catalogue.topics.items()
-            if matches(pattern, name) and self._permissions.allows(principal, Action.DESCRIBE, name)
+            if matches(pattern, name, internal=request.internal)
+            and self._permissions.allows(principal, Action.DESCRIBE, name)
         ]
         found.sort(key=lambda topic: topic.record.name)
         infos, partitions = [], 0
@@ -449,7 +450,12 @@ _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any
 }
 
 _MADE_AS: Final = {
-    "_metrics": messages.TopicChanges(flush="interval", retention_age_s=limits.METRICS_RETENTION_S),
+    "_metrics": messages.TopicChanges(
+        flush="interval",
+        retention_age_s=limits.METRICS_RETENTION_S,
+        retention_bytes=limits.METRICS_RETENTION_BYTES,
+        segment_bytes=limits.METRICS_SEGMENT_BYTES,
+    ),
 }
 """Topics of the brokers' own: a reader that comes first makes them as the brokers would."""
 

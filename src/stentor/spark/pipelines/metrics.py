@@ -5,18 +5,25 @@ from the last record before it to the last record in it: the windows of a day ad
 broker that started anew begins at zero. A window is published once, when the watermark has passed it: records that
 come later than `late_s` are left out.
 
+A record leaves out what has not changed, but a full one every few minutes. So what a partition was before a window is
+looked for as far back, and stands for the window if the broker was heard in it and did not leave the partition out of a
+later full record. Brokers of older versions say everything in every record: their records have no `full`, and count as
+the past of the next window alone.
+
 Into a table instead, the pipeline puts the newest window of each topic, with the topic as the key. A window never
 replaces a later one, so it may be repeated, with its checkpoint or with a new one.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 import stentor
+from stentor import limits
 from stentor.errors import TopicNotFound
 
 if TYPE_CHECKING:
@@ -31,8 +38,14 @@ if TYPE_CHECKING:
 SOURCE: Final = "_metrics"
 TARGET: Final = "_metrics.windows"
 _COUNTERS: Final = ("messages_in", "bytes_in", "messages_out")
+_BACK_S: Final = limits.METRICS_FULL_S + 60
+"""How far back the last full record of a broker may be, if it was a little late."""
+
+_HEARD_S: Final = limits.METRICS_QUIET_S + 15
+"""How long a broker that has nothing to say may be silent."""
+
 _RECORD: Final = """
-    broker string, published_at_us bigint, publish_to_deliver_us array<bigint>,
+    full boolean, broker string, published_at_us bigint, publish_to_deliver_us array<bigint>,
     statistics struct<
         broker: struct<uptime_s: double, connections: bigint, bytes_in: bigint, bytes_out: bigint>,
         partitions: array<struct<
@@ -65,24 +78,44 @@ def windows(records: DataFrame, *, window_s: int = 60, late_s: int = 30) -> Data
     from pyspark.sql import functions as f
 
     parsed = records.select(f.from_json(f.col("value").cast("string"), _RECORD).alias("r"))
-    # A record also counts as the past of the next window. Shifting it there moves the watermark, too, by as much as is
-    # added to what may be late.
-    shifts_us = f.array(f.lit(0), f.lit(window_s * 1_000_000))
+    # A record also counts as the past of later windows. Shifting it there moves the watermark, too, by as much as is
+    # added to what may be late. So every record is shifted, and what is too far from an older one is left out after it.
+    window_us, back = window_s * 1_000_000, math.ceil(_BACK_S / window_s)
+    shifts_us = f.array(*(f.lit(windows * window_us) for windows in range(back + 1)))
     timed = parsed.select("r.*", f.explode(shifts_us).alias("shift_us")).withColumn(
         "at", f.timestamp_micros(f.col("published_at_us") + f.col("shift_us"))
     )
-    rows = timed.withWatermark("at", f"{late_s + window_s} seconds").select(
+    marked = timed.withWatermark("at", f"{late_s + back * window_s} seconds")
+    counting = marked.where(f"full is not null or at <= timestamp_micros(published_at_us + {window_us})")
+    rows = counting.select(
         f.window("at", f"{window_s} seconds").alias("window"),
         "broker",
-        (f.col("shift_us") == 0).alias("inside"),
-        (f.col("published_at_us") / 1e6).alias("time_s"),
-        f.col("statistics.broker.uptime_s").alias("uptime_s"),
-        f.try_element_at("publish_to_deliver_us", f.lit(-1)).alias("latency"),  # the others were in earlier records
-        f.explode("statistics.partitions").alias("p"),
+        f.struct(
+            (f.col("published_at_us") / 1e6).alias("time_s"),
+            (f.col("shift_us") == 0).alias("inside"),
+            f.col("full"),
+            f.col("statistics.broker.uptime_s").alias("uptime_s"),
+            # The others were in earlier records.
+            f.try_element_at("publish_to_deliver_us", f.lit(-1)).alias("latency"),
+            f.col("statistics.partitions").alias("partitions"),
+        ).alias("row"),
     )
-    points = rows.groupBy("window", "broker", "p.topic", "p.partition").agg(*_points()).where("size(points) > 0")
-    per_partition = points.withColumn("points", f.expr("array_sort(array_compact(array_append(points, past)))"))
+    points = _heard(rows, window_s).groupBy("window", "broker", "p.topic", "p.partition").agg(*_points())
+    there = points.where("size(points) > 0 or (stays and past.full is not null)")
+    per_partition = there.withColumn("points", f.expr("array_sort(array_compact(array_append(points, past)))"))
     return per_partition.select(*_grown()).groupBy("window", "topic").agg(*_per_topic(window_s)).select(*_columns())
+
+
+def _heard(rows: DataFrame, window_s: int) -> DataFrame:
+    """What brokers said of partitions, in windows in which they were there; `full_s` is when they said everything."""
+    from pyspark.sql import functions as f
+
+    said = rows.groupBy("window", "broker").agg(f.collect_list("row").alias("said"))
+    grace_s = max(0, _HEARD_S - window_s)
+    is_there = f"row -> row.inside or row.full is not null and row.time_s >= unix_seconds(window.start) - {grace_s}"
+    full_s = f.expr("array_max(transform(filter(said, row -> row.full), row -> row.time_s))").alias("full_s")
+    heard = said.where(f"exists(said, {is_there})").select("window", "broker", full_s, f.explode("said").alias("row"))
+    return heard.select("window", "broker", "full_s", "row.*", f.explode("row.partitions").alias("p"))
 
 
 def _points() -> list[Any]:
@@ -90,18 +123,26 @@ def _points() -> list[Any]:
     from pyspark.sql import functions as f
 
     inside = f.col("inside")
-    point = f.struct("time_s", "uptime_s", *(f.col(f"p.{name}").alias(name) for name in _COUNTERS))
-
-    def highest(name: str) -> Any:
-        return f.max(f.when(inside, f.col(f"p.{name}")))
-
+    gauges = {
+        "head": f.col("p.replica.position") == 0,
+        "streams": f.col("p.streams"),
+        "lag": f.col("p.lag_max"),
+        "log_bytes": f.col("p.log.bytes"),
+    }
+    counters = [f.col(f"p.{name}").alias(name) for name in _COUNTERS]
+    point = f.struct("time_s", "uptime_s", *counters, "full", *(gauge.alias(name) for name, gauge in gauges.items()))
+    past = f.max(f.when(~inside, point))
+    # What a later full record leaves out is gone. What was not told in the window is as it was.
+    stays = f.max("full_s").isNull() | (f.max("time_s") >= f.max("full_s")) | f.max(f.col("full").isNull())
+    told = f.max(inside)
     return [
         f.collect_list(f.when(inside, point)).alias("points"),
-        f.max(f.when(~inside, point)).alias("past"),
-        f.max(f.when(inside, f.col("p.replica.position") == 0)).alias("head"),
-        highest("streams").alias("streams"),
-        highest("lag_max").alias("lag"),
-        highest("log.bytes").alias("log_bytes"),
+        past.alias("past"),
+        *(
+            f.when(told, f.max(f.when(inside, gauge))).when(stays, past[name]).alias(name)
+            for name, gauge in gauges.items()
+        ),
+        stays.alias("stays"),
         f.collect_list(f.when(inside, f.col("latency"))).alias("latencies"),
     ]
 
