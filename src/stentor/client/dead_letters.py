@@ -2,7 +2,9 @@
 
 The head of a queue's partition gives dead jobs to one of its consumers, as numbered burials, one at a time. It
 publishes them under a producer identity that belongs to the partition, with the number as its generation. If it dies
-before it has said so, another one publishes the very same batches: brokers recognise them, and write them once.
+before it has said so, another one publishes the very same batches: brokers recognise them, and write them once. The
+head gives both of them the token of that identity, which nobody else knows (C36). What an older broker gives has no
+token, and goes under an identity that can be guessed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stentor import limits
+from stentor.client.identity import ProducerIdentity
+from stentor.core.dedupe import lasting_id
 from stentor.errors import StentorError
 from stentor.wire import batch
 from stentor.wire import queue_messages as m
@@ -126,7 +130,8 @@ class Undertaker:
             await client.create_topic(topic, exist_ok=True)
             await consumer.core.refresh_routes()
         identity = f"dead letters of {consumer.topic_id}/{port.partition}"
-        await publish_once(client, topic, 0, self._batches(port, burial, messages), identity, burial.number)
+        batches = self._batches(port, burial, messages)
+        await publish_once(client, topic, 0, batches, identity, burial.number, burial.token)
 
     def _batches(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> Iterator[Encoded]:
         """Always the same ones for the same burial: they may be sent by several consumers."""
@@ -153,11 +158,21 @@ class Undertaker:
 
 
 async def publish_once(
-    client: AsyncClient, topic: str, partition: int, batches: Iterable[Encoded], identity: str, generation: int
+    client: AsyncClient,
+    topic: str,
+    partition: int,
+    batches: Iterable[Encoded],
+    identity: str,
+    generation: int,
+    token: bytes = b"",
 ) -> None:
-    """Publish batches that are the same for everybody who may do so: they are written once."""
+    """Publish batches that are the same for everybody who may do so: they are written once. A token counts instead of
+    the identity.
+    """
     producer = await client._producer_core(topic, identity=identity, secret="", generation=generation)  # noqa: SLF001 - a part of the client
     try:
+        if token:
+            producer.send_as(ProducerIdentity(lasting_id(token), generation, lasting=True, token=token))
         lane = producer.lanes[partition]
         outcomes = []
         for encoded in batches:

@@ -275,6 +275,7 @@ class QueuePort:
             jobs_max=0,
             wait_ms=wait_ms,
             known=[],
+            reports=True,
         )
         await self._took(await self.ask(asked))
 

@@ -345,11 +345,11 @@ class QueueState:
                     self._back(each, now_us)
             case r.HolderLeft():
                 self._left(step, now_us)
-            case r.Bury(holder, number, offsets, secret):
+            case r.Bury(holder, number, offsets, secret, proven):
                 for offset in offsets:
                     self.dead.pop(offset, None)
                 self.burials = max(self.burials, number)
-                self.burial = Burial(number, offsets, holder, secret)
+                self.burial = Burial(number, offsets, holder, secret, proven)
                 self._holder(holder, secret)
             case r.Buried(number):
                 self._buried(number)
@@ -481,7 +481,7 @@ class QueueState:
         if len(self.gone) > queue_jobs.GONE_MAX:
             self.gone.popitem(last=False)
         if self.burial is not None and self.burial.holder == step.holder:
-            self.burial = Burial(self.burial.number, self.burial.offsets, b"", self.burial.secret)
+            self.burial = msgspec.structs.replace(self.burial, holder=b"")
 
     def _buried(self, number: int) -> None:
         if self.burial is None or self.burial.number != number:

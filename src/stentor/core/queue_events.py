@@ -169,6 +169,7 @@ class GiveBurial(msgspec.Struct, frozen=True):
 
     number: int
     offsets: list[int]
+    proven: bool = False  # under an id that needs a token
 
 
 class GiveJobs(msgspec.Struct, frozen=True):

@@ -128,6 +128,7 @@ class QueuePolicy(msgspec.Struct, frozen=True):
     attempts_max: int = 5
     retry_us: int = 1_000_000
     holders: bool = True  # the cluster's feature level is HOLDERS: what came with it may be written (C27)
+    proves: bool = False  # dead jobs are buried under an id that needs a token, which this broker can give out
 
     def pause_us(self, attempts: int) -> int:
         """How long a job rests that has failed so often."""
@@ -731,14 +732,19 @@ class QueueHead:
             if was_told and asked.jobs_max:  # else it leaves, and asks for nothing but this
                 return None
         elif burial is not None and not burial.holder:
-            steps.append(Bury(name, burial.number, burial.offsets, secret))
+            # Under the same id as before, or its letters would be written twice: not by an older client, if it needs
+            # a token.
+            if burial.proven and not (asked.reports and self.policy.proves):
+                return None
+            steps.append(Bury(name, burial.number, burial.offsets, secret, burial.proven))
         elif burial is None and state.dead:
-            burial = Burial(state.burials + 1, list(islice(state.dead, BURIED_AT_ONCE_MAX)), name)
-            steps.append(Bury(name, burial.number, burial.offsets, secret))
+            proven = self.policy.holders and self.policy.proves and asked.reports
+            burial = Burial(state.burials + 1, list(islice(state.dead, BURIED_AT_ONCE_MAX)), name, proven=proven)
+            steps.append(Bury(name, burial.number, burial.offsets, secret, proven))
         else:
             return None
         self._burying = burial.number, name, self._counted_us
-        return q.GiveBurial(burial.number, burial.offsets)
+        return q.GiveBurial(burial.number, burial.offsets, burial.proven)
 
     # --- time -----------------------------------------------------------------------------------
 

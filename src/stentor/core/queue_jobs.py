@@ -134,6 +134,7 @@ class Burial(msgspec.Struct, frozen=True, array_like=True):
     offsets: list[int]
     holder: bytes
     secret: bytes = b""  # of the last holder that it was given to, as a hash
+    proven: bool = False  # it is published under an id that needs a token
 
 
 class QueueSnapshot(msgspec.Struct, array_like=True):

@@ -95,6 +95,7 @@ class Bury(msgspec.Struct, frozen=True, array_like=True, tag=5):
     number: int
     offsets: list[int]
     secret: bytes = b""  # the hash of its holder's secret (C36)
+    proven: bool = False  # it is published under an id that needs a token, whoever does it
 
 
 class Buried(msgspec.Struct, frozen=True, array_like=True, tag=6):

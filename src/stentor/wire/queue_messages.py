@@ -89,6 +89,7 @@ class BurialTask(_Value, frozen=True):
 
     number: int
     jobs: list[DeadJob]
+    token: bytes = b""  # of the producer id to do so under; none: the id that everybody knows
 
 
 class JobsTaken(_Answer, frozen=True):

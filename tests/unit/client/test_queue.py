@@ -158,6 +158,20 @@ def test_who_leaves_is_gone_whatever_goes_wrong(client, name, monkeypatch, broke
     assert not [task for task in asyncio.all_tasks(client._core.loop) if "QueuePort" in repr(task)]
 
 
+def test_a_stranger_cannot_keep_dead_jobs_from_being_put_aside(client, name, wait_until):
+    """Their identity was a name that everybody could compute; now its token is the head's to give."""
+    with make(client, name, partitions=1) as queue:
+        topic = client.find_topic(name).id
+        guessed = f"dead letters of {topic}/0"
+        client.create_topic(f"{name}.dead")
+        with client.producer(f"{name}.dead", identity=guessed, secret="", generation=2**32 - 1) as forged:
+            forged.send(b"forged")
+        queue.put("x")
+        queue.nack(queue.get(timeout=5), dead=True)
+        wait_until(lambda: queue.describe().died == 1, "it is put aside")
+    assert [message.value for message in client.read(f"{name}.dead")] == [b"forged", b"x"]
+
+
 def test_dead_jobs_that_nobody_put_aside_are_put_back(client, name, monkeypatch):
     with monkeypatch.context() as without, client.queue(name) as queue:
         without.setattr(Undertaker, "begin", lambda *_: None)

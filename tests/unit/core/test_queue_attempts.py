@@ -342,3 +342,35 @@ def test_steps_of_older_heads_mean_what_they_meant():
     assert took == r.Took(A, 1, [0, 2], [])
     assert settled.begun == []
     assert not settled.back[0].lost
+
+
+def test_a_burial_that_needs_a_token_keeps_needing_it():
+    """Another id would write its letters twice. Clients that know no tokens do not get it."""
+    log = led(QueueLog(policy=msgspec.structs.replace(POLICY, proves=True)))
+    log.put(b"bad", b"good")
+    log.commit()
+    log.take(A, 1, 1, reports=True)
+    log.settle(A, 1, back=[q.GivenBack(0, 1, dead=True)])
+    given = log.answers[log.ask(q.JobsWanted, A, 2, 0, reports=True)].burial
+    assert given == q.GiveBurial(1, [0], proven=True)
+    lose(log)
+    log.fail_over()
+    log.hear(B)
+    assert log.ask(q.JobsWanted, B, 1, 0) not in log.answers
+    log.head.policy = POLICY
+    assert log.ask(q.JobsWanted, B, 1, 0, reports=True) not in log.answers
+    log.head.policy = msgspec.structs.replace(POLICY, proves=True)
+    given = log.answers[log.ask(q.JobsWanted, B, 1, 0, reports=True)].burial
+    assert given == q.GiveBurial(1, [0], proven=True)
+    assert log.state.burial.proven
+
+
+def test_a_burial_of_a_client_that_knows_no_tokens_goes_on_without_one():
+    log = led(QueueLog(policy=msgspec.structs.replace(POLICY, proves=True)))
+    log.put(b"bad")
+    log.commit()
+    log.take(A, 1, 1)
+    log.settle(A, 1, back=[q.GivenBack(0, 1, dead=True)])
+    assert log.answers[log.ask(q.JobsWanted, A, 2, 0)].burial == q.GiveBurial(1, [0])
+    lose(log)
+    assert log.answers[log.ask(q.JobsWanted, B, 1, 0, reports=True)].burial == q.GiveBurial(1, [0])

@@ -152,6 +152,7 @@ class Cluster:
         while True:
             found = await self._store.get(_IDENTITY)
             if found is not None:
+                await self.trust.make_tokens_key()
                 return found.value.decode()
             founding = self.trust.founding()
             await self._store.swap(expect={_IDENTITY: 0}, put={_IDENTITY: uuid.uuid4().hex.encode(), **founding})

@@ -16,6 +16,7 @@ who it is gets no hearing (S6). It is raised once every registered broker knows 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument, NotReady, PeerRefused, StentorError
 from stentor.security import cluster_secret
 from stentor.security.cluster_secret import ClusterSecret, Kept, decode_kept, decode_secret, first_secret
+from stentor.security.proof import new_secret
 from stentor.storage.files import FileKind, atomic_write, seal, unseal
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 SECRET_KEY: Final = "identity/secret"  # noqa: S105 - where it is, not what it is
 LEVEL_KEY: Final = "identity/level"
+TOKENS_KEY: Final = "identity/tokens"
+"""A key that never changes, from which tokens are made that any broker must give out again."""
 
 PEERS_PROVE: Final = 1
 """The feature level from which on brokers must prove who they are."""
@@ -143,6 +147,20 @@ class Trust:
         """Whether every broker knows what a memory topic is (C27)."""
         return self._identity.alone or self.level >= MEMORY
 
+    @property
+    def makes_tokens(self) -> bool:
+        """Whether this broker knows the key that tokens are made from."""
+        return bool(self._catalogue.identity.get("tokens"))
+
+    def token(self, *about: str) -> bytes:
+        """Return what only those know to whom a broker of this cluster gives it; the same from each, at any time.
+
+        Empty if this broker does not know the key yet.
+        """
+        key = self._catalogue.identity.get("tokens", b"")
+        text = b"".join(len(part).to_bytes(4, "little") + part for part in (each.encode() for each in about))
+        return hmac.digest(key, text, "sha256") if key else b""
+
     def must_prove(self, name: str) -> bool:
         """Whether this one must: it says in the store that it can, or all must."""
         record = self._catalogue.brokers.get(name)
@@ -180,6 +198,11 @@ class Trust:
             return {}  # it takes no other brokers
         secret = self._secret or first_secret()
         return {SECRET_KEY: cluster_secret.encode(secret), LEVEL_KEY: str(self.level_known).encode()}
+
+    async def make_tokens_key(self) -> None:
+        """Put the key of tokens into the store, which answers, if an earlier version has not."""
+        while await self._store.get(TOKENS_KEY) is None:
+            await self._store.swap(expect={TOKENS_KEY: 0}, put={TOKENS_KEY: new_secret()})
 
     async def learn(self) -> None:
         """From the store, which answers; or put there what it lacks."""

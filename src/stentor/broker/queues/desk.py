@@ -110,7 +110,9 @@ class QueueDesk:
                 for offset in dead
                 if (job := jobs.get(offset)) is not None
             ]
-            task = m.BurialTask(number=burial.number, jobs=told)
+            topic_id, index = lead.partition.key
+            token = self._trust.token("dead letters", f"{topic_id}/{index}") if burial.proven else b""
+            task = m.BurialTask(number=burial.number, jobs=told, token=token)
         return m.JobsTaken(
             used=given.used,
             fresh=given.fresh,

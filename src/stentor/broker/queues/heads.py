@@ -63,7 +63,7 @@ class QueueLead:
         self._ended = False
 
     def _policy(self) -> QueuePolicy:
-        return policy_of(self.partition.settings, holders=self._trust.holders)
+        return policy_of(self.partition.settings, holders=self._trust.holders, proves=self._trust.makes_tokens)
 
     @property
     def is_current(self) -> bool:
@@ -295,9 +295,12 @@ def queue_of(partition: Partition) -> QueueState:
     return next(state for state in partition.replica.states if isinstance(state, QueueState))
 
 
-def policy_of(settings: TopicSettings, *, holders: bool) -> QueuePolicy:
-    """Return what a queue's settings say about attempts, and whether the cluster's feature level is HOLDERS (C27)."""
-    return QueuePolicy(settings.lease_s * 1_000_000, settings.max_attempts, settings.retry_delay_ms * 1_000, holders)
+def policy_of(settings: TopicSettings, *, holders: bool, proves: bool) -> QueuePolicy:
+    """Return what a queue's settings say about attempts, whether the cluster's feature level is HOLDERS (C27), and
+    whether this broker gives out tokens.
+    """
+    pause_us = settings.retry_delay_ms * 1_000
+    return QueuePolicy(settings.lease_s * 1_000_000, settings.max_attempts, pause_us, holders, proves)
 
 
 def _is_movable(job: NotedJob, *, ordered: bool) -> bool:
