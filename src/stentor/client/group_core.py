@@ -127,6 +127,7 @@ class GroupCore(SubscriptionCore):
         fresh.start = fresh.received = fresh.taken = offset
         fresh.committed = max(reader.committed, offset)
         self._rest(reader)
+        self.progress.moved(reader, fresh)
         self.read(fresh)
 
     def _rest(self, reader: Reader) -> None:

@@ -45,6 +45,9 @@ class MemberProgress(Protocol):
     def forget(self, reader: Reader) -> None:
         """What was handed out of a partition counts no more."""
 
+    def moved(self, before: Reader, reader: Reader) -> None:
+        """A partition is read by another reader, from what is done with on: what is finished behind that stays so."""
+
 
 class GroupProgress:
     """What the application's thread tells, and the client's loop reads.
@@ -153,6 +156,9 @@ class GroupProgress:
             self.finished = None
         if self.rows is not None and self.rows[0] is reader:
             self.rows = self.rows_done = None
+
+    def moved(self, before: Reader, reader: Reader) -> None:
+        """Nothing: messages are finished in their order here."""
 
     def drop(self, reader: Reader) -> None:
         """What is at hand of a partition is not handed out any more."""

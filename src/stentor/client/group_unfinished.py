@@ -62,6 +62,10 @@ class Unfinished:
         if self.lowest is None:
             self.lowest = first
 
+    def finished_behind(self) -> set[int]:
+        """Return the offsets of messages that are finished, although one before them is not."""
+        return {offset for span in self._spans for offset in (*span.offsets[: span.first], *span.done)}
+
     def finish(self, messages: list[Message]) -> None:
         """They are finished. What is not known, or is finished already, counts for nothing."""
         start, many = 0, len(messages)

@@ -63,6 +63,7 @@ class _Share:
         self.current: Iterator[Message] = iter(())  # of the run at hand
         self.next_offset = reader.start  # behind what was taken
         self.unfinished = Unfinished()
+        self.handled: set[int] = set()  # what comes again, and was finished before a pause
         self.granting: deque[tuple[int, int]] = deque()  # end and size of deliveries whose credit is held back
         self.listed = False  # it is among those that have something
 
@@ -74,6 +75,18 @@ class _Share:
 
     def take(self, limit: int) -> list[Message]:
         """The next messages; an empty list if there are none."""
+        while True:
+            found = self._take(limit)
+            before = [message for message in found if message.offset in self.handled] if self.handled else []
+            if not before:
+                return found
+            self.unfinished.finish(before)
+            left = [message for message in found if message.offset not in self.handled]
+            self.handled.difference_update(message.offset for message in before)
+            if left:
+                return left
+
+    def _take(self, limit: int) -> list[Message]:
         found: list[Message] = []
         while len(found) < limit:
             more = list(islice(self.current, limit - len(found)))
@@ -102,6 +115,11 @@ class _Share:
             run = next(self.runs, None)
         self.current = run.messages
         return True
+
+    def handled_behind(self) -> set[int]:
+        """Return the offsets of messages behind the position that are finished."""
+        position = self.position
+        return {offset for offset in self.handled | self.unfinished.finished_behind() if offset >= position}
 
     def empty(self) -> None:
         """Hand out nothing more."""
@@ -245,6 +263,12 @@ class GroupSource:
         """Workers that are at work on something of it go on; it counts for nothing."""
         self.drop(reader)
         self._shares.pop((reader.topic, reader.partition), None)
+
+    def moved(self, before: Reader, reader: Reader) -> None:
+        """What is finished out of its order is not begun again."""
+        share = self._shares.get((before.topic, before.partition))
+        if share is not None and share.reader is before:
+            self._share(reader).handled = share.handled_behind()
 
     def drop(self, reader: Reader) -> None:
         """This member should let go of a partition: nothing more of it is begun."""

@@ -128,6 +128,40 @@ def test_what_workers_have_does_not_come_again_after_a_pause(client, topic):
     assert seen == list(range(500))
 
 
+@pytest.mark.parametrize("order", [None, "key"])
+def test_what_workers_finished_out_of_order_does_not_come_again_after_a_pause(client, topic, order, wait_until):
+    """Nor when it is paused again before anything of it came."""
+    with client.producer(topic) as producer:
+        for number in range(500, 600):
+            producer.send(str(number), key=str(number), partition=0)
+    seen, begun, go_on = [], threading.Event(), threading.Event()
+
+    def handle(message):
+        seen.append(message.offset)
+        if message.offset == 5:
+            begun.set()
+            assert go_on.wait(20)
+        if len(seen) == 600:
+            group.stop()
+
+    with client.group(f"pausing.{order}", topic) as group:
+        group.pause(topic, 1)
+        running = threading.Thread(target=group.run, args=(handle,), kwargs={"workers": 2, "ordered_by": order})
+        running.start()
+        assert begun.wait(20)
+        wait_until(lambda: len(seen) > 20, "others are finished beside it")
+        group.pause(topic, 0)
+        group.resume(topic, 0)
+        go_on.set()
+        for _ in range(3):
+            group.pause(topic, 0)
+            group.resume(topic, 0)
+        running.join(30)
+        assert not running.is_alive()
+    assert sorted(seen) == list(range(600))
+    assert position(client, f"pausing.{order}", topic) == 600
+
+
 def test_what_is_resumed_while_another_member_has_it_comes_back_unpaused(client, shared, topic, wait_until):
     with client.group("pausing.away", topic, auto_commit=False) as group:
         group.pause()
