@@ -364,6 +364,7 @@ class GroupTie:
         given = self._given.get(key)
         if given is None or given.since != assigned.since:  # else it was not lost, after all
             self._given[key] = _Given(reader, assigned.since)
+            self._owner.progress.lose(reader)
             await self._tell_application("assigned", reader, reader.start, reader.start)
         self._doubtful.discard(key)
         self._owner.read(reader)

@@ -45,6 +45,9 @@ class MemberProgress(Protocol):
     def forget(self, reader: Reader) -> None:
         """What was handed out of a partition counts no more."""
 
+    def lose(self, reader: Reader) -> None:
+        """What was handed out of a partition before it is read by this was lost, and is not this reader's to count."""
+
     def moved(self, before: Reader, reader: Reader) -> None:
         """A partition is read by another reader, from what is done with on: what is finished behind that stays so."""
 
@@ -60,6 +63,7 @@ class GroupProgress:
         self.finished: Message | None = None  # the last one that is done with
         self.rows: tuple[Reader, int] | None = None  # the same for Arrow: everything below this offset was handed out
         self.rows_done: tuple[Reader, int] | None = None
+        self.lost: Message | None = None  # one that was in work when its partition was lost, and counts for nothing
         self.at_hand: HandsOut | None = None  # what hands out
         self.held: dict[Reader, int] | None = None  # during a transaction: positions at its beginning
         self.handed: dict[tuple[str, int], int] = {}  # the same: the end of what it was handed, by topic and partition
@@ -101,7 +105,7 @@ class GroupProgress:
     def reached(self, reader: Reader) -> int:
         """The same, whether it is in a transaction or not."""
         offset, finished, rows = reader.taken, self.finished, self.rows_done
-        if finished is not None and _is_of(finished, reader):
+        if finished is not None and finished is not self.lost and _is_of(finished, reader):
             offset = max(offset, finished.offset + 1)
         if rows is not None and rows[0] is reader:
             offset = max(offset, rows[1])
@@ -118,7 +122,8 @@ class GroupProgress:
         working, rows = self.working, self.rows
         if self.held is not None and self.taken_in(reader) is not None:
             return True
-        if working is not None and working is not self.finished and _is_of(working, reader):
+        begun = None if working is self.finished or working is self.lost else working
+        if begun is not None and _is_of(begun, reader):
             return True
         return rows is not None and rows is not self.rows_done and rows[0] is reader
 
@@ -144,7 +149,7 @@ class GroupProgress:
     def _end_handed(self, reader: Reader) -> int:
         """The end of what was handed out last, if it is of this partition."""
         working, rows, end = self.working, self.rows, 0
-        if working is not None and _is_of(working, reader):
+        if working is not None and working is not self.lost and _is_of(working, reader):
             end = working.offset + 1
         return max(end, rows[1]) if rows is not None and rows[0] is reader else end
 
@@ -156,6 +161,17 @@ class GroupProgress:
             self.finished = None
         if self.rows is not None and self.rows[0] is reader:
             self.rows = self.rows_done = None
+
+    def lose(self, reader: Reader) -> None:
+        """What was handed out of a partition before it is read by this was lost, and is not this reader's to count.
+
+        One that is in work stays so: its time is limited. It counts for nothing when it is done with.
+        """
+        working, finished = self.working, self.finished
+        if working is not None and _is_of(working, reader):
+            self.lost = working
+        if finished is not None and finished is not working and _is_of(finished, reader):
+            self.finished = None
 
     def moved(self, before: Reader, reader: Reader) -> None:
         """Nothing: messages are finished in their order here."""

@@ -264,6 +264,9 @@ class GroupSource:
         self.drop(reader)
         self._shares.pop((reader.topic, reader.partition), None)
 
+    def lose(self, reader: Reader) -> None:
+        """Nothing: what was handed out before is another reader's, and is not counted for this one."""
+
     def moved(self, before: Reader, reader: Reader) -> None:
         """What is finished out of its order is not begun again."""
         share = self._shares.get((before.topic, before.partition))

@@ -81,6 +81,30 @@ def test_a_commit_after_a_long_pause_of_the_process_names_what_was_lost(client, 
         group.commit()
 
 
+def test_what_was_reported_as_lost_is_committed_only_once_it_was_handled_again(client, shared, topic, wait_until):
+    """An application that undid what it had done of it would miss these messages."""
+    with client.group("hooks.again", topic, auto_commit=False, silence=3) as group:
+        take(group, 40)
+        with stentor.connect(shared.url) as other:
+            core, still = group._core.core, threading.Event()
+            core.loop.call_soon_threadsafe(still.wait, 60)
+            second = other.group("hooks.again", topic, auto_commit=False)
+            wait_until(lambda: len(second.assignment) == 4, "the other has everything")
+            still.set()
+            with pytest.raises(StaleGeneration):
+                group.commit()
+            second.close()
+        wait_until(lambda: len(group.assignment) == 4, "it has everything again")
+        group.commit()
+        shares = client.describe_group("hooks.again").partitions
+        assert {each.position or 0 for each in shares} == {0}
+        assert set(group.positions().values()) == {0}
+        take(group, 40)
+        group.commit()
+        shares = client.describe_group("hooks.again").partitions
+        assert {each.position for each in shares} == {10}
+
+
 def test_a_lease_that_ends_and_is_given_again_loses_nothing(client, topic, wait_until):
     with client.group("hooks.lapse", topic, auto_commit=False) as group:
         take(group, 40)
