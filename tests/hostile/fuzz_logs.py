@@ -17,6 +17,7 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -128,14 +129,14 @@ class FuzzedCluster:
 
 
 def wait_until(holds: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WAIT_S
+    deadline, pause = time.monotonic() + WAIT_S, threading.Event()
     while time.monotonic() < deadline:
         try:
             if (found := holds()) is not None and found is not False:
                 return found
         except (NotReady, StentorError, RuntimeError):  # brokers change what is looked at
             pass
-        time.sleep(0.02)
+        pause.wait(0.02)
     raise Finding(f"{what}: not within {WAIT_S:g} s")
 
 

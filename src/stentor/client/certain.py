@@ -69,6 +69,12 @@ class Certainty:
         if until > self.until:
             self.until, self.sure_until = until, until - min(MARGIN_SHARE * lasts_s, MARGIN_S_MAX)
 
+    def shorten(self, until: float) -> None:
+        """It may be another's from this time on, by the same clock, if not before."""
+        margin = self.until - self.sure_until
+        if until < self.until:
+            self.until, self.sure_until = until, until - margin
+
     def end(self) -> None:
         """It is not ours any more."""
         self.until = self.sure_until = 0.0

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.arrow import tables
+from stentor.client.certain import clock_of
 from stentor.client.deadline import Deadline
 from stentor.client.group_core import join_group
 from stentor.client.group_hooks import in_hook
@@ -50,6 +51,7 @@ class _GroupFace:
         self._core = core
         assert isinstance(core.progress, GroupProgress)
         self._progress = core.progress
+        self._clock = clock_of(core.core.loop)
         self._looping = False
         self._run: GroupRun | None = None  # the last one
         self._stopped = False  # `run` ends, also one that has not begun
@@ -156,11 +158,13 @@ class Group(_GroupFace):
         self._taking._progress = self._progress  # noqa: SLF001 - two halves of one thing
 
     def __iter__(self) -> Iterator[Message]:
-        progress = self._progress
+        progress, clock, certainty = self._progress, self._clock, self._core.tie.certainty
         self._ask()
         self._begin_loop()
         try:
             for message in self._taking:
+                if clock() >= certainty.sure_until and not self._may_hand_out():
+                    continue
                 progress.working = message
                 if progress.held is not None:
                     progress.hand(message)
@@ -172,16 +176,27 @@ class Group(_GroupFace):
     def get(self, timeout: float | None = None) -> Message:
         """The next message; DeadlineExceeded when none comes in time. The one before counts as done."""
         self._ask()
-        return self._handed(self._taking.get(timeout))
+        deadline = Deadline(timeout)
+        while True:
+            message = self._taking.get(deadline.left())
+            if self._clock() < self._core.tie.certainty.sure_until or self._may_hand_out():
+                return self._handed(message)
+
+    def _may_hand_out(self) -> bool:
+        """Return whether what was taken is this member's, where that is not certain: the process stood still (C36)."""
+        reader = self._taking.source()
+        return reader is None or bool(self._core.core.wait_for(self._core.tie.sure(reader)))
 
     def batches(self) -> Iterator[Any]:
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
-        with_position = tables().with_position
+        with_position, certainty = tables().with_position, self._core.tie.certainty
         self._ask()
         self._begin_loop()
         try:
             while (found := self._taking._take_rows(Deadline(None))) is not None:  # noqa: SLF001 - two halves of one thing
                 reader, first, rows = found
+                if self._clock() >= certainty.sure_until and not self._may_hand_out():
+                    continue
                 self._handed_rows(reader, first + rows.num_rows)
                 yield with_position(rows, reader.topic, reader.partition, first)
                 self._progress.rows_done = self._progress.rows
@@ -315,11 +330,13 @@ class AsyncGroup(_GroupFace):
         self._taking._progress = self._progress  # noqa: SLF001 - two halves of one thing
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        progress = self._progress
+        progress, clock, certainty = self._progress, self._clock, self._core.tie.certainty
         self._ask()
         self._begin_loop()
         try:
             async for message in self._taking:
+                if clock() >= certainty.sure_until and not await self._may_hand_out():
+                    continue
                 progress.working = message
                 if progress.held is not None:
                     progress.hand(message)
@@ -331,16 +348,27 @@ class AsyncGroup(_GroupFace):
     async def get(self, timeout: float | None = None) -> Message:
         """The next message; DeadlineExceeded when none comes in time. The one before counts as done."""
         self._ask()
-        return self._handed(await self._taking.get(timeout))
+        deadline = Deadline(timeout)
+        while True:
+            message = await self._taking.get(deadline.left())
+            if self._clock() < self._core.tie.certainty.sure_until or await self._may_hand_out():
+                return self._handed(message)
+
+    async def _may_hand_out(self) -> bool:
+        """Return whether what was taken is this member's, where that is not certain: the process stood still (C36)."""
+        reader = self._taking.source()
+        return reader is None or await self._core.tie.sure(reader)
 
     async def batches(self) -> AsyncIterator[Any]:
         """The same as pyarrow.RecordBatch: topic, partition, offset, timestamp, key, value, headers."""
-        with_position = tables().with_position
+        with_position, certainty = tables().with_position, self._core.tie.certainty
         self._ask()
         self._begin_loop()
         try:
             while (found := await self._taking._take_rows(Deadline(None))) is not None:  # noqa: SLF001 - as above
                 reader, first, rows = found
+                if self._clock() >= certainty.sure_until and not await self._may_hand_out():
+                    continue
                 self._handed_rows(reader, first + rows.num_rows)
                 yield with_position(rows, reader.topic, reader.partition, first)
                 self._progress.rows_done = self._progress.rows

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.client.certain import Certainty, clock_of
 from stentor.client.convert import as_seconds
 from stentor.client.message import Message
 from stentor.client.reader import Event
@@ -119,6 +120,8 @@ class GroupTie:
         self.auto_commit = auto_commit
         self.time_limit_s = time_limit_s
         self.generation = (0, 0)
+        self._clock = clock_of(self._core.loop)
+        self.certainty = Certainty(self._clock)  # that what this member holds is not another's
         self.life = self._new_life()
         self._assigned: dict[Key, group_messages.AssignedPartition] = {}
         self._done: dict[tuple[Key, tuple[int, int]], int] = {}  # how far this member came in what it owns
@@ -181,7 +184,7 @@ class GroupTie:
         if self._instance:
             link = self.link()
             if link is not None:
-                self.life.sent(self._core.loop.time())
+                self.life.sent(self._clock())
                 with suppress(StentorError, TimeoutError):
                     async with asyncio.timeout(limits.LINK_CLOSE_S):
                         await link.request(self._heartbeat())
@@ -241,8 +244,8 @@ class GroupTie:
         if link is None:
             return False
         self._news.clear()
-        loop, life = self._core.loop, self.life
-        life.sent(loop.time())
+        loop, life, sent_at = self._core.loop, self.life, self._clock()
+        life.sent(sent_at)
         asking = loop.create_task(link.request(self._heartbeat()))
         news = loop.create_task(self._news.wait())
         try:
@@ -253,7 +256,9 @@ class GroupTie:
             answer = asking.result()
         except _AGAIN as error:
             if isinstance(error, ConnectionFailed):
-                life.link_lost(loop.time())
+                life.link_lost(self._clock())
+                if life.lease_ends is not None:
+                    self.certainty.shorten(life.lease_ends)
             self._refusal = error
             return False
         finally:
@@ -261,11 +266,12 @@ class GroupTie:
             news.cancel()
             asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         if life is self.life:
+            self.certainty.renewed(sent_at, self._silence_s)
             self._answered(answer)
         return True
 
     def _patience_s(self) -> float:
-        ends, now = self.life.lease_ends, self._core.loop.time()
+        ends, now = self.life.lease_ends, self._clock()
         left = group_limits.GROUP_BEAT_S if ends is None else max(0.0, ends - now)
         return min(group_limits.GROUP_BEAT_S, left)
 
@@ -466,8 +472,26 @@ class GroupTie:
                 await self._send([position])
 
     def _look_at_lease(self) -> None:
-        if self.life.has_ended(self._core.loop.time()):
+        if self.life.has_ended(self._clock()):
             self._drop_all()
+
+    def holds(self, reader: Reader) -> bool:
+        """Return whether a partition is this member's, as far as this process knows."""
+        key = reader.topic_id, reader.partition
+        return self._owner.readers.get(key) is reader or self._leaving.get(key) is reader
+
+    async def sure(self, reader: Reader) -> bool:
+        """Ask the head before a message of a partition begins; return False if it is not this member's any more.
+
+        Called where the lease is not certain: the process stood still, or the head does not answer (C36).
+        """
+        while not self._ending and self.holds(reader):
+            self._look_at_lease()
+            if self.certainty.holds:
+                break
+            self._news.set()
+            await asyncio.sleep(BUSY_POLL_S)
+        return self.holds(reader)
 
     def begin_anew(self) -> None:
         """Leave the group, and join it again as another member: nobody knows how far this one has come."""
@@ -488,6 +512,7 @@ class GroupTie:
 
     def _drop_all(self) -> None:
         """Hand out nothing more. What is done of it is remembered, in case that it still belongs to this member."""
+        self.certainty.end()
         self._owner.transactions.lose()
         for task in self._moving.values():
             task.cancel()

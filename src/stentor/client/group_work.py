@@ -10,7 +10,6 @@ and messages in work (AHEAD_MAX), and a partition that is stuck stops by itself 
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import traceback
 from collections import Counter, deque
@@ -198,18 +197,22 @@ class GroupSource:
             await self._news.wait()
 
     def begin(self, messages: list[Message]) -> list[Message]:
-        """Nothing depends on it: the whole partition is this member's."""
-        return messages
+        """All of them, or none if their partition went to another member while this process stood still."""
+        share = self._shares.get((messages[0].topic, messages[0].partition))
+        return messages if share is not None and self._core.tie.holds(share.reader) else []
 
-    def certain_until(self, messages: list[Message]) -> float:  # noqa: ARG002 - the shape is WorkSource's
+    def certain_until(self, messages: list[Message]) -> float:  # noqa: ARG002 - the whole member has one lease
         """Until when these may be begun without asking."""
-        return math.inf
+        return self._core.tie.certainty.sure_until
 
     async def ask(self, messages: list[Message]) -> None:
-        """Nothing: they may be begun."""
+        """Ask the head; those of partitions that are not this member's any more are left out by `begin`."""
+        share = self._shares.get((messages[0].topic, messages[0].partition))
+        if share is not None:
+            await self._core.tie.sure(share.reader)
 
     def recalled(self, messages: list[Message]) -> None:
-        """Nor on this."""
+        """Nothing depends on it."""
 
     def done(self, messages: list[Message]) -> None:
         """The position may move."""
