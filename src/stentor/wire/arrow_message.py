@@ -66,6 +66,11 @@ class Contents(NamedTuple):
     nodes: tuple[int, ...]  # length and number of nulls of each column, depth first
     buffers: tuple[int, ...]  # offset, from there on, and length of each
 
+    @property
+    def headers(self) -> int:
+        """How many headers all messages have together."""
+        return self.nodes[2 * _COLUMNS]
+
 
 def guard(body: memoryview, count: int) -> int:
     """Compare a body's shape with the schema's and bound what reading it can allocate, before Arrow reads it.

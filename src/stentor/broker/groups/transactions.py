@@ -264,7 +264,7 @@ class TransactionDesk:
                 object=record.name,
             )
         if settings.kind == "queue":
-            queue_rows.check(header, rows, record.name)
+            queue_rows.check(header, rows, record.name, ordered=settings.ordered_by == "key")
         elif settings.compacted:
             table_rows.check_keys(header, rows, record.name)
 

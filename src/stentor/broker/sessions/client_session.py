@@ -423,7 +423,7 @@ def _check_rows(serving: Serving, partition: Partition, header: BatchHeader, row
         if header.timed:
             serving.check_timed(partition.topic)
     elif kind == "queue":
-        queue_rows.check(header, rows, partition.topic)
+        queue_rows.check(header, rows, partition.topic, ordered=partition.settings.ordered_by == "key")
     elif header.conditional or header.timed:
         raise _no_table(partition.topic)
     elif partition.settings.compacted:
