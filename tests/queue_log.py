@@ -13,7 +13,7 @@ WALL = 1_700_000_000 * S
 
 
 def new_state(*, ordered=False):
-    return QueueState(queue_rows.read_steps, queue_rows.terms, queue_rows.hashes if ordered else None)
+    return QueueState(queue_rows.known_steps, queue_rows.terms, queue_rows.hashes if ordered else None)
 
 
 class QueueLog:

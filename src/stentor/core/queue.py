@@ -29,7 +29,6 @@ import re
 import zlib
 from array import array
 from collections import OrderedDict, deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -59,6 +58,14 @@ _MAYBE_HELD: Final = re.compile(b"[\x02-\x04]")
 _HAND_SPARE: Final = 1_024  # offsets that a hand may name in vain, beyond as many as its holder holds
 
 
+_TIME_US_MAX: Final = 2**62
+"""No time is later: what is said in bytes may be, and a sum of two such times must fit into a snapshot."""
+
+
+def _time(us: int) -> int:
+    return min(max(us, 0), _TIME_US_MAX)
+
+
 class QueueState:
     """The jobs of one partition: a `core.derived.DerivedState`."""
 
@@ -70,17 +77,20 @@ class QueueState:
 
     def __init__(
         self,
-        steps: Callable[[bytes | memoryview], Iterable[r.QueueStep]],
-        terms: Callable[[Batch, bytes | memoryview], Iterable[tuple[int, r.JobTerms]]],
-        hashes: Callable[[Batch, bytes | memoryview], Iterable[int]] | None = None,
+        steps: Callable[[bytes | memoryview], Iterable[r.QueueStep | None]],
+        terms: Callable[[Batch, bytes | memoryview], Iterable[tuple[int, r.JobTerms | None]]],
+        hashes: Callable[[Batch, bytes | memoryview], list[int] | None] | None = None,
     ) -> None:
-        """`hashes`: of the keys of a batch, where jobs of one key are done one after the other; 0: no key."""
+        """`hashes`: of the keys of a batch, where jobs of one key are done one after the other; 0: no key. All three
+        say None for what cannot be read, and raise nothing because of bytes.
+        """
         self._steps = steps
         self._terms = terms
         self._hashes_of = hashes
         self.news: deque[int] | None = None  # offsets of noted jobs that changed, if somebody wants to hear of them
         self.committed_first = 0  # every job below has ended, and that is committed
         self._firsts: deque[tuple[int, int]] = deque()  # (end offset of a batch, the first open job after it)
+        self.skipped = 0  # records that could not be applied, or only in part, since this copy was opened
         self._begin(0)
 
     def _begin(self, base: int) -> None:
@@ -247,7 +257,7 @@ class QueueState:
 
     def allows(self, batch: Batch, body: bytes | memoryview) -> bool:
         """Whether no name of a unique job is in use. The header's time is that at which it would be appended."""
-        names = [terms.unique for _, terms in self._terms(batch, body) if terms.unique]
+        names = [terms.unique for _, terms in self._terms(batch, body) if terms is not None and terms.unique]
         now_us = batch.appended_at_us
         return len(set(names)) == len(names) and not any(self.uses(name, now_us) for name in names)
 
@@ -257,20 +267,33 @@ class QueueState:
         if batch.base_offset != self.end:
             self._skip_to(batch.base_offset)
         self._marks.extend(bytes([ENDED]) * span if batch.passed_over else bytes(span))
+        now_us = _time(batch.appended_at_us)
         if self._hashes_of is not None:
-            self._hashes.extend([0] * span if batch.passed_over else self._hashes_of(batch, body))
+            self._hashes.extend([0] * span if batch.passed_over else self._found_hashes(batch, body, span))
         if batch.control:
             if batch.generation == r.QUEUE:
                 self._fence = batch.base_offset
                 for step in self._steps(body):
-                    self._apply_whole(step, batch.appended_at_us)
+                    self._apply_whole(step, now_us)
                 self._trim()
         elif not batch.passed_over:
             for index, terms in self._terms(batch, body):
-                self._note(batch.base_offset + index, terms, batch.appended_at_us)
+                if terms is None or index >= span:
+                    self.skipped += 1
+                else:
+                    self._note(batch.base_offset + index, terms, now_us)
         first = self.first_open()
         if first != (self._firsts[-1][1] if self._firsts else self.committed_first):
             self._firsts.append((batch.end_offset, first))
+
+    def _found_hashes(self, batch: Batch, body: bytes | memoryview, span: int) -> list[int]:
+        """Of the keys of a batch, one for each offset."""
+        assert self._hashes_of is not None
+        found = self._hashes_of(batch, body)
+        if found is None or len(found) != span:
+            self.skipped += 1
+            return [0] * span
+        return found
 
     def _skip_to(self, offset: int) -> None:
         """This copy of the log is damaged, and what it should have before is not there."""
@@ -323,16 +346,46 @@ class QueueState:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def _apply_whole(self, step: r.QueueStep, now_us: int) -> None:
-        """Behind damage, a step may speak of what is not there: the rest of the log counts nevertheless (K2)."""
-        if not self._torn:
-            self._apply(step, now_us)
+    def _apply_whole(self, step: r.QueueStep | None, now_us: int) -> None:
+        """Whatever a step says, the rest of the log counts (C33): of what speaks of jobs that cannot be, that is left
+        out. Behind damage, a step may speak of what is not there (K2).
+        """
+        if step is None:
+            self.skipped += 1
             return
-        known = queue_jobs.without_missing(
-            step, self.jobs, lambda offset: self.mark(offset) == FRESH, lambda offset: self.mark(offset) != ENDED
+        if self._torn or not self._fits(step):
+            self.skipped += not self._torn
+            step = queue_jobs.without_missing(
+                step,
+                range(self._base, self.end),
+                self.jobs,
+                is_fresh=lambda offset: self.mark(offset) == FRESH,
+                is_open=lambda offset: self.mark(offset) != ENDED,
+            )
+        self._apply(step, now_us)
+
+    def _fits(self, step: r.QueueStep) -> bool:
+        """Whether all jobs that a step speaks of are there. Every step of a head that works does."""
+        match step:
+            case r.Took(_, _, fresh, noted):
+                return self._has_runs(fresh) and all(map(self.jobs.__contains__, noted))
+            case r.Settled(_, _, done, back):
+                return self._has_runs(done) and all(self._has(each.offset) for each in back)
+            case r.Returned(back) | r.HolderLeft(_, back):
+                return all(self._has(each.offset) for each in back)
+            case r.Bury(_, _, offsets):
+                return all(map(self.jobs.__contains__, offsets))
+        return True
+
+    def _has(self, offset: int) -> bool:
+        return self._base <= offset < self.end
+
+    def _has_runs(self, runs: list[int]) -> bool:
+        """Whether ranges of offsets lie between the first job and the log's end."""
+        base, end = self._base, self.end
+        return len(runs) % 2 == 0 and all(
+            base <= first and 0 <= count <= end - first for first, count in zip(runs[::2], runs[1::2], strict=True)
         )
-        with suppress(KeyError, IndexError):
-            self._apply(known, now_us)
 
     def _apply(self, step: r.QueueStep, now_us: int) -> None:
         match step:
@@ -424,17 +477,22 @@ class QueueState:
         if job is not None:
             if job.holder and not job.begun:
                 job.begun = True
-                self._by_number[job.holder].begun += 1
+                holder = self._by_number.get(job.holder)
+                if holder is not None:
+                    holder.begun += 1
         elif self.mark(offset) == HELD:
             place = offset - self._base
             self._marks[place] = BEGUN
-            self._by_number[self._numbers[place]].begun += 1
+            holder = self._by_number.get(self._numbers[place])
+            if holder is not None:
+                holder.begun += 1
 
     def _let_go(self, number: int, *, begun: bool) -> None:
         """A holder has a job no more."""
-        holder = self._by_number[number]
-        holder.held -= 1
-        holder.begun -= begun
+        holder = self._by_number.get(number)
+        if holder is not None:  # else it left, and said nothing of this job: no head does that
+            holder.held -= 1
+            holder.begun -= begun
 
     def _end(self, offset: int) -> None:
         """A job is no more."""
@@ -459,8 +517,8 @@ class QueueState:
             job.holder, job.begun = 0, False
             job.attempts -= not back.counted
             job.unbegun += back.lost
-        job.pause_us = back.pause_us
-        job.due_us = now_us + back.pause_us if back.pause_us else 0
+        job.pause_us = _time(back.pause_us)
+        job.due_us = now_us + job.pause_us if job.pause_us else 0
         if back.why:
             job.history = [*job.history[1 - queue_jobs.HISTORY_MAX :], (now_us, back.why)]
         if back.dead:
@@ -474,7 +532,7 @@ class QueueState:
         holder = self.holders.get(step.holder)
         if holder is None:
             return
-        for offset in list(self.held_by(holder)) if self._torn else ():  # what became of these is not there
+        for offset in list(self.held_by(holder)) if self._torn or holder.held else ():  # it does not say of these
             self._back(r.JobBack(offset), now_us)
         del self.holders[step.holder], self._by_number[holder.number], self._hands[holder.number]
         self.gone[step.holder] = holder
@@ -487,13 +545,14 @@ class QueueState:
         if self.burial is None or self.burial.number != number:
             return
         for offset in self.burial.offsets:
-            self._end(offset)
+            if offset in self.jobs:
+                self._end(offset)
             self.died += 1
         self.burial = None
 
     def _purge(self, until: int) -> None:
         marks, base = self._marks, self._base
-        stop = min(until - base, len(marks))
+        stop = max(0, min(until - base, len(marks)))
         marks[:stop] = marks[:stop].replace(bytes([FRESH]), bytes([ENDED]))
         for offset in [offset for offset, job in self.jobs.items() if offset < until and not job.holder]:
             if self.burial is None or offset not in self.burial.offsets:
@@ -553,7 +612,10 @@ class QueueState:
             raise CorruptData(f"A snapshot of a queue cannot be read: {error}.") from error
         self.jobs, self.holders, self.gone = found.jobs, found.holders, OrderedDict(found.gone)
         self._by_number = {holder.number: holder for holder in self.holders.values()}
-        self._find_hands()
+        try:
+            self._find_hands()
+        except IndexError as error:
+            raise CorruptData("A snapshot of a queue has jobs in work, and not whose.") from error
         self._last_number = found.last_number
         self.dead = OrderedDict.fromkeys(found.dead)
         self.burial, self.burials = found.burial, found.burials
@@ -572,7 +634,7 @@ class QueueState:
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""
-        if self._torn:
+        if self._torn or self.skipped:
             return
         marks, base = self._marks, self._base
         assert len(self._numbers) <= len(marks)

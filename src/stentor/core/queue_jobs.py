@@ -184,14 +184,20 @@ def ranges(offsets: Sequence[int]) -> list[int]:
 
 
 def without_missing(
-    step: r.QueueStep, jobs: Container[int], is_fresh: Callable[[int], bool], is_open: Callable[[int], bool]
+    step: r.QueueStep,
+    within: range,
+    jobs: Container[int],
+    *,
+    is_fresh: Callable[[int], bool],
+    is_open: Callable[[int], bool],
 ) -> r.QueueStep:
     """What a step says of jobs that are there: noted ones, fresh ones, and all that have not ended."""
 
     def runs(numbers: list[int], counts: Callable[[int], bool]) -> list[int]:
-        return ranges(
-            [offset for first, count in pairs(numbers) for offset in range(first, first + count) if counts(offset)]
-        )
+        known: set[int] = set()
+        for first, count in zip(numbers[::2], numbers[1::2], strict=False):  # the number of a last pair may be missing
+            known.update(filter(counts, range(max(first, within.start), min(first + count, within.stop))))
+        return ranges(sorted(known))
 
     def back(given: list[r.JobBack]) -> list[r.JobBack]:
         return [each for each in given if is_open(each.offset)]

@@ -59,6 +59,7 @@ _QUEUES: Final[dict[str, tuple[str, str, Callable[[QueueStatistics], float]]]] =
     "consumers": ("Consumers of the partition that has most", "gauge", lambda found: found.consumers),
     "finished_total": ("Jobs that were acknowledged", "counter", lambda found: found.finished),
     "dead_lettered_total": ("Jobs that went to the dead-letter topic", "counter", lambda found: found.dead_lettered),
+    "skipped": ("Records of the log that could not be applied", "gauge", lambda found: found.skipped),
 }
 _HEALTH_GAUGES: Final[dict[str, tuple[str, Callable[[Health], float]]]] = {
     "disk_writable": ("1 while the disk accepts writes", lambda health: health.disk_writable),

@@ -15,6 +15,7 @@ CONDITIONAL, too. The steps of the head (`core.queue_records`) are a list in Mes
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from stentor.core.records import Batch
     from stentor.wire.batch import Encoded
-    from stentor.wire.rows import Headers
+    from stentor.wire.rows import Columns, Headers
 
 DELAY: Final = "stentor-delay"
 AT: Final = "stentor-at"
@@ -61,6 +62,7 @@ BATCH_HEADERS_MAX: Final = 4_000
 BATCH_KEYS_MAX: Final = 20_000
 """Jobs of a batch where jobs of one key are done in order: every broker of the chain makes a hash of each key."""
 
+_NONE: Final = JobTerms()
 _TIME: Final = struct.Struct("<Q")
 _TIME_US_MAX: Final = DELAY_S_MAX * 1_000_000
 _AT_US_MAX: Final = 253_402_300_799_999_999
@@ -70,6 +72,10 @@ _SIZES: Final = {DELAY: 8, AT: 8, PRIORITY: 1, TTL: 8, UNIQUE: 0, UNIQUE_FOR: 8,
 # Made here, under the import lock: logs are opened in several threads.
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[QueueStep])
+_parts = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_one = msgspec.msgpack.Decoder(QueueStep)
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+"""What msgspec raises because of bytes. Memory that is missing and disks that fail are no fault of theirs."""
 
 
 def encode_steps(steps: Sequence[QueueStep], *, topic_id: int, partition: int) -> bytearray:
@@ -81,8 +87,26 @@ def read_steps(body: bytes | memoryview) -> list[QueueStep]:
     """The steps of a control batch."""
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise CorruptData(f"The steps of a queue cannot be read: {error}.") from error
+
+
+def known_steps(body: bytes | memoryview) -> list[QueueStep | None]:
+    """The steps of a control batch that is in a log; None for each that cannot be read (C33)."""
+    with suppress(CorruptData):
+        return list(read_steps(body))
+    try:
+        parts = _parts.decode(body)
+    except _UNREADABLE:
+        return [None]
+    return list(map(_known_step, parts))
+
+
+def _known_step(part: msgspec.Raw) -> QueueStep | None:
+    found: QueueStep | None = None
+    with suppress(*_UNREADABLE):
+        found = _one.decode(part)
+    return found
 
 
 # --- terms ----------------------------------------------------------------------------------------
@@ -119,19 +143,45 @@ def own_headers(headers: Headers) -> Headers:
     return [pair for pair in headers if pair[0] not in _SIZES and not pair[0].startswith(DEAD_PREFIX)]
 
 
-def terms(header: Batch, body: bytes | memoryview) -> Iterator[tuple[int, JobTerms]]:
-    """What the rows of a batch say, whose form was checked: the numbers of those that say something."""
+def terms(header: Batch, body: bytes | memoryview) -> Iterator[tuple[int, JobTerms | None]]:
+    """What the rows of a batch say: the numbers of those that say something. None for a row whose terms cannot be
+    read: its job is one without terms. Of a batch that cannot be read, that is its first row (C33).
+    """
     assert isinstance(header, BatchHeader)
-    if header.timed:
-        for index, named in enumerate(batch.body_columns(header, body)[3] or ()):
-            if named is not None and (found := _terms(named)) is not None:
-                yield index, found
+    if not header.timed:
+        return
+    columns = _columns(header, body)
+    if columns is None:
+        yield 0, None
+        return
+    for index, named in enumerate(columns[3] or ()):
+        if named is not None and (found := _known_terms(named)) is not _NONE:
+            yield index, found
 
 
-def hashes(header: Batch, body: bytes | memoryview) -> list[int]:
-    """Of the keys of a batch's rows; 0: no key."""
+def hashes(header: Batch, body: bytes | memoryview) -> list[int] | None:
+    """Of the keys of a batch's rows; 0: no key. None if they cannot be read."""
     assert isinstance(header, BatchHeader)
-    return [0 if key is None else key_hash(key) for key in batch.body_columns(header, body)[1]]
+    columns = _columns(header, body)
+    return None if columns is None else [0 if key is None else key_hash(key) for key in columns[1]]
+
+
+def _columns(header: BatchHeader, body: bytes | memoryview) -> Columns | None:
+    """The rows of a batch that is in a log; None if they cannot be read. Bytes alone decide that."""
+    try:
+        return batch.body_columns(header, body)
+    except (CorruptData, LimitExceeded, InvalidArgument, ValueError, LookupError, struct.error) as error:
+        if isinstance(error.__cause__, MemoryError):  # no fault of the bytes: other brokers can read them
+            raise error.__cause__ from error
+        return None
+
+
+def _known_terms(headers: Headers) -> JobTerms | None:
+    """Terms of a row in a log: `_NONE` if there are none, None if they cannot be read."""
+    try:
+        return _terms(headers) or _NONE
+    except InvalidArgument:
+        return None
 
 
 def key_hash(key: bytes) -> int:

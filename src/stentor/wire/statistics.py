@@ -217,6 +217,7 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     consumers: int = 0  # of the partition that has most
     finished: int = 0  # jobs that were acknowledged since the queue was made
     dead_lettered: int = 0  # jobs that went to the dead-letter topic since then
+    skipped: int = 0  # records of the log that could not be applied, since these copies were opened
 
 
 class BrokerStatistics(msgspec.Struct, frozen=True, kw_only=True):

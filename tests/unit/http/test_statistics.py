@@ -24,7 +24,7 @@ NAMES = {
     "cluster.chains": "partitions short joining chain_lengths behind removals changes",
     "lagging": "client address topic partition taken lag lag_s",
     "services": "topics responders handed_over refused queued in_work",
-    "queues": "topic partitions ready in_work delayed dying consumers finished dead_lettered",
+    "queues": "topic partitions ready in_work delayed dying consumers finished dead_lettered skipped",
     "partitions": "topic partition batches_in bytes_in bytes_out messages_in messages_out streams lag_max lag_sum"
     " lag_max_s tail_cache_bytes chain replica dedupe log compaction",
     "partitions.chain": "replicas replicas_wanted",
@@ -98,6 +98,7 @@ def _figures(local):
         "consumers": queue["consumers"],
         "finished_total": queue["finished"],
         "dead_lettered_total": queue["dead_lettered"],
+        "skipped": queue["skipped"],
     }
     return [queue[name] for name in ("ready", "in_work", "delayed", "finished", "dead_lettered")]
 

@@ -30,5 +30,5 @@ def states_of(topic: HeldTopic) -> States:
         return States(TableState(table_rows.changes, table_rows.offsets), HorizonState())
     if topic.record.settings.kind == "queue":
         ordered = topic.record.settings.ordered_by == "key"
-        return States(QueueState(queue_rows.read_steps, queue_rows.terms, queue_rows.hashes if ordered else None))
+        return States(QueueState(queue_rows.known_steps, queue_rows.terms, queue_rows.hashes if ordered else None))
     return States(HorizonState()) if topic.record.settings.compacted else States()

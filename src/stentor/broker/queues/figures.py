@@ -40,6 +40,7 @@ class QueueFigures:
             consumers=max(before.consumers, counts["holders"]),
             finished=before.finished + counts["finished"],
             dead_lettered=before.dead_lettered + counts["died"],
+            skipped=before.skipped + state.skipped,
         )
 
     def statistics(self) -> list[QueueStatistics]:

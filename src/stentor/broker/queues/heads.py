@@ -61,6 +61,7 @@ class QueueLead:
         self._tickets = 0
         self._scheduled = False
         self._ended = False
+        self._skipped = 0  # records that were reported
 
     def _policy(self) -> QueuePolicy:
         return policy_of(self.partition.settings, holders=self._trust.holders, proves=self._trust.makes_tokens)
@@ -125,6 +126,11 @@ class QueueLead:
         """With every beat of the broker."""
         if not self.is_current:
             return
+        if self.state.skipped > self._skipped:
+            new, self._skipped = self.state.skipped - self._skipped, self.state.skipped
+            logger.warning(
+                "%s: %d records of this queue could not be applied and are left out", self.partition.name, new
+            )
         takes = decisions.may_publish(self.partition.replica, ALL) is None
         self._step(q.QueueTick(counts=takes))
         due_us = self.head.next_due_us
