@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -60,6 +60,43 @@ def dead_headers(queue: str, partition: int, job: m.DeadJob) -> Headers:
         "traceback": job.trace,
     }
     return [(DEAD_PREFIX + name, text.encode()) for name, text in said.items() if text]
+
+
+class Letter(NamedTuple):
+    """A dead job, as it is put aside."""
+
+    timestamp_us: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+def letter_of(message: Message | None, said: Headers) -> Letter:
+    """A dead job with what is said of it. What no message may hold is left out, and that is said: one job that was
+    accepted by an older broker must not keep all others from being put aside (C34). None: it cannot be read.
+    """
+    if message is None:
+        return Letter(0, None, None, [*said, _left_out("its message cannot be read")])
+    key, value, headers = message.key, message.value, own_headers(message.headers)
+    missing: list[str] = []
+    if value is not None and len(value) > limits.MESSAGE_VALUE_BYTES_MAX:
+        missing.append(f"its value of {len(value)} bytes")
+        value = None
+    if key is not None and len(key) > limits.MESSAGE_KEY_BYTES_MAX:
+        missing.append(f"its key of {len(key)} bytes")
+        key = None
+    if batch.header_bytes(headers) + batch.header_bytes(said) > limits.MESSAGE_HEADERS_BYTES_MAX:
+        missing.append(f"its headers of {batch.header_bytes(headers)} bytes")
+        headers = []
+    if missing:
+        headers.append(_left_out(", ".join(missing)))
+    headers += said
+    del headers[limits.MESSAGE_HEADERS_MAX :]  # its own come first: a letter can be put back as it was
+    return Letter(message.timestamp_us, key, value, headers)
+
+
+def _left_out(what: str) -> tuple[str, bytes]:
+    return f"{DEAD_PREFIX}left-out", what.encode()
 
 
 class Undertaker:
@@ -135,14 +172,12 @@ class Undertaker:
 
     def _batches(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> Iterator[Encoded]:
         """Always the same ones for the same burial: they may be sent by several consumers."""
-        gathered: list[tuple[Message, Headers]] = []
+        gathered: list[Letter] = []
         size = 0
         for job in burial.jobs:
-            message = messages[job.offset]
-            headers = own_headers(message.headers) + dead_headers(self._consumer.name, port.partition, job)
-            batch.trim_headers(headers)  # its own come first: a letter can be put back as it was
-            gathered.append((message, headers))
-            size += len(message.value or b"") + len(message.key or b"") + sum(len(value or b"") for _, value in headers)
+            letter = letter_of(messages.get(job.offset), dead_headers(self._consumer.name, port.partition, job))
+            gathered.append(letter)
+            size += len(letter.value or b"") + len(letter.key or b"") + batch.header_bytes(letter.headers)
             if size > _BATCH_BYTES:
                 yield _encoded(gathered)
                 gathered, size = [], 0
@@ -186,13 +221,12 @@ async def publish_once(
         producer.discard()
 
 
-def _encoded(gathered: list[tuple[Message, Headers]]) -> Encoded:
-    messages = [message for message, _ in gathered]
+def _encoded(gathered: list[Letter]) -> Encoded:
     return batch.encode(
-        [message.timestamp_us for message in messages],
-        [message.key for message in messages],
-        [message.value for message in messages],
-        [headers for _, headers in gathered],
+        [letter.timestamp_us for letter in gathered],
+        [letter.key for letter in gathered],
+        [letter.value for letter in gathered],
+        [letter.headers for letter in gathered],
     )
 
 

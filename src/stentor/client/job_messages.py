@@ -13,16 +13,23 @@ know better what is in the log.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from stentor import limits
 from stentor.client.decode import decode_messages
+from stentor.errors import CorruptData, LimitExceeded
 from stentor.wire import bodies
+from stentor.wire.header import extents
 
 if TYPE_CHECKING:
     from stentor.client.message import Message
+
+logger = logging.getLogger(__name__)
+
+_UNREADABLE: Final = (CorruptData, LimitExceeded, ValueError)
 
 AHEAD_BYTES_MAX: Final = 1 * limits.MIB
 """Of answers from which messages are kept, and of the values that are, for each partition."""
@@ -38,6 +45,7 @@ class JobMessages:
         self._partition = partition
         self._ahead: list[Message] = []  # their offsets have no gap
         self._link: object = None
+        self.unreadable: list[range] = []  # offsets of batches that were sent, and cannot be decoded
 
     def ask(self, link: object) -> None:
         """The head is asked by this connection."""
@@ -68,10 +76,27 @@ class JobMessages:
         return found[begin:stop]
 
     def _decoded(self, batches: bytes, first: int) -> list[Message]:
-        found: list[Message] = []
         with bodies.uncounted():  # handing out and settling a job costs thirty times as much
-            for run in decode_messages(batches, self._topic, self._partition, first, None):
-                found += run.messages
+            try:
+                return self._messages(batches, first)
+            except _UNREADABLE:
+                return self._readable(batches, first)
+
+    def _messages(self, batches: bytes, first: int) -> list[Message]:
+        found: list[Message] = []
+        for run in decode_messages(batches, self._topic, self._partition, first, None):
+            found += run.messages
+        return found
+
+    def _readable(self, batches: bytes, first: int) -> list[Message]:
+        """The messages of those batches that can be decoded: one that cannot be must not keep the others."""
+        found: list[Message] = []
+        for position, length, base, end in extents(batches):
+            try:
+                found += self._messages(batches[position : position + length], first)
+            except _UNREADABLE as error:
+                logger.error("jobs %d to %d of queue %s: %s", base, end - 1, self._topic, error)  # noqa: TRY400
+                self.unreadable.append(range(base, end))
         return found
 
 

@@ -61,6 +61,7 @@ _LIMITS_TOLD_MAX: Final = 2_000  # in one renewal: what a control message has ro
 _offset: Final = attrgetter("offset")
 _WAIT_MS: Final = 20_000  # a request for jobs that finds none is asked again after this
 _DEAD_WAIT_MS: Final = 200  # a consumer that has no room for jobs puts dead ones aside, if there are some
+_UNREADABLE: Final = "the message of this job cannot be read"
 _RECALL_AGAIN_S: Final = 1.0  # a holder that is unknown just now tries again to hear of what others need
 
 
@@ -426,6 +427,11 @@ class QueuePort:
         if holder != self.holder:
             return
         self._number += answer.used
+        unreadable = self._unreadable(attempts.keys() | dead)
+        self._bodies.unreadable.clear()
+        for offset in unreadable & attempts.keys():  # no handler can do anything about it
+            self._consumer.undertaker.expect(self)
+            self._settling.give_back(m.JobReturn(offset=offset, attempt=attempts[offset], dead=True, why=_UNREADABLE))
         if not (attempts.keys() <= messages.keys() and self.held.keys().isdisjoint(attempts)):
             named = attempts.items()
             attempts = {each: times for each, times in named if each in messages and not self._has(each, times)}
@@ -438,7 +444,7 @@ class QueuePort:
         self.held.update(zip(attempts, jobs, strict=True))
         if jobs:
             self._consumer.deliver(jobs)
-        if answer.burial is not None:
+        if answer.burial is not None and messages.keys() | unreadable >= set(dead):  # else it is told again
             self._consumer.undertaker.begin(self, answer.burial, messages)
 
     def _has(self, offset: int, attempt: int) -> bool:
@@ -453,19 +459,26 @@ class QueuePort:
     async def _messages(self, batches: bytes, wanted: AbstractSet[int]) -> dict[int, Message]:
         """The messages of jobs, and perhaps others; those that an answer had no room for are fetched."""
         found: dict[int, Message] = {}
-        missing = sorted(wanted)
+        missing, fetched = sorted(wanted), False
         while missing:
             messages = self._bodies.find(batches, missing[0], missing[-1] + 1)
             found.update(zip(map(_offset, messages), messages, strict=True))
-            missing = sorted(wanted - found.keys())
+            before, missing = len(missing), sorted(wanted - found.keys() - self._unreadable(wanted))
             if not missing:
                 break
+            if fetched and len(missing) == before:
+                logger.error("queue %s/%d: jobs have no messages: %s", self._consumer.name, self.partition, missing[:5])
+                break
             asked = m.FetchJobs(**self.where, ranges=ranges(missing)[: 2 * m.JOBS_SETTLED_MAX])
-            batches = (await self.ask(asked)).batches
+            batches, fetched = (await self.ask(asked)).batches, True
             if not batches:
                 logger.error("queue %s/%d: jobs have no messages: %s", self._consumer.name, self.partition, missing[:5])
                 break
         return found
+
+    def _unreadable(self, wanted: AbstractSet[int]) -> set[int]:
+        """Of these jobs: whose messages were sent and cannot be decoded."""
+        return {offset for run in self._bodies.unreadable for offset in wanted if offset in run}
 
     def want(self, waiting: int) -> None:
         """So many callers wait for a job, and all that is here has begun."""

@@ -154,6 +154,13 @@ class QueueState:
         """Return how many jobs from an offset on, below an end, were never tried."""
         return self._marks.count(FRESH, max(0, offset - self._base), max(0, end - self._base))
 
+    def noted_below(self, end: int) -> Iterator[int]:
+        """The jobs below an offset that are more than a byte, in order. Nothing may change meanwhile."""
+        place = max(0, self._first - self._base) - 1
+        stop = max(0, end - self._base)
+        while (place := self._marks.find(NOTED, place + 1, stop)) >= 0:
+            yield self._base + place
+
     def key_hash(self, offset: int) -> int:
         """Of a job's key; 0 without one."""
         return self._hashes[offset - self._base]

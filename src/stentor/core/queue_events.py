@@ -103,6 +103,12 @@ class PurgeJobs(msgspec.Struct, frozen=True):
     ticket: int
 
 
+class JobsStuck(msgspec.Struct, frozen=True):
+    """Jobs that wait, and of which the log cannot be let go: they cannot be appended again."""
+
+    offsets: list[int]
+
+
 class AskerGone(msgspec.Struct, frozen=True):
     """Whoever waited for jobs, or to be asked for some, does not any more."""
 
@@ -147,6 +153,7 @@ QueueEvent = (
     | RecallAwaited
     | JobsBuried
     | PurgeJobs
+    | JobsStuck
     | AskerGone
     | QueueTurn
     | StepsAppended

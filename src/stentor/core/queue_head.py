@@ -118,6 +118,7 @@ _CLAIM_BYTES: Final = 12  # an offset and a number, in a list
 _TICK_US: Final = 100_000  # brokers beat ten times a second
 _LOST: Final = "the consumer that had this job was not heard of for as long as its lease"
 _TOO_LONG: Final = "the attempt took longer than its consumer allows"
+_STUCK: Final = "the message of this job cannot be written again, and the log is to be let go of"
 _EXPIRED: Final = "nobody began this job within its ttl"
 
 
@@ -165,6 +166,7 @@ class QueueHead:
         self._end = 0  # everything below is committed, as far as this head heard
         self._buried: list[q.JobsBuried] = []
         self._purging: list[q.PurgeJobs] = []
+        self._stuck: list[int] = []  # jobs that cannot be kept
         self._appending: list[QueueAnswer] | None = None  # what to tell when the steps under way are committed
         self._ending: list[int] = []  # jobs that those steps end
         self._told: deque[tuple[int, list[QueueAnswer]]] = deque()  # by the log's end that must be committed
@@ -187,7 +189,7 @@ class QueueHead:
     def waits(self) -> bool:
         """Whether somebody waits for jobs, or for a decision."""
         asked = self._wanted or self._settling or self._leaving or self._buried or self._purging
-        return bool(asked or self._parting)
+        return bool(asked or self._stuck or self._parting)
 
     @property
     def unfinished(self) -> bool:
@@ -238,6 +240,9 @@ class QueueHead:
                 return self._bury(event)
             case q.PurgeJobs():
                 self._purging.append(event)
+                return []
+            case q.JobsStuck(offsets):
+                self._stuck += offsets
                 return []
             case q.AskerGone(ticket, holder):
                 for waiting in (self._wanted, self._heeding):
@@ -342,6 +347,11 @@ class QueueHead:
         telling: list[QueueAnswer] = []
         ending: list[int] = []
         at_once: list[QueueEffect] = []
+        if self._stuck:
+            given_up = [each for each in self._stuck if self._ready.give_up(each)]
+            self._stuck = []
+            if given_up:
+                steps.append(Returned([JobBack(each, counted=False, dead=True, why=_STUCK) for each in given_up]))
         room = self._settle_all(steps, telling, ending, at_once)
         if room > 0:
             self._hand_out(turn, steps, telling, room // _CLAIM_BYTES)

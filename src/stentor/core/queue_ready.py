@@ -293,6 +293,14 @@ class QueueReady:
         else:
             heappush(self._ready, (-job.priority, following))
 
+    def give_up(self, offset: int) -> bool:
+        """Hand a job out no more; False if somebody has it, or it is gone."""
+        job = self._state.jobs.get(offset)
+        if job is None or job.holder or job.dead or offset in self._taken:
+            return False
+        self._taken.add(offset)
+        return True
+
     def applied(self) -> None:
         """All that was taken is in the log."""
         self._taken.clear()

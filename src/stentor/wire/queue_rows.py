@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -28,7 +29,7 @@ from stentor.wire import arrow_message, batch, sparse
 from stentor.wire.header import CONDITIONAL, ENCODING_ARROW, HAS_HEADERS, TIMED, BatchHeader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from stentor.core.records import Batch
     from stentor.wire.batch import Encoded
@@ -62,7 +63,10 @@ BATCH_HEADERS_MAX: Final = 4_000
 BATCH_KEYS_MAX: Final = 20_000
 """Jobs of a batch where jobs of one key are done in order: every broker of the chain makes a hash of each key."""
 
+Found = TypeVar("Found")
+
 _NONE: Final = JobTerms()
+_SMALLEST: Final = "zstd"
 _TIME: Final = struct.Struct("<Q")
 _TIME_US_MAX: Final = DELAY_S_MAX * 1_000_000
 _AT_US_MAX: Final = 253_402_300_799_999_999
@@ -132,10 +136,36 @@ def with_terms(encoded: Encoded, *, unique: bool) -> Encoded:
     return msgspec.structs.replace(encoded, attributes=encoded.attributes | TIMED | (CONDITIONAL if unique else 0))
 
 
-def moved(origin: int, timestamp_us: int, key: bytes | None, value: bytes | None, headers: Headers) -> Encoded:
+def moved(
+    origin: int, timestamp_us: int, key: bytes | None, value: bytes | None, headers: Headers, *, compression: str = ""
+) -> Encoded:
     """A job that is appended again."""
     named = [*own_headers(headers), (ORIGIN, _TIME.pack(origin))]
-    return with_terms(batch.encode([timestamp_us], [key], [value], [named]), unique=False)
+    return with_terms(batch.encode([timestamp_us], [key], [value], [named], compression=compression), unique=False)
+
+
+def appended_again(
+    header: BatchHeader, body: bytes | memoryview, wanted: Container[int], *, topic_id: int, partition: int
+) -> tuple[list[bytearray], list[int]]:
+    """Jobs of a batch as batches of their own, which say where they were; and the offsets of those that cannot be
+    written again. What the head has taken once is compressed if it is too large otherwise (C34).
+    """
+    within = [offset for offset in range(header.base_offset, header.end_offset) if offset in wanted]
+    rows = _readable(lambda: sparse.rows_of(header, body))
+    if rows is None:
+        return [], within
+    found: list[bytearray] = []
+    stuck: list[int] = []
+    for offset, time_us, key, value, headers in zip(*rows, strict=True):
+        if offset not in wanted:
+            continue
+        row = (offset, time_us, key, value, headers or [])
+        encoded = _readable(partial(moved, *row)) or _readable(partial(moved, *row, compression=_SMALLEST))
+        if encoded is None:
+            stuck.append(offset)
+        else:
+            found.append(whole(encoded, topic_id=topic_id, partition=partition))
+    return found, stuck
 
 
 def own_headers(headers: Headers) -> Headers:
@@ -167,9 +197,14 @@ def hashes(header: Batch, body: bytes | memoryview) -> list[int] | None:
 
 
 def _columns(header: BatchHeader, body: bytes | memoryview) -> Columns | None:
-    """The rows of a batch that is in a log; None if they cannot be read. Bytes alone decide that."""
+    """The rows of a batch that is in a log; None if they cannot be read."""
+    return _readable(lambda: batch.body_columns(header, body))
+
+
+def _readable(read: Callable[[], Found]) -> Found | None:
+    """What can be read or encoded; None if that cannot be, which bytes alone decide."""
     try:
-        return batch.body_columns(header, body)
+        return read()
     except (CorruptData, LimitExceeded, InvalidArgument, ValueError, LookupError, struct.error) as error:
         if isinstance(error.__cause__, MemoryError):  # no fault of the bytes: other brokers can read them
             raise error.__cause__ from error

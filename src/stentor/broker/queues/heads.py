@@ -8,9 +8,12 @@ log begins anew: leases in full (C21), and whoever waits asks again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from heapq import nsmallest
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 from stentor import limits
 from stentor.broker.partitions.interfaces import Request
@@ -21,11 +24,10 @@ from stentor.core.acks import ALL
 from stentor.core.queue import QueueState
 from stentor.core.queue_head import HOLDERS_MAX, QueueHead, QueuePolicy
 from stentor.errors import InternalError, InvalidArgument, LeaseLost, LimitExceeded, NotReady, StentorError
-from stentor.wire import queue_rows, sparse
+from stentor.wire import queue_rows
 from stentor.wire.header import HEADER_BYTES, extents, unpack
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from stentor.broker.background import Background
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
     from stentor.core.queue_events import QueueAnswer, QueueEvent
-    from stentor.core.queue_jobs import NotedJob
     from stentor.core.records import Key
     from stentor.core.replica_events import Answer
     from stentor.ports import Clock
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOVED_AT_ONCE: Final = 1_000  # jobs that are appended again, each with its message
+_MOVED_IN_A_TURN: Final = 100  # of the loop
 _MOVE_AGAIN_S: Final = 5.0  # by then the steps before are applied
 
 
@@ -81,6 +83,11 @@ class QueueLead:
         self._step(event(ticket))
         self.turn_soon()
         return ticket, answer
+
+    def give_up(self, offsets: list[int]) -> None:
+        """These jobs cannot be kept: they go to the dead letters, unless somebody has them meanwhile."""
+        self._step(q.JobsStuck(offsets))
+        self.turn_soon()
 
     def forget(self, ticket: int, holder: bytes | None = None) -> None:
         """Nobody waits for this answer any more: jobs that this holder asked for, or what is decided at once."""
@@ -248,27 +255,51 @@ class QueueHeads:
         leads = partition.replica.position.is_head and partition.replica.active and not partition.deleted
         if not leads or self._moving.get(partition.key, 0.0) > now:
             return
-        moving = [
-            offset
-            for offset in nsmallest(_MOVED_AT_ONCE, (offset for offset in state.jobs if offset < until))
-            if _is_movable(state.jobs[offset], ordered=state.ordered)
-        ]
+        moving = list(islice((each for each in state.noted_below(until) if _is_movable(state, each)), _MOVED_AT_ONCE))
         if moving:
             self._moving[partition.key] = now + _MOVE_AGAIN_S
             self._background.spawn(self._move(partition, moving))
 
     async def _move(self, partition: Partition, offsets: list[int]) -> None:
+        """Append jobs again. One that cannot be is dead: it would keep the log for ever, and all other jobs move on."""
+        stuck: list[int] = []
+        try:
+            batches, stuck = await self._again(partition, offsets)
+        except StentorError as error:
+            logger.warning("%s: jobs that keep old segments cannot be read together: %s", partition.name, error)
+            batches = []
+            for offset in offsets:
+                with suppress(StentorError):  # its turn comes again
+                    found, unreadable = await self._again(partition, [offset])
+                    batches += found
+                    stuck += unreadable
+        for number, batch in enumerate(batches):
+            partition.publish(memoryview(batch), unpack(batch), Request(_StepsPublisher(), 0), ALL)
+            if number % _MOVED_IN_A_TURN == _MOVED_IN_A_TURN - 1:
+                await asyncio.sleep(0)
+        if stuck:
+            logger.error(
+                "%s: %d jobs, at offsets %s, cannot be appended again and go to the dead letters",
+                partition.name,
+                len(stuck),
+                stuck[:5],
+            )
+            with suppress(StentorError):
+                self.lead(*partition.key).give_up(stuck)
+
+    async def _again(self, partition: Partition, offsets: list[int]) -> tuple[list[bytearray], list[int]]:
+        """These jobs as batches of their own, as far as one read brings them, and those of which none can be made."""
         data = await read_bodies(partition, [(offset, 1) for offset in offsets])
-        topic_id, index = partition.key
-        wanted = set(offsets)
-        for position, length, _, _ in extents(data):
-            header = unpack(data, position)
-            rows = sparse.rows_of(header, memoryview(data)[position + HEADER_BYTES : position + length])
-            for offset, time_us, key, value, headers in zip(*rows, strict=True):
-                if offset in wanted:
-                    moved = queue_rows.moved(offset, time_us, key, value, headers or [])
-                    batch = queue_rows.whole(moved, topic_id=topic_id, partition=index)
-                    partition.publish(memoryview(batch), unpack(batch), Request(_StepsPublisher(), 0), ALL)
+        done: asyncio.Future[tuple[list[bytearray], list[int]]] = partition.loop.create_future()
+
+        def finish(found: Any, error: StentorError | None) -> None:
+            if not done.done() and error is not None:
+                done.set_exception(error)
+            elif not done.done():
+                done.set_result(found)
+
+        partition.reads.submit(partial(_appended_again, data, set(offsets), partition.key), finish)
+        return await done
 
     def check_invariants(self) -> None:
         """Called by the simulator."""
@@ -296,6 +327,18 @@ class _StepsPublisher:
         return False
 
 
+def _appended_again(data: bytes, wanted: set[int], key: Key) -> tuple[list[bytearray], list[int]]:
+    """In a thread: a batch may expand to many megabytes."""
+    found: list[bytearray] = []
+    stuck: list[int] = []
+    for position, length, _, _ in extents(data):
+        header, body = unpack(data, position), memoryview(data)[position + HEADER_BYTES : position + length]
+        batches, unreadable = queue_rows.appended_again(header, body, wanted, topic_id=key[0], partition=key[1])
+        found += batches
+        stuck += unreadable
+    return found, stuck
+
+
 def queue_of(partition: Partition) -> QueueState:
     """The queue that is derived from a partition's log."""
     return next(state for state in partition.replica.states if isinstance(state, QueueState))
@@ -309,9 +352,10 @@ def policy_of(settings: TopicSettings, *, holders: bool, proves: bool) -> QueueP
     return QueuePolicy(settings.lease_s * 1_000_000, settings.max_attempts, pause_us, holders, proves)
 
 
-def _is_movable(job: NotedJob, *, ordered: bool) -> bool:
+def _is_movable(state: QueueState, offset: int) -> bool:
     """Where jobs of one key are done in order, a job's place is its turn, unless it is late anyhow."""
-    return not (job.holder or job.dead) and not (ordered and (job.attempts or not job.due_us))
+    job = state.jobs[offset]
+    return not (job.holder or job.dead) and not (state.ordered and (job.attempts or not job.due_us))
 
 
 def _refusal(queue: str, why: str) -> StentorError:
