@@ -9,7 +9,7 @@ import msgspec
 
 from stentor import limits
 from stentor._version import __version__
-from stentor.broker.partitions.lag import MostBehind, partition_lag
+from stentor.broker.partitions.lag import MostBehind, PartitionLag
 from stentor.broker.queues.figures import QueueFigures
 from stentor.wire.statistics import BrokerCounts, BrokerStatistics, MemoryStatistics
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.health import HealthWatch
     from stentor.broker.partitions.interfaces import Follower
-    from stentor.broker.partitions.lag import ReaderLag
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.services.desk import ServiceDesk
     from stentor.broker.sessions.admission import Admission
@@ -71,10 +70,10 @@ class Overview:
         behind, queues = MostBehind(), QueueFigures(self._clock.now_us())
         found = []
         for partition in shown:
-            lags = [(stream, stream.lag()) for stream in partition.followers.streams]
-            behind.look_at(partition.topic, partition.index, lags)
+            lag = PartitionLag()
+            _look_at(partition, list(partition.followers.streams), lag, behind)
             queues.look_at(partition)
-            found.append(partition.statistics_with(partition_lag(lag for _, lag in lags)))
+            found.append(partition.statistics_with(lag))
         return self._told(found, behind, queues)
 
     async def gather(self) -> BrokerStatistics:
@@ -90,23 +89,16 @@ class Overview:
     async def _gather(self) -> BrokerStatistics:
         found, behind, queues = [], MostBehind(), QueueFigures(self._clock.now_us())
         for number, partition in enumerate(list(self._partitions.values()), 1):
-            lags = await self._lags(partition)
-            found.append(partition.statistics_with(partition_lag(lag for _, lag in lags)))
-            behind.look_at(partition.topic, partition.index, lags)
+            lag, streams = PartitionLag(), list(partition.followers.streams)
+            for first in range(0, len(streams), limits.STATISTICS_STREAMS_SLICE):
+                if first:
+                    await asyncio.sleep(0)
+                _look_at(partition, streams[first : first + limits.STATISTICS_STREAMS_SLICE], lag, behind)
+            found.append(partition.statistics_with(lag))
             queues.look_at(partition)
             if number % limits.STATISTICS_SLICE == 0:
                 await asyncio.sleep(0)
         return self._told(found, behind, queues)
-
-    @staticmethod
-    async def _lags(partition: Partition) -> list[tuple[Follower, ReaderLag]]:
-        """How far the readers of a partition are, some at a time."""
-        found = []
-        for number, stream in enumerate(list(partition.followers.streams), 1):
-            found.append((stream, stream.lag()))
-            if number % limits.STATISTICS_STREAMS_SLICE == 0:
-                await asyncio.sleep(0)
-        return found
 
     async def connected(self) -> list[ClientInfo]:
         """Everybody who has greeted, some at a time: a client may have many streams."""
@@ -156,3 +148,11 @@ class Overview:
             ),
             loop=msgspec.structs.replace(self._watch.statistics(), parked=self._turns.parked),
         )
+
+
+def _look_at(partition: Partition, streams: list[Follower], lag: PartitionLag, behind: MostBehind) -> None:
+    """How far some readers of a partition are behind."""
+    lags = [(stream, stream.lag()) for stream in streams]
+    behind.look_at(partition.topic, partition.index, lags)
+    for _, each in lags:
+        lag.add(each)

@@ -22,7 +22,7 @@ SLICE_S: Final = 0.005
 """What all such work together gets in one turn of the loop: with what connections get (`transport.turns`) and one large
 piece it stays below the 50 ms of C35."""
 
-_PIECES: Final = 32  # of one job before another has its turn; also how many are done between two looks at the clock
+_PIECES: Final = 32  # of one job before another has its turn
 
 
 class _Job(NamedTuple):
@@ -78,4 +78,6 @@ class Slices:
                 job.then()
                 return False
             self._failures.run(job.what, piece)
+            if self._now() >= self._ends:
+                break
         return True

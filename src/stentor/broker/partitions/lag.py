@@ -50,22 +50,22 @@ def lag_of(streams: Iterable[Lagging]) -> ReaderLag:
     return ReaderLag(sum(lag.messages for lag in found), max((lag.seconds for lag in found), default=0.0))
 
 
-class PartitionLag(msgspec.Struct, frozen=True):
-    """How far the subscribers of one partition are behind."""
+class PartitionLag:
+    """How far the subscribers of one partition are behind, found out some subscribers at a time."""
 
-    messages_max: int
-    messages_sum: int
-    seconds_max: float
+    __slots__ = ("messages_max", "messages_sum", "seconds_max")
 
+    def __init__(self, lags: Iterable[ReaderLag] = ()) -> None:
+        self.messages_max = self.messages_sum = 0
+        self.seconds_max = 0.0
+        for lag in lags:
+            self.add(lag)
 
-def partition_lag(lags: Iterable[ReaderLag]) -> PartitionLag:
-    """Of one partition: its subscribers together."""
-    found = list(lags)
-    return PartitionLag(
-        messages_max=max((lag.messages for lag in found), default=0),
-        messages_sum=sum(lag.messages for lag in found),
-        seconds_max=max((lag.seconds for lag in found), default=0.0),
-    )
+    def add(self, lag: ReaderLag) -> None:
+        """One more subscriber."""
+        self.messages_max = max(self.messages_max, lag.messages)
+        self.messages_sum += lag.messages
+        self.seconds_max = max(self.seconds_max, lag.seconds)
 
 
 class MostBehind:
@@ -75,7 +75,7 @@ class MostBehind:
         self._found: list[tuple[int, float, str, int, Lagging]] = []
 
     def look_at(self, topic: str, partition: int, lags: Iterable[tuple[Lagging, ReaderLag]]) -> None:
-        """The followers of one partition."""
+        """Followers of one partition."""
         behind = [(lag.messages, lag.seconds, topic, partition, stream) for stream, lag in lags if lag.messages]
         if behind:
             self._found = nlargest(limits.LAGGING_TOLD_MAX, self._found + behind, key=lambda each: each[:2])

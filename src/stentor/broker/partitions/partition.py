@@ -17,7 +17,7 @@ import msgspec
 from stentor.broker.partitions.compaction import PartitionCompaction
 from stentor.broker.partitions.followers import Followers
 from stentor.broker.partitions.interfaces import Request
-from stentor.broker.partitions.lag import partition_lag
+from stentor.broker.partitions.lag import PartitionLag
 from stentor.broker.partitions.log_sync import LogSync
 from stentor.broker.partitions.read_end import Ends
 from stentor.broker.partitions.replication import check_run, split_bodies
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from stentor.broker.disk_threads import DiskThreads
     from stentor.broker.partitions.chain_work import ChainWork
     from stentor.broker.partitions.interfaces import Publisher, Sender
-    from stentor.broker.partitions.lag import PartitionLag
     from stentor.broker.slices import Slices
     from stentor.core.memory_budget import MemoryBudget
     from stentor.core.records import Key
@@ -482,7 +481,7 @@ class Partition:
         )
 
     def statistics(self) -> PartitionStatistics:
-        return self.statistics_with(partition_lag(stream.lag() for stream in self.followers.streams))
+        return self.statistics_with(PartitionLag(stream.lag() for stream in self.followers.streams))
 
     def statistics_with(self, lag: PartitionLag) -> PartitionStatistics:
         """The same, with what was found out about its readers, of whom there may be many."""

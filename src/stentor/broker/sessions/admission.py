@@ -216,7 +216,7 @@ class Admission:
                 session.excuse(now)
         if not self._sweeping:
             self._sweeping = True
-            sweeps = [partial(session.sweep, now) for session in self.sessions]
+            sweeps = (partial(session.sweep, now) for session in list(self.sessions))
             self._slices.begin("looking at connections", sweeps, self._swept)
         self.receiving.reclaim(now)
         self._drop_deaf(now)

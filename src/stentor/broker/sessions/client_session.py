@@ -275,7 +275,9 @@ class ClientSession(BatchSession):
                 stream.tell_state()
         elif not self._telling:
             self._telling = True
-            telling = [stream.tell_state for stream in self.streams.values()]
+            streams = list(self.streams.values())
+            # One call at a time: thousands of them at once would make the garbage collector walk over all there is.
+            telling = (stream.tell_state for stream in streams)
             self._slices.begin("telling readers how far partitions are", telling, self._told)
 
     def _told(self) -> None:
@@ -286,7 +288,7 @@ class ClientSession(BatchSession):
         streams = list(self.streams.values())
         for stream in streams:
             stream.stop()
-        self._slices.begin("ending streams", [stream.close for stream in streams])
+        self._slices.begin("ending streams", (stream.close for stream in streams))
 
     # --- requests -------------------------------------------------------------------------------
 
