@@ -172,6 +172,12 @@ def time_range(batch: Any) -> tuple[int, int]:
     return ends["min"].value, ends["max"].value
 
 
+def taken(batch: Any, indexes: list[int]) -> Any:
+    """Some rows of a record batch."""
+    packed = pa.py_buffer(array.array("i", indexes))  # unlike `pa.array`, this does not load pandas
+    return batch.take(pa.Array.from_buffers(pa.int32(), len(indexes), [None, packed]))
+
+
 def has_keys(batch: Any) -> bool:
     """Whether every message has a key that is not empty."""
     column = batch.column(1)

@@ -1,5 +1,7 @@
 """Queues and the log below them: retention waits for jobs, a restarted broker knows them, nonsense is refused."""
 
+import asyncio
+import threading
 from contextlib import suppress
 from itertools import cycle
 
@@ -13,9 +15,9 @@ from stentor.broker.queues.bodies import READS_KEPT_MAX, JobReads, LogRead, Want
 from stentor.errors import DeadlineExceeded, InvalidArgument, LeaseLost, NotReady, StentorError
 from stentor.storage.log import PartitionLog
 from stentor.testing import broker
-from stentor.wire import batch, queue_rows
+from stentor.wire import batch, queue_rows, sparse
 from stentor.wire import queue_messages as m
-from stentor.wire.header import extents, stamp, unpack
+from stentor.wire.header import HEADER_BYTES, check_header, extents, stamp, unpack
 
 SEGMENT = limits.SEGMENT_BYTES_MIN
 VALUE = b"v" * 20_000  # three in a segment
@@ -257,3 +259,28 @@ def test_few_reads_are_kept_and_none_of_those_who_lead_no_more():
     assert reads.find(1, 14) is None
     reads.keep(2, LogRead(b"", 15))
     assert reads.find(2, 14) is None
+
+
+def test_a_large_batch_is_cut_beside_the_loop(local, client, monkeypatch):
+    """To cut it means to read all of it: 20 requests at once held the loop for 1.8 s."""
+    client.create_topic("large", kind="queue")
+    with client.producer("large", batch_messages=100_000, batch_bytes=4_000_000) as producer:
+        producer.send_many([b"x" * 100] * 10_000)
+    threads, keep = [], sparse.keep
+
+    def noted(*args):
+        threads.append(threading.current_thread().name)
+        return keep(*args)
+
+    monkeypatch.setattr(sparse, "keep", noted)
+    request = m.FetchJobs(topic_id=client.describe_topic("large").id, partition=0, ranges=[5, 1, 9_000, 2])
+
+    async def asked():
+        link = await client._core.ready_link()
+        return await asyncio.gather(*(link.request(request) for _ in range(5)))
+
+    for found in client._core.wait_for(asked()):
+        rows = sparse.rows_of(check_header(found.batches), memoryview(found.batches)[HEADER_BYTES:])
+        assert [offset for offset in rows.offsets if offset in (5, 9_000, 9_001)] == [5, 9_000, 9_001]
+    assert threads
+    assert all(name.startswith("stentor-read") for name in threads)

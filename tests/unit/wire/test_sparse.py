@@ -201,3 +201,30 @@ def test_the_rest_of_a_batch_begins_inside_of_it(makes, offset):
     header = check_header(rest)
     assert (header.base_offset, header.end_offset, header.epoch) == (offset, BASE + 20, 3)
     assert rows_read(rest) == [row for row in rows_read(whole) if row[0] >= offset]
+
+
+# --- large batches, whose rows never become Python's ----------------------------------------------
+
+
+@pytest.mark.parametrize("compression", ["", "lz4", "zstd"])
+@pytest.mark.parametrize("wanted", [set(range(0, 3_000, 7)), {5}, set(), set(range(1, 3_000))], ids=len)
+def test_a_large_batch_is_cut_as_a_small_one_is(monkeypatch, compression, wanted):
+    count = 3_000
+    keys = [b"k%d" % number if number % 3 else None for number in range(count)]
+    values = [b"v%d" % number if number % 5 else None for number in range(count)]
+    times = [(number * 7_919) % 10_007 for number in range(count)]
+    encoded = batch.encode(times, keys, values, compression=compression)
+    address = batch.address(encoded, topic_id=7, partition=0, producer_id=3, generation=1, sequence=4)
+    header, body = check_header(bytes(address) + bytes(encoded.body)), memoryview(encoded.body)
+    cut = {}
+    for way, least in ("large", 1_000), ("small", 10_000):
+        monkeypatch.setattr(sparse, "_TAKEN_FROM", least)
+        cut[way] = sparse.keep(header, body, wanted)
+    large, small = (check_header(each) for each in cut.values())
+    check_body(cut["large"], 0, large)
+    rows = [sparse.rows_of(check_header(each), memoryview(each)[HEADER_BYTES:]) for each in cut.values()]
+    assert rows[0] == rows[1]
+    assert rows[0].offsets == sorted(wanted)
+    same = ("base_offset", "span", "count", "first_timestamp_us", "last_timestamp_us", "producer_id", "sequence")
+    assert [getattr(large, name) for name in same] == [getattr(small, name) for name in same]
+    assert large.compression == (header.compression if wanted else 0)

@@ -1,8 +1,9 @@
 """The messages of jobs, as the batches that hold them: from memory if they are new, else from the log.
 
 A batch is passed on as it is, unless much of it is not wanted, or it is very large: then it is sent with some of its
-messages. What was read from the log has more batches than one request asks for, so the last reads are kept: consumers
-take jobs in the order of the log, and most requests go on where another one stopped.
+messages. To cut a batch means to read all of it, so that is done in a thread (C35). What was read from the log has more
+batches than one request asks for, so the last reads are kept: consumers take jobs in the order of the log, and most
+requests go on where another one stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from stentor.wire.header import HEADER_BYTES, extents, unpack
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from stentor.broker.partitions.partition import Partition
     from stentor.errors import StentorError
@@ -103,6 +104,7 @@ class LogRead:
         self.following = following  # the offset behind them
         self._batches = list(extents(data))
         self._bases = [base for _, _, base, _ in self._batches]
+        self.is_large = any(length > _WASTE_BYTES_MAX for _, length, _, _ in self._batches)  # one may have to be cut
 
     def holds(self, offset: int) -> bool:
         """Whether an offset is in one of them."""
@@ -124,15 +126,12 @@ async def read_bodies(
         taken = partition.tail.take(offset, partition.committed, limits.DELIVERY_BYTES)
         if taken is not None:
             following = taken[1]
-            parts = [part for chunk in taken[0] for part in _chosen(chunk, extents(chunk), wanted)]
+            choose = partial(_chosen_of, taken[0], wanted)
+            large = any(len(chunk) > _WASTE_BYTES_MAX for chunk in taken[0])
         else:
-            read = None if reads is None else reads.find(lead, offset)
-            if read is None:
-                read = await _from_log(partition, offset)
-                if reads is not None:
-                    reads.keep(lead, read)
-            parts, following = read.chosen(wanted, offset), read.following
-        for part in parts:
+            read = await _read_at(partition, offset, reads, lead)
+            choose, following, large = partial(read.chosen, wanted, offset), read.following, read.is_large
+        for part in await _beside(partition, choose) if large else choose():
             if found and size + len(part) > BODIES_BYTES_MAX:
                 return b"".join(found)  # with more, the answer might not fit a frame
             found.append(part)
@@ -141,6 +140,10 @@ async def read_bodies(
             break
         offset = wanted.next(following)
     return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _chosen_of(chunks: list[bytes], wanted: WantedJobs) -> list[bytes]:
+    return [part for chunk in chunks for part in _chosen(chunk, extents(chunk), wanted)]
 
 
 def _chosen(chunk: bytes, batches: Iterable[tuple[int, int, int, int]], wanted: WantedJobs) -> list[bytes]:
@@ -196,8 +199,21 @@ def _cut(chunk: bytes, position: int, header: BatchHeader, within: list[int]) ->
         within = within[: len(within) // 2]
 
 
-async def _from_log(partition: Partition, offset: int) -> LogRead:
-    done: Future[LogRead] = partition.loop.create_future()
+async def _read_at(partition: Partition, offset: int, reads: JobReads | None, lead: object) -> LogRead:
+    """The batches from an offset on, as the log has them."""
+    known = None if reads is None else reads.find(lead, offset)
+    if known is not None:
+        return known
+    found = await _beside(partition, partial(partition.log.read, offset, partition.committed, limits.DELIVERY_BYTES))
+    read = LogRead(found.data, found.next_offset)
+    if reads is not None:
+        reads.keep(lead, read)
+    return read
+
+
+async def _beside(partition: Partition, work: Callable[[], Any]) -> Any:
+    """Do what takes long beside the loop."""
+    done: Future[Any] = partition.loop.create_future()
 
     def finish(found: Any, error: StentorError | None) -> None:
         if done.done():
@@ -205,7 +221,7 @@ async def _from_log(partition: Partition, offset: int) -> LogRead:
         if error is not None:
             done.set_exception(partition.read_failed(error))
         else:
-            done.set_result(LogRead(found.data, found.next_offset))
+            done.set_result(found)
 
-    partition.reads.submit(partial(partition.log.read, offset, partition.committed, limits.DELIVERY_BYTES), finish)
+    partition.reads.submit(work, finish)
     return await done
