@@ -141,6 +141,11 @@ def print_messages(
 def _tell_events(subscription: Subscription) -> None:
     """What was skipped must not go unnoticed."""
     for event in subscription.events():
-        if event.kind == "skipped":
+        if event.kind == "skipped" and event.unknown:
+            complain(
+                f"{event.topic}/{event.partition} was lost with the memory of its brokers, and begins anew at offset"
+                f" {event.next_offset}. How many messages are missing is not known."
+            )
+        elif event.kind == "skipped":
             skipped = plural(event.next_offset - event.first_offset, "message")
             complain(f"{skipped} of {event.topic}/{event.partition} were skipped, from offset {event.first_offset} on.")

@@ -102,8 +102,10 @@ class GroupCore(SubscriptionCore):
         else:
             found = await self.places.resolve(reader, "earliest", deadline, stale=True)
             offset = max(found.offset, assigned.position or 0)
-            if assigned.position is not None and assigned.position < found.offset:  # retention was faster
-                self.note(Event("skipped", reader.topic, reader.partition, assigned.position, found.offset))
+            done_before = assigned.position
+            if done_before is not None and done_before < found.offset:  # retention was faster, or it was lost
+                anew = done_before < found.begins
+                self.note(Event("skipped", reader.topic, reader.partition, done_before, found.offset, unknown=anew))
         reader.start = reader.received = reader.taken = max(offset, done)
         reader.committed = max(found.committed, reader.start)
         return reader
@@ -222,7 +224,8 @@ class GroupCore(SubscriptionCore):
             return
         if isinstance(error, OffsetOutOfRange) and error.start is not None and error.end is not None:
             now = min(max(reader.received, error.start), max(error.start, error.end))
-            self.note(Event("skipped", reader.topic, reader.partition, reader.received, now))
+            anew = bool(error.detail.get("begun_anew"))
+            self.note(Event("skipped", reader.topic, reader.partition, reader.received, now, unknown=anew))
             reader.received = now
             self.streams.open(reader)
             return

@@ -27,6 +27,9 @@ class Event(msgspec.Struct, frozen=True):
     # that was not handed out
     next_offset: int = 0
     messages: int = 0  # compacted: how many messages of the range were not delivered, at most
+    # skipped: a memory topic was lost with its brokers and began anew. Its offsets go on far above all that it had, so
+    # nobody knows how many messages were between.
+    unknown: bool = False
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -221,7 +221,7 @@ class SubscriptionCore:
             return
         if isinstance(error, OffsetOutOfRange) and error.detail.get("begun_anew") and reader.end is None:
             now = error.start or 0
-            self.note(Event("skipped", reader.topic, reader.partition, reader.received, now))
+            self.note(Event("skipped", reader.topic, reader.partition, reader.received, now, unknown=True))
             reader.received = reader.begins = now
             self.streams.open(reader)
             return
@@ -290,7 +290,7 @@ class SubscriptionCore:
     async def skip_to_now(self, reader: Reader) -> None:
         """Jump to the commit point and say exactly what was not delivered."""
         self.streams.close(reader)
-        first = reader.taken
+        first = max(reader.taken, reader.begins)  # what was lost before that, an event has said
         try:
             # About now will do: who is too slow anyway should not stand still where nobody is certain.
             found = await self.places.resolve(reader, "latest", self.core.deadline(None), stale=True)

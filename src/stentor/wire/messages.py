@@ -227,6 +227,7 @@ class OffsetFound(Tagged, frozen=True):
     committed: int
     epoch: int = 0
     sure: bool = True  # False only for who asked with `stale`: more may be committed than this member knows
+    begins: int = 0  # of a memory topic that was lost: where it began anew; how much was before is not known
 
 
 class OpenStream(Struct, frozen=True):

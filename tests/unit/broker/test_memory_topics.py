@@ -5,7 +5,7 @@ import pytest
 from stentor import Client
 from stentor.core.memory_limits import MEMORY_TOPIC_BYTES, MEMORY_TOPIC_BYTES_MAX, OFFSETS_RESERVED
 from stentor.core.replica_events import LinkAgain
-from stentor.errors import InvalidArgument, OffsetOutOfRange, PublishError, UnknownOutcome
+from stentor.errors import DeadlineExceeded, InvalidArgument, OffsetOutOfRange, PublishError, UnknownOutcome
 from stentor.limits import KIB, MIB
 from stentor.testing import broker
 
@@ -85,8 +85,50 @@ def test_after_a_restart_it_is_there_and_empty_and_no_offset_comes_twice(local, 
     assert seen == [*range(501), OFFSETS_RESERVED, 2 * OFFSETS_RESERVED]
     events = [event for event in subscription.events() if event.kind == "skipped"]
     assert (events[0].first_offset, events[0].next_offset) == (501, OFFSETS_RESERVED)
+    assert all(event.unknown for event in events)  # offsets say nothing of how many messages are missing
+    assert subscription.statistics()["skipped"] == 0
     with pytest.raises(OffsetOutOfRange):
         list(client.read("telemetry", start=100))
+
+
+def test_what_was_lost_is_not_counted_by_a_reader_that_skips(local, client, wait_until):
+    """A slow reader jumps to now: what lies before the new beginning was lost, and nobody knows how much that was."""
+    client.create_topic("telemetry", durability="memory")
+    client.publish("telemetry", b"0")
+    with client.subscribe("telemetry", start="earliest", max_lag=5, on_slow="skip") as subscription:
+        assert subscription.get(timeout=10).value == b"0"
+        local.stop()
+        local.start()
+        publish_many(client, "telemetry", 100)
+
+        def came():  # a last one may be jumped over, too
+            client.publish("telemetry", b"last")
+            try:
+                return subscription.get(timeout=0.5).value == b"last"
+            except DeadlineExceeded:
+                return False
+
+        wait_until(came, "it goes on")
+        events = [event for event in subscription.events() if event.kind == "skipped"]
+        known = [event for event in events if not event.unknown]
+        assert len(known) < len(events)
+        assert sum(event.next_offset - event.first_offset for event in known) < 1_000
+        assert subscription.statistics()["skipped"] < 1_000
+
+
+def test_a_member_that_comes_later_does_not_count_what_was_lost(local, client):
+    client.create_topic("telemetry", durability="memory")
+    client.publish("telemetry", b"0")
+    with client.group("readers", "telemetry", start="earliest") as group:
+        assert next(iter(group)).value == b"0"
+    local.stop()
+    local.start()
+    client.publish("telemetry", b"1")
+    with client.group("readers", "telemetry") as group:
+        assert next(iter(group)).value == b"1"
+        (event,) = [event for event in group.events() if event.kind == "skipped"]
+        assert event.unknown
+        assert client.describe_group("readers").lag <= 1
 
 
 def test_a_killed_broker_comes_back_with_an_empty_topic(served, read):

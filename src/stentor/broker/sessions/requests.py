@@ -285,7 +285,10 @@ class Requests:
         else:
             raise InvalidArgument("A position is missing.", hint="Name 'earliest', 'latest', a time or a number.")
         epoch = partition.replica.epoch
-        return messages.OffsetFound(offset=offset, start=start, committed=committed, epoch=epoch, sure=sure)
+        begins = partition.replica.begins
+        return messages.OffsetFound(
+            offset=offset, start=start, committed=committed, epoch=epoch, sure=sure, begins=begins
+        )
 
     async def _report_damage(self, _: ClientSession, request: messages.ReportDamage) -> messages.Done:
         """A reader saw a bad checksum: reading the place ourselves finds out whether our disk did it."""
