@@ -33,8 +33,9 @@ _AGAIN_S = 1.0  # when a batch is published again that was not acknowledged in t
 class TransactionCopies:
     """Publishes the batches of one author's transactions."""
 
-    def __init__(self, core: ClientCore) -> None:
+    def __init__(self, core: ClientCore, token: bytes = b"") -> None:
         self._core = core
+        self._token = token or None  # of the id of their batches
         self._producers: dict[int, ProducerCore] = {}  # by topic id
 
     async def publish(self, outputs: Sequence[tuple[str, bytes]]) -> None:
@@ -82,7 +83,7 @@ class TransactionCopies:
         if producer is not None:
             return producer
         producer = ProducerCore(self._core, route, keep_failures=False)
-        producer.send_as(ProducerIdentity(header.producer_id, header.generation, lasting=True))
+        producer.send_as(ProducerIdentity(header.producer_id, header.generation, lasting=True, token=self._token))
         self._producers[header.topic_id] = producer
         return producer
 

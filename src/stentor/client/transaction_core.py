@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stentor import limits
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.core import group_limits
+from stentor.core.dedupe import lasting_id
 from stentor.errors import (
     Closed,
     ConnectionFailed,
@@ -26,6 +27,7 @@ from stentor.errors import (
     InvalidArgument,
     LogFailed,
     MemoryFull,
+    NotHead,
     NotReady,
     PublishError,
     SequenceError,
@@ -62,7 +64,8 @@ class _Author:
 
     def __init__(self, life: GroupMembership) -> None:
         self.life = life
-        self.producer_id = secrets.randbits(62) + 1
+        self.producer_id = 0  # until it is settled
+        self.token = b""  # of that id; empty: older brokers know none
         self.number = 0  # of the last transaction that may have been committed
         self.done = 0  # of the last one whose outputs are all in their topics
         self.told = 0  # the same, as the head knows
@@ -84,7 +87,7 @@ class MemberTransactions:
         self._core = owner.core
         self._progress = progress
         self._author = _Author(owner.tie.life)
-        self._copies = TransactionCopies(owner.core)
+        self._copies = TransactionCopies(owner.core)  # of this author
         self._copying: asyncio.Task[None] | None = None
         self._finishing: Callable[[], Coroutine[Any, Any, None]] | None = None  # what it does
         self._readers: dict[
@@ -124,6 +127,36 @@ class MemberTransactions:
             self._copies.close()
         self._open()
 
+    async def _introduce(self, author: _Author, deadline: Deadline) -> None:
+        """Get the token that the outputs of this life are sent with: whoever finishes them gets the same one."""
+        request = group_messages.FindTransaction(
+            group=self._owner.name, topic_id=0, partition=0, member=author.life.member
+        )
+        asked = _Asked()
+        try:
+            async with deadline.bound():
+                author.token = await self._own_token(request, asked)
+        except TimeoutError as error:
+            raise self._core.late("transaction", deadline.seconds, asked.refusal) from error
+        author.producer_id = lasting_id(author.token) if author.token else secrets.randbits(62) + 1
+        self._copies.close()
+        self._copies = TransactionCopies(self._core, author.token)
+
+    async def _own_token(self, request: group_messages.FindTransaction, asked: _Asked) -> bytes:
+        """Until it is answered. Empty: the broker knows no tokens, or not yet."""
+        while True:
+            link = self._owner.tie.link()
+            if link is not None:
+                try:
+                    found: group_messages.TransactionFound = await link.request(request)
+                except StaleGeneration:
+                    return b""  # a broker that knows no tokens has looked for a transaction; or the life is over
+                except (NotHead, *_NOT_TAKEN, *_DOUBTFUL) as error:
+                    asked.refusal = error
+                else:
+                    return b"" if found.author else found.token
+            await self._core.changes(limits.LINK_WATCH_S)
+
     def _open(self) -> None:
         """What is in work is a part of it, if it still belongs to this member."""
         holding, readers = self._owner.tie.life.holding, [*self._owner.readers.values(), *self.leaving]
@@ -156,6 +189,9 @@ class MemberTransactions:
         author = self._author
         try:
             self._check_owned(author)
+            if not author.producer_id:
+                await self._introduce(author, deadline)
+                self._check_owned(author)
             outputs = encode(author.producer_id, author.number + 1)
             positions = self._positions(fence=bool(outputs))
             if outputs:
@@ -378,7 +414,7 @@ class MemberTransactions:
             found = await self._find(key)
             if not found.author:
                 return
-            copies = TransactionCopies(self._core)
+            copies = TransactionCopies(self._core, found.token)
             try:
                 await self._publish(copies, found.author, found.number, found.outputs, key)
             finally:

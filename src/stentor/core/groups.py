@@ -167,6 +167,11 @@ class Groups(Folded[GroupStep, str, HeldGroup]):
         """Return whether a caller who showed this hash is any member of a group, by all that the log says."""
         return any(may_use(about.holder, shown) for about in self._applied.get(name, EMPTY).members.values())
 
+    def is_this_member(self, name: str, member: str, shown: bytes) -> bool:
+        """Return whether a caller who showed this hash is this very member, by all that the log says."""
+        about = self._applied.get(name, EMPTY).members.get(member)
+        return about is not None and may_use(about.holder, shown)
+
     def size_with(self, step: GroupStep) -> int:
         """How many groups, members and owners there would be with a step."""
         before = self._applied.get(step.name)

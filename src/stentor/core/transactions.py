@@ -15,7 +15,8 @@ nobody calls the handler again.
 Nobody waits for 2: readers may see some outputs of a transaction before the others.
 
 What is sent out is shown, and a transaction is ended, only to and by its author and whoever owns a partition that it
-named (C36): one that a stranger called done would lose outputs that were decided.
+named (C36): one that a stranger called done would lose outputs that were decided. They also get the token of the
+producer id that the outputs are sent under: a stranger who sent under it would keep them from ever being written.
 
 Invariants: a member has at most one transaction that is not done; its numbers grow. One that is not done names the
 group's positions as they count already.

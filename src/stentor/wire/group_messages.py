@@ -115,6 +115,7 @@ class FindTransaction(_Message, frozen=True):
     group: Name
     topic_id: U63
     partition: U32
+    member: str = ""  # the caller's own id: it asks for its token, and for nothing else
 
 
 class TransactionFound(_Message, frozen=True):
@@ -123,6 +124,7 @@ class TransactionFound(_Message, frozen=True):
     author: str = ""  # the id of the member whose transaction it is; empty: there is none
     number: int = 0
     outputs: list[tuple[str, bytes]] = []
+    token: bytes = b""  # of the producer id of its outputs; empty: that needs none
 
 
 class DescribeGroup(_Message, frozen=True):

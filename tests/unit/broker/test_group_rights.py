@@ -5,11 +5,13 @@ import pytest
 import stentor
 from stentor.broker.groups.heads import groups_of
 from stentor.broker.groups.transactions import transactions_of
+from stentor.client.identity import ProducerIdentity
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.core.cursors import RECOVERY, partition_of
+from stentor.core.dedupe import lasting_id
 from stentor.core.holders import holder_of
 from stentor.core.names import CURSORS_TOPIC
-from stentor.errors import GroupInUse, PublishError, StaleGeneration
+from stentor.errors import GroupInUse, ProducerNotProven, PublishError, StaleGeneration
 from stentor.wire import group_messages as m
 from stentor.wire.frames import Kind
 
@@ -139,6 +141,29 @@ def test_nobody_else_is_shown_what_a_transaction_sends(decided, orders, stranger
     with pytest.raises(StaleGeneration, match="another client's"):
         ask(stranger, find)
     assert ask(orders, find).author == decided.member
+
+
+def test_nobody_else_keeps_a_member_from_sending_what_it_decided(orders, stranger, local):
+    """The producer id of what it sends stands in the headers of batches, which every reader gets."""
+    with orders.group("billing", "orders", start="earliest") as group:
+        for number in range(2):
+            with group.transaction() as out:
+                message = group.get(timeout=10)
+                out.send("invoices", f"decided {number}", key=b"k")
+            author = group._core.transactions._author
+            assert author.producer_id == lasting_id(author.token)
+            partition = next(index for index, end in orders.offsets("invoices").items() if end)
+            forged = stranger.producer("invoices", generation=2**32 - 1, timeout=5)
+            forged._core.send_as(ProducerIdentity(author.producer_id, 2**32 - 1))
+            forged.send("forged", partition=partition)
+            with pytest.raises(PublishError) as refused:
+                forged.close()
+            assert isinstance(refused.value.failed[0].error, ProducerNotProven)
+    find = m.FindTransaction(group="billing", topic_id=0, partition=0, member=group.member)
+    with pytest.raises(StaleGeneration, match="another client's"):
+        ask(stranger, find)
+    assert [m.value for m in orders.read("invoices")] == [b"decided 0", b"decided 1"]
+    assert message is not None
 
 
 def test_whoever_owns_the_partition_next_finishes_a_transaction(orders, stranger, local, monkeypatch):

@@ -13,7 +13,7 @@ from stentor.broker.cluster.trust import HOLDERS, TRANSACTIONS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
 from stentor.broker.groups.heads import groups_of
 from stentor.core import group_limits, refusals
-from stentor.core.dedupe import LASTING
+from stentor.core.dedupe import LASTING, lasting_id
 from stentor.core.holders import NOBODY, may_use
 from stentor.core.names import check_group_name, check_member_id, printable
 from stentor.core.transactions import GroupTransaction, TransactionDone, Transactions
@@ -190,14 +190,33 @@ class TransactionDesk:
         """
         self._check(request.group)
         lead = await self._heads.confirmed(request.group)
+        if request.member:
+            return m.TransactionFound(token=self._own_token(lead.partition, client, request))
         key = request.topic_id, request.partition
         unfinished = transactions_of(lead.partition).unfinished(request.group)
         for each in sorted(unfinished, key=lambda each: not each.names(key)):
             if self.concerns(each, key):
                 self._check_concerned(lead.partition, client, each)
                 outputs = [(topic, output) for topic, output in each.outputs if not self._is_deleted(topic, output)]
-                return m.TransactionFound(author=each.member, number=each.number, outputs=outputs)
+                proven = any(check_header(output).producer_id >= LASTING for _, output in outputs)
+                token = self._token(request.group, each.member) if proven else b""
+                return m.TransactionFound(author=each.member, number=each.number, outputs=outputs, token=token)
         return m.TransactionFound()
+
+    def _own_token(self, partition: Partition, client: TransactionAsker, request: m.FindTransaction) -> bytes:
+        """The token that a member sends its outputs with; empty until all brokers know such outputs (C27)."""
+        member = printable(request.member)
+        if not groups_of(partition).is_this_member(request.group, member, client.holder):
+            raise StaleGeneration(
+                f"This member of group {request.group} is another client's.",
+                hint="Only the client that joined the group can speak for it.",
+                object=request.group,
+            )
+        return self._token(request.group, member) if self._trust.holders else b""
+
+    def _token(self, group: str, member: str) -> bytes:
+        """What whoever publishes the outputs of a member shows: the member, and who comes after it (C36)."""
+        return self._trust.token("transactions", group, member)
 
     def concerns(self, transaction: GroupTransaction, key: Key) -> bool:
         """Whether who owns a partition has to finish it: anybody, if all topics are gone that it was made from."""
@@ -231,13 +250,16 @@ class TransactionDesk:
     # --- outputs --------------------------------------------------------------------------------
 
     def _check_outputs(self, principal: Principal, request: m.CommitTransaction) -> None:
+        token = self._token(request.group, printable(request.member)) if self._trust.holders else b""
+        proven_id = lasting_id(token) if token else 0
         seen: set[tuple[int, int]] = set()
         producers: set[int] = set()
         for topic, output in request.outputs:
             header = check_header(output)
             batch.validate(output, header)
             self._check_target(principal, topic, header, output)
-            if (header.generation, header.sequence) != (request.number, 0) or not 0 < header.producer_id < LASTING:
+            named = 0 < header.producer_id < LASTING or header.producer_id == proven_id != 0
+            if (header.generation, header.sequence) != (request.number, 0) or not named:
                 raise InvalidArgument("The outputs of a transaction are not numbered as its outputs.")
             seen.add((header.topic_id, header.partition))
             producers.add(header.producer_id)
