@@ -11,7 +11,14 @@ from stentor.core.cursors import RECOVERY, partition_of
 from stentor.core.dedupe import lasting_id
 from stentor.core.holders import holder_of
 from stentor.core.names import CURSORS_TOPIC
-from stentor.errors import GroupInUse, ProducerNotProven, PublishError, StaleGeneration
+from stentor.errors import (
+    GroupInUse,
+    InvalidArgument,
+    ProducerNotProven,
+    PublishError,
+    StaleGeneration,
+    TopicReserved,
+)
 from stentor.wire import group_messages as m
 from stentor.wire.frames import Kind
 
@@ -220,3 +227,28 @@ def test_what_was_made_without_a_secret_is_bound_once_one_is_shown(orders, stran
             beats = group._core.tie.life.number
             wait_until(lambda: group._core.tie.life.number > beats + 1, "it was heard")
             assert states(local)[0].get("billing").members[member].holder == mine
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda client: client.subscribe(CURSORS_TOPIC, start="earliest").get(timeout=5),
+        lambda client: client.subscribe("_stentor.*", start="earliest").get(timeout=5),
+        lambda client: list(client.read(["orders", CURSORS_TOPIC])),
+        lambda client: list(client.read(CURSORS_TOPIC)),
+        lambda client: list(client.read(CURSORS_TOPIC, partition=0, start=0, end=1)),
+        lambda client: client.read(CURSORS_TOPIC).to_arrow(),
+        lambda client: client.table(CURSORS_TOPIC).__enter__(),
+        lambda client: client.queue(CURSORS_TOPIC).__enter__(),
+        lambda client: client.group("readers", CURSORS_TOPIC, start="earliest").__enter__().get(timeout=5),
+    ],
+    ids=["subscribe", "pattern", "among others", "read", "bounded", "arrow", "table", "queue", "group"],
+)
+def test_no_way_of_reading_shows_what_the_log_of_groups_says(decided, stranger, read):
+    with pytest.raises((TopicReserved, InvalidArgument)):
+        read(stranger)
+
+
+def test_patterns_for_everything_leave_the_log_of_groups_out(decided, stranger):
+    for pattern in ("*", ">", "*.cursors"):
+        assert all(message.topic != CURSORS_TOPIC for message in stranger.read(pattern))
