@@ -278,7 +278,7 @@ class QueuePort:
             known=[],
             reports=True,
         )
-        await self._took(await self.ask(asked))
+        await self._took(await self.ask(asked), self._clock())
 
     async def confirm_burial(self, number: int) -> None:
         """Dead jobs are in the dead-letter topic."""
@@ -370,7 +370,7 @@ class QueuePort:
                 self.share.went(len(self.held), self._clock())
                 continue
             self._looks_for_dead = False  # whoever asks for jobs gets those as well
-            holder = self.holder
+            holder, asked_at = self.holder, self._clock()
             asked = m.TakeJobs(
                 topic_id=self._consumer.topic_id,
                 partition=self.partition,
@@ -389,7 +389,7 @@ class QueuePort:
                 self._renew_now.set()
                 continue
             if holder == self.holder and not self._took_run(answer):
-                await self._took(answer)
+                await self._took(answer, asked_at)
             self.share.came(len(self.held), self._clock())
 
     def look_for_dead_jobs(self) -> None:
@@ -417,8 +417,8 @@ class QueuePort:
         self._consumer.deliver(jobs)
         return True
 
-    async def _took(self, answer: m.JobsTaken) -> None:
-        holder, asked_at = self.holder, self._clock()
+    async def _took(self, answer: m.JobsTaken, asked_at: float) -> None:
+        holder = self.holder
         attempts = dict(zip(answer.noted, answer.attempts, strict=True))
         for first, count in pairs(answer.fresh):
             attempts.update(dict.fromkeys(range(first, first + count), 1))
@@ -436,11 +436,12 @@ class QueuePort:
             named = attempts.items()
             attempts = {each: times for each, times in named if each in messages and not self._has(each, times)}
         jobs = [Job(messages[offset], attempt, self, holder, answer.fence) for offset, attempt in attempts.items()]
-        left_s = dict(zip(answer.noted, answer.left_ms, strict=False))
-        for job in jobs if left_s or answer.alone else ():
+        left_ms_of = dict(zip(answer.noted, answer.left_ms, strict=False))
+        looked_at = asked_at + answer.waited_ms / 1_000  # or later; this process may have stood still since then
+        for job in jobs if left_ms_of or answer.alone else ():
             job.alone = answer.alone
-            if left_ms := left_s.get(job.message.offset, 0):
-                job.begin_by = asked_at + left_ms / 1_000
+            if left_ms := left_ms_of.get(job.message.offset, 0):
+                job.begin_by = looked_at + left_ms / 1_000
         self.held.update(zip(attempts, jobs, strict=True))
         if jobs:
             self._consumer.deliver(jobs)

@@ -103,6 +103,7 @@ class JobsTaken(_Answer, frozen=True):
     batches: bytes = b""
     fence: int = 0  # grows with each hand-over of a job
     left_ms: list[int] = []  # of the noted ones: they must begin within this time; 0: whenever. Empty: all of these
+    waited_ms: int = 0  # with left_ms: from when the request came to when that was looked at
     alone: bool = (
         False  # workers have died of this job, perhaps: it begins once SettleJobs has said so, and is answered
     )

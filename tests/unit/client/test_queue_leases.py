@@ -69,6 +69,38 @@ def test_a_job_whose_ttl_ended_while_it_waited_here_is_not_begun(client, name, w
         wait_until(lambda: queue.describe().died == 1)
 
 
+def test_a_job_whose_ttl_ended_before_its_answer_was_read_is_not_begun(client, shared, name, wait_until):
+    """The process stood still as the answer came: the loop stands still here as a stopped process does."""
+    with make(client, name) as queue, stentor.connect(shared.url) as other, other.queue(name) as putting:
+        putting.put("first")
+        queue.ack(queue.get(timeout=5))
+        wait_until(lambda: queue.describe().finished == 1)
+        still = threading.Event()
+        client._core.loop.call_soon_threadsafe(still.wait, 60)
+        putting.put("mortal", ttl=0.3)
+        wait_until(lambda: putting.describe().held == 1, "it is on its way")
+        later = time.monotonic() + 0.4
+        wait_until(lambda: time.monotonic() > later)
+        still.set()
+        with pytest.raises(DeadlineExceeded):
+            queue.get(timeout=0.3)
+        wait_until(lambda: queue.describe().died == 1)
+
+
+def test_a_job_with_a_ttl_is_begun_by_who_waited_longer_than_that(client, name, wait_until):
+    with make(client, name) as queue:
+        found = []
+        waiting = threading.Thread(target=lambda: found.append(queue.get(timeout=20)))
+        waiting.start()
+        wait_until(lambda: queue._core.consumer is not None)
+        later = time.monotonic() + 0.6
+        wait_until(lambda: time.monotonic() > later)
+        queue.put("mortal", ttl=0.5)
+        waiting.join(20)
+        assert [(job.value, job.attempt) for job in found] == [(b"mortal", 1)]
+        queue.ack(found[0])
+
+
 @pytest.mark.parametrize("options", [{}, {"workers": 2}])
 def test_a_run_does_not_begin_a_job_whose_ttl_is_over(client, name, wait_until, options):
     seen, begun, release = [], threading.Event(), threading.Event()

@@ -80,7 +80,7 @@ class QueueDesk:
         )
 
     async def _take(self, request: m.TakeJobs, shown: bytes) -> m.JobsTaken:
-        known = _pairs(request.known)
+        known, came = _pairs(request.known), self._clock.monotonic()
         lead = self._lead(request)
         ticket, answer = lead.ask(
             lambda ticket: q.JobsWanted(
@@ -94,9 +94,11 @@ class QueueDesk:
                     given = await answer
         finally:
             lead.forget(ticket, request.holder)
-        return m.JobsTaken() if given is None else await self._given(lead, given, known)
+        return m.JobsTaken() if given is None else await self._given(lead, given, known, came)
 
-    async def _given(self, lead: QueueLead, given: q.GiveJobs, known: list[tuple[int, int]]) -> m.JobsTaken:
+    async def _given(
+        self, lead: QueueLead, given: q.GiveJobs, known: list[tuple[int, int]], came: float
+    ) -> m.JobsTaken:
         burial, jobs = given.burial, lead.state.jobs
         dead = [] if burial is None else [offset for offset in burial.offsets if offset in jobs]
         ranges = [*pairs(given.fresh), *((offset, 1) for offset in (*given.noted, *dead))]
@@ -113,6 +115,7 @@ class QueueDesk:
             topic_id, index = lead.partition.key
             token = self._trust.token("dead letters", f"{topic_id}/{index}") if burial.proven else b""
             task = m.BurialTask(number=burial.number, jobs=told, token=token)
+        waited_s = self._clock.monotonic() - came  # before it is looked what is left: rather too little than too much
         return m.JobsTaken(
             used=given.used,
             fresh=given.fresh,
@@ -121,9 +124,21 @@ class QueueDesk:
             burial=task,
             batches=batches,
             fence=given.fence,
-            left_ms=[-(-left_us // 1_000) for left_us in given.left_us],
+            left_ms=self._left_ms(lead, given),
+            waited_ms=int(waited_s * 1_000) if given.left_us else 0,
             alone=given.alone,
         )
+
+    def _left_ms(self, lead: QueueLead, given: q.GiveJobs) -> list[int]:
+        """How long each of the noted jobs may wait now for its beginning: some passed since it was decided."""
+        now_us, jobs = self._clock.now_us(), lead.state.jobs
+
+        def left_ms(offset: int, then_us: int) -> int:
+            job = jobs.get(offset)
+            left_us = then_us if job is None or not then_us else job.expires_us - now_us
+            return max(1, left_us // 1_000) if then_us else 0
+
+        return [left_ms(*pair) for pair in zip(given.noted, given.left_us, strict=True)] if given.left_us else []
 
     async def _await_recall(self, request: m.AwaitRecall, shown: bytes) -> m.JobsRecalled:
         lead = self._lead(request)
