@@ -92,7 +92,8 @@ class Workers:
         self._idle = loop.create_future()
         self._clock = clock_of(loop)
         try:
-            await self._pool.open(self)
+            if not await self._open(loop):
+                return
             self._room.set()
             self._taking = loop.create_task(self._take())
             watching = loop.create_task(self._watch())
@@ -111,6 +112,19 @@ class Workers:
             await self._pool.close()
         if self._failure is not None:
             raise self._failure
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Start the pool; return False if the run was stopped before, which need not wait for slow handlers to load."""
+        assert self._idle is not None
+        opening = loop.create_task(self._pool.open(self))
+        try:
+            await asyncio.wait({opening, self._idle}, return_when=asyncio.FIRST_COMPLETED)
+            if opening.done():
+                opening.result()
+            return opening.done()
+        finally:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
 
     def stop(self, failure: BaseException | None = None) -> None:
         """Take nothing more, and end when everything in work is finished. In the loop."""

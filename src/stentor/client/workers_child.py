@@ -25,6 +25,7 @@ from stentor.client.job import sendable, text_of
 from stentor.client.workers_handler import load_handler
 from stentor.client.workers_wire import (
     FINISHED_BITS,
+    GROUP_SIGNALS,
     PAGE_BYTES,
     Frames,
     HandleParcel,
@@ -193,8 +194,9 @@ class WorkerChild:
 
 def main(connection: str, page: str) -> None:
     """What the parent starts."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they came to the whole group of processes; the parent knows what to do
+    for number in GROUP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)  # what the handler starts shall hear them
     WorkerChild(socket.socket(fileno=int(connection)), int(page)).run()
 
 

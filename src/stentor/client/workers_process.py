@@ -11,6 +11,7 @@ import asyncio
 import logging
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import msgspec
 from stentor.client.workers_pool import PoolWorker
 from stentor.client.workers_wire import (
     FINISHED_BITS,
+    GROUP_SIGNALS,
     PAGE_BYTES,
     Frames,
     HandlerRaised,
@@ -127,17 +129,19 @@ class ProcessPool:
             os.ftruncate(page, PAGE_BYTES)
             worker.page = mmap.mmap(page, PAGE_BYTES)
             command = [sys.executable, "-m", "stentor.client.workers_child", str(theirs.fileno()), str(page)]
-            worker.process = await asyncio.to_thread(
-                subprocess.Popen,
-                command,
-                pass_fds=(theirs.fileno(), page),
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-            )
+            beginning = asyncio.create_task(asyncio.to_thread(_begin, command, (theirs.fileno(), page)))
+            try:
+                worker.process = await asyncio.shield(beginning)
+            except asyncio.CancelledError:
+                worker.process = await beginning  # it takes no time, and needs both descriptors
+                ours.close()
+                raise
+            finally:
+                if worker.process is not None:
+                    self._children.add(worker)
         finally:
             theirs.close()
             os.close(page)
-        self._children.add(worker)
         ours.setblocking(False)  # noqa: FBT003 - the shape is the library's
         worker.socket = ours
         await loop.create_unix_connection(lambda: worker, sock=ours)
@@ -282,6 +286,17 @@ class ProcessPool:
 def _split(position: int) -> tuple[int, int]:
     """A parcel, and how many of its messages are finished."""
     return position >> FINISHED_BITS, position & ((1 << FINISHED_BITS) - 1)
+
+
+def _begin(command: list[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Start a child. Signals to the whole group of processes wait until it can ignore them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # of this thread; the child inherits it
+    try:
+        return subprocess.Popen(  # noqa: S603
+            command, pass_fds=descriptors, env=_environment(), stdin=subprocess.DEVNULL
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment() -> dict[str, str]:

@@ -15,6 +15,7 @@ far a child came that was killed, and notices one that hangs, even if something 
 from __future__ import annotations
 
 import math
+import signal
 import struct
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 LENGTH: Final = struct.Struct("<I")
 PAGE_BYTES: Final = 4096
+GROUP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+"""They come to a program and its worker processes alike: the program knows what to do."""
+
 FINISHED_BITS: Final = 24
 """How many messages of a parcel are finished; the parcel's number is above them."""
 

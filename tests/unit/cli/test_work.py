@@ -1,5 +1,6 @@
 """`stentor work`: a function is called with every message, and a signal ends it gracefully."""
 
+import os
 import signal
 
 import pytest
@@ -94,6 +95,31 @@ def test_a_queue_needs_no_group(client, queue, shell, tmp_path, options):
     if "--batch" not in options:
         assert b"21 jobs done, 2 failed, 0 left" in told
         assert sorted(lines(tmp_path)) == sorted([*map(str, range(20)), "slow"])
+
+
+SLOW_TO_LOAD = """
+import pathlib, time
+
+pathlib.Path("loading").touch()
+time.sleep(600)
+
+def handle(message):
+    pass
+"""
+
+
+@pytest.mark.parametrize("to_group", [True, False])
+@pytest.mark.parametrize("options", [("work.jobs", "--workers", "2"), ("jobs", "--group", "g", "--mode", "process")])
+def test_a_signal_ends_it_while_its_processes_load_the_handler(jobs, queue, shell, tmp_path, options, to_group):
+    """Ctrl-C, and many that stop services, send the signal to the whole group of processes."""
+    (tmp_path / "slow_to_load.py").write_text(SLOW_TO_LOAD)
+    name, *others = options
+    process = shell("work", name, "slow_to_load:handle", *others, cwd=tmp_path, start_new_session=True)
+    wait_for(process, (tmp_path / "loading").exists)
+    (os.killpg if to_group else os.kill)(process.pid, signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 0, told
+    assert b" 0 left" in told
 
 
 @pytest.mark.parametrize(
