@@ -20,7 +20,7 @@ def shown(monkeypatch, capsys):
     """What a command prints about a topic of a cluster."""
 
     def show(found, *arguments):
-        client = MagicMock(describe_topic=lambda _: found, topics=lambda *_: [found])
+        client = MagicMock(describe_topic=lambda _: found, topics=lambda *_, **__: [found])
         client.broker.return_value = BrokerInfo(id="b0", cluster_id="c", version="1", address="a:1")
         client.statistics.return_value = {"broker": {}}
         monkeypatch.setattr("stentor.cli.options.connect", lambda *_: nullcontext(client))
