@@ -181,7 +181,8 @@ class _ProducerFace:
             arrow.check_sizes(part, rows_before=before)
             before += part.num_rows
         for size, part in parts:
-            rows_max = max(1, min(core.batch_rows_max, int(part.num_rows * core.batch_bytes * 2 / max(1, size))))
+            most = core.batch_rows_max if part.column(3).null_count == part.num_rows else core.batch_headed_max
+            rows_max = max(1, min(most, int(part.num_rows * core.batch_bytes * 2 / max(1, size))))
             for start in range(0, part.num_rows, rows_max):
                 for index, rows in by_partition(part.slice(start, rows_max), core, partition):
                     lane = core.lanes[index]

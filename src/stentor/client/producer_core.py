@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from stentor import limits
@@ -23,7 +23,7 @@ from stentor.client.lane import Lane
 from stentor.client.outcomes import Outcomes
 from stentor.client.room import Room
 from stentor.errors import Closed, DeadlineExceeded, InvalidArgument, StentorError
-from stentor.wire import bodies
+from stentor.wire import bodies, queue_rows
 from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.frames import Ack
 
@@ -54,6 +54,14 @@ def parse_ack(ack: object) -> int:
         raise InvalidArgument(
             f"ack={ack!r} is not an acknowledgement level.", hint="Use 'none', 'head', 'quorum' or 'all'."
         ) from None
+
+
+# How many rows the heads of a kind of topic take in one batch, without headers and with some.
+_ANY_ROWS: Final = limits.BATCH_MESSAGES_MAX, limits.BATCH_MESSAGES_MAX
+_ROWS_MAX: Final = {
+    "table": (limits.TABLE_BATCH_ROWS_MAX, limits.TABLE_BATCH_TERMS_ROWS_MAX),
+    "queue": (queue_rows.BATCH_KEYS_MAX, queue_rows.BATCH_HEADERS_MAX),
+}
 
 
 def _check_batches(compression: object, batch_messages: object, batch_bytes: object) -> None:
@@ -117,9 +125,9 @@ class ProducerCore:
         self.ack = parse_ack(ack)
         self.compression = compression or ""
         self.schema_id = 0  # the version of the topic's schema that its batches are of, if they hold rows
-        is_table = route.settings.kind == "table"  # its heads take fewer rows at a time
-        self.batch_messages = min(batch_messages, limits.TABLE_BATCH_TERMS_ROWS_MAX) if is_table else batch_messages
-        self.batch_rows_max = limits.TABLE_BATCH_ROWS_MAX if is_table else limits.BATCH_MESSAGES_MAX  # of Arrow data
+        # Of Arrow data, without headers and with some.
+        self.batch_rows_max, self.batch_headed_max = _ROWS_MAX.get(route.settings.kind, _ANY_ROWS)
+        self.batch_messages = min(batch_messages, self.batch_headed_max)
         self.batch_bytes = batch_bytes
         self.timeout = core.seconds(timeout)
         self.sender = sender_of(core.drawn_ids, route.name, identity, secret, generation)

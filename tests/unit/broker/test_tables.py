@@ -3,6 +3,7 @@
 import threading
 from contextlib import ExitStack
 
+import pyarrow as pa
 import pytest
 
 from stentor import Client, limits
@@ -10,6 +11,7 @@ from stentor.broker.cluster import trust
 from stentor.errors import DeadlineExceeded, InvalidArgument, NotReady, UnknownOutcome
 from stentor.testing import broker
 from stentor.wire import table_rows
+from stentor.wire.arrow_body import HEADER_TYPE
 
 
 def test_a_table_keeps_everything_whatever_the_broker_gives_to_others(tmp_path):
@@ -119,3 +121,18 @@ def test_tables_are_made_once_every_broker_knows_them(etcd, before, tmp_path, wa
 
 def test_a_broker_on_its_own_needs_no_level(client):
     client.create_topic("config", kind="table")
+
+
+@pytest.mark.parametrize("kind", ["table", "queue"])
+@pytest.mark.parametrize("headers", [None, [("n", b"v")]])
+def test_producers_send_no_more_rows_at_once_than_heads_take(local, client, kind, headers):
+    settings = {"kind": "queue", "ordered_by": "key"} if kind == "queue" else {"kind": "table"}
+    client.create_topic("many", partitions=1, **settings)
+    count = 40_000
+    keys = [b"k%d" % number for number in range(count)]
+    rows = pa.table({"key": keys, "value": keys, "headers": pa.array([headers] * count, HEADER_TYPE)})
+    with client.producer("many", batch_messages=100_000, batch_bytes=8_000_000) as producer:
+        producer.send_batch(rows)
+        for key in keys:
+            producer.send(key, key=key, headers=headers)
+    assert client.describe_topic("many").partitions[0].committed == 2 * count
