@@ -527,7 +527,7 @@ class QueueState:
         job.pause_us = _time(back.pause_us)
         job.due_us = now_us + job.pause_us if job.pause_us else 0
         if back.why:
-            job.history = [*job.history[1 - queue_jobs.HISTORY_MAX :], (now_us, back.why)]
+            job.history = (*job.history[1 - queue_jobs.HISTORY_MAX :], (now_us, back.why))
         if back.dead:
             job.dead, job.trace = True, back.trace if len(self.dead) < queue_jobs.TRACES_MAX else ""
             self.dead[back.offset] = None

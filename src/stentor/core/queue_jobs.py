@@ -64,8 +64,12 @@ class UniqueNames:
                 return
 
 
-class NotedJob(msgspec.Struct, array_like=True):
-    """A job that is not fresh and not held by its first attempt."""
+class NotedJob(msgspec.Struct, array_like=True, gc=False):
+    """A job that is not fresh and not held by its first attempt.
+
+    There may be a million, and none refers to itself: the garbage collector, which would stop the loop to look at all
+    of them, need not know of any (C35).
+    """
 
     attempts: int = 0
     holder: int = 0  # the number of who has it; 0: nobody
@@ -74,7 +78,7 @@ class NotedJob(msgspec.Struct, array_like=True):
     priority: int = 0
     expires_us: int = 0  # not begun by then it is dead; 0: it has time
     dead: bool = False
-    history: list[tuple[int, str]] = []  # when attempts failed, and why
+    history: tuple[tuple[int, str], ...] = ()  # when attempts failed, and why
     trace: str = ""  # of the last failure, if it is dead
     begun: bool = False  # the handler of this attempt has begun, as its holder says
     unbegun: int = 0  # holders that were lost with it before they said so, since one gave it back

@@ -108,7 +108,7 @@ class QueueDesk:
         task = None
         if burial is not None:
             told = [
-                m.DeadJob(offset=offset, attempts=job.attempts, history=job.history, trace=job.trace)
+                m.DeadJob(offset=offset, attempts=job.attempts, history=list(job.history), trace=job.trace)
                 for offset in dead
                 if (job := jobs.get(offset)) is not None
             ]
