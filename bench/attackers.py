@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stentor import connect, limits
-from stentor.wire import batch, frames, messages, table_rows
+from stentor.wire import batch, frames, messages, queue_messages, queue_rows, table_rows
 from stentor.wire.frames import Kind
 from stentor.wire.header import CONDITIONAL
 from stentor.wire.queue_messages import FetchJobs
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FLOOD_S: Final = 6.0
+NAMES_S: Final = 25.0  # to put them, and to measure a while before they end
+LEASE_S: Final = 5
 
 
 class Raw:
@@ -276,6 +278,82 @@ def patterns(address: str, topics: int) -> None:
             time.sleep(1)
 
 
+# --- jobs (a turn of a queue's head, and what is applied) ----------------------------------------
+
+
+def jobs_frame(topic: int, count: int, **terms: Any) -> bytes:
+    """Jobs with terms in one batch, as a client puts them; `unique` is a prefix."""
+    prefix = terms.pop("unique", None)
+    named = [
+        queue_rows.headers_of(**terms, **({} if prefix is None else {"unique": b"%s %d" % (prefix, each)}))
+        for each in range(count)
+    ]
+    encoded = batch.encode([time.time_ns() // 1000] * count, [None] * count, [b"job"] * count, named)
+    encoded = queue_rows.with_terms(encoded, unique=prefix is not None)
+    body = bytes(queue_rows.whole(encoded, topic_id=topic, partition=0))
+    return frames.frame(Kind.PUBLISH, 1, body, flags=frames.Ack.ALL)
+
+
+def put_unique_names(address: str) -> tuple[int, float]:
+    """100,000 jobs whose names end together; when they do."""
+    topic = topic_id(address, "unique", kind="queue")
+    raw, over = Raw(address, "preparing"), time.time() + NAMES_S
+    for part in range(100):
+        unique_us = int((over - time.time()) * 1e6)
+        raw.send(jobs_frame(topic, 1_000, unique=b"%d" % part, unique_us=unique_us))
+        while raw.receive()[0] not in (Kind.PUBLISHED, Kind.ERROR):
+            pass
+    return topic, over
+
+
+def names_that_end(address: str, prepared: tuple[int, float]) -> None:
+    topic, over = prepared
+    time.sleep(max(0.0, over - time.time()) + 0.5)
+    raw = Raw(address, "one more").read_all()
+    for number in range(200):
+        raw.send(jobs_frame(topic, 1, unique=b"more %d" % number, unique_us=10**9))
+        time.sleep(0.01)
+
+
+def jobs_with_terms(address: str, topic: int) -> None:
+    Raw(address, "later").read_all().flood(jobs_frame(topic, 1_000, delay_us=10**9), 2e6, FLOOD_S)
+
+
+def jobs_with_keys(address: str, topic: int) -> None:
+    keys = [b"%d" % number for number in range(20_000)]
+    frame = publish_frame(topic, [b""] * len(keys), frames.Ack.HEAD, keys)
+    Raw(address, "in order").read_all().flood(frame, 3e6, FLOOD_S)
+
+
+def put_for_consumers(address: str) -> int:
+    topic = topic_id(address, "crowd", kind="queue", lease_s=LEASE_S)
+    raw = Raw(address, "preparing")
+    for _ in range(10):
+        raw.send(publish_frame(topic, [b"job"] * 2_000, frames.Ack.ALL))
+        while raw.receive()[0] != Kind.PUBLISHED:
+            pass
+    return topic
+
+
+def consumers_that_vanish(address: str, topic: int) -> None:
+    """2,000 consumers take ten jobs each, and are not heard of again."""
+    raw = Raw(address, "crowd")
+
+    def ask(requests: list[Any]) -> None:
+        for number, request in enumerate(requests):
+            raw.send(frames.frame(Kind.REQUEST, number, messages.encode(request)))
+        for _ in requests:
+            while raw.receive()[0] not in (Kind.RESPONSE, Kind.ERROR):
+                pass
+
+    for first in range(0, 2_000, 25):
+        wheres = [
+            {"topic_id": topic, "partition": 0, "holder": number.to_bytes(16)} for number in range(first, first + 25)
+        ]
+        ask([queue_messages.RenewJobs(**where) for where in wheres])
+        ask([queue_messages.TakeJobs(**where, number=1, jobs_max=10, wait_ms=5_000) for where in wheres])
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "small publishes at 6 MB/s": Attack(small_publishes, lambda address: topic_id(address, "target")),
     "tiny frames at 3 MB/s": Attack(tiny_frames),
@@ -288,4 +366,10 @@ ATTACKS: Final[dict[str, Attack]] = {
     "20 fetches of a large batch": Attack(fetches, large_batch_of_jobs),
     "heartbeats with chosen numbers": Attack(heartbeats, lambda address: topic_id(address, "target")),
     "members with many patterns": Attack(patterns, topics_of_groups),
+    "100,000 unique names that end": Attack(names_that_end, put_unique_names),
+    "jobs with terms at 2 MB/s": Attack(jobs_with_terms, lambda address: topic_id(address, "late", kind="queue")),
+    "jobs with keys at 3 MB/s": Attack(
+        jobs_with_keys, lambda address: topic_id(address, "ordered", kind="queue", ordered_by="key")
+    ),
+    "2,000 leases that end": Attack(consumers_that_vanish, put_for_consumers, after_s=LEASE_S + 4.0),
 }
