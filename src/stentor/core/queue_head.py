@@ -32,6 +32,9 @@ the next turn, which comes soon while the head is `unfinished`. Holders whose le
 jobs, part in turns of their own, every other one: some of their jobs are handed back each time (`Returned`), and with
 the last of them the holder goes (`HolderLeft`).
 
+Crowds (S7). One client may have as many holders as all others may still add. When there is no room for a client that
+has far fewer than another one, an idle holder of the largest client goes. Nobody loses jobs by that.
+
 Rights (C36). Whoever acts for a holder has shown the secret that the holder has shown first: for what it holds, the log
 has its hash; for a holder that holds nothing, this head knows it.
 
@@ -43,6 +46,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from heapq import nsmallest
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -175,6 +179,7 @@ class QueueHead:
         self._heard: dict[bytes, int] = dict.fromkeys(state.holders, 0)
         self._secrets: dict[bytes, bytes] = {}  # of those that were heard: the hashes of what they showed first
         self._crowds: Counter[bytes] = Counter()  # by such a hash: how many holders have it
+        self._room_us = 0  # when it is worth looking for holders who make room
         for name, holder in state.holders.items():
             self._bind(name, holder.secret)
         self._heeding: dict[bytes, q.RecallAwaited] = {}  # by holder: who wants to hear when others need jobs
@@ -286,6 +291,20 @@ class QueueHead:
     def _is_crowded(self, secret: bytes) -> bool:
         """Whether there is no room for another holder of a client: one client has at most as many as others may add."""
         return self._crowds[secret] >= HOLDERS_MAX - len(self._heard)
+
+    def _makes_room(self, secret: bytes) -> bool:
+        """Let somebody go who holds no job, of the client that has most consumers, for one that has far fewer: else
+        whoever connects a few times, as another client each time, keeps everybody out.
+        """
+        largest, most = max(self._crowds.items(), key=itemgetter(1), default=(NOBODY, 0))
+        if most <= 2 * (self._crowds[secret] + 1) or self._counted_us < self._room_us:
+            return False
+        for name, shown in self._secrets.items():
+            if shown == largest and name in self._heard and not self._held(name):
+                self._let_part(name, counted=True, why=_LOST)
+                return True
+        self._room_us = self._counted_us + _TICK_US  # all are at work: it is not looked at for each who asks
+        return False
 
     def _bury(self, event: q.JobsBuried) -> list[QueueEffect]:
         burial = self._state.burial
@@ -772,7 +791,7 @@ class QueueHead:
             return [q.RefuseAsker(event.ticket, "other")]
         if self._is_lost(name):
             return [q.RefuseAsker(event.ticket, "lost")]
-        if name not in self._heard and self._is_crowded(event.shown):
+        if name not in self._heard and self._is_crowded(event.shown) and not self._makes_room(event.shown):
             return [q.RefuseAsker(event.ticket, "full")]
         self._bind(name, event.shown)
         self._heard[name] = self._counted_us

@@ -5,6 +5,7 @@ import pytest
 from tests.queue_log import QueueLog, S
 
 from stentor.core import queue_events as q
+from stentor.core import queue_head
 from stentor.core import queue_records as r
 from stentor.core.queue_head import HOLDERS_MAX, QueuePolicy
 from stentor.core.queue_jobs import UNBEGUN_MAX
@@ -333,6 +334,54 @@ def test_one_client_leaves_room_for_the_consumers_of_others():
     full = sum(isinstance(answer, q.RefuseAsker) for answer in log.answers.values())
     assert full == HOLDERS_MAX // 2
     assert isinstance(log.hear(A, shown=OTHERS), q.AnswerHeard)
+
+
+def full_of(log, most, *, secrets=16):
+    """As many consumers as one stranger may have who comes again and again, as another client each time."""
+    for each in range(secrets):
+        for number in range(most):
+            name = (each * most + number).to_bytes(16)
+            asked = log.ask(q.HolderHeard, name, [], shown=b"stranger %d" % each, turn=False)
+            if isinstance(log.answers[asked], q.RefuseAsker):
+                break
+
+
+def test_a_stranger_who_comes_again_as_others_keeps_nobody_out(monkeypatch):
+    monkeypatch.setattr(queue_head, "HOLDERS_MAX", 200)
+    log = QueueLog(policy=POLICY)
+    log.checks = False
+    log.lead()
+    full_of(log, 200)
+    ours = [log.ask(q.HolderHeard, b"o%015d" % number, [], shown=MINE, turn=False) for number in range(4)]
+    assert all(isinstance(log.answers[ticket], q.AnswerHeard) for ticket in ours)
+    assert len(log.head._heard) <= 200
+    log.turn()
+    tickets = [log.ask(q.JobsWanted, b"o%015d" % number, 1, 1, shown=MINE, turn=False) for number in range(4)]
+    log.put(*[b"job"] * 4)
+    log.commit()
+    log.turn()
+    assert all(len(log.given(ticket)) == 1 for ticket in tickets)
+
+
+def test_nobody_who_has_a_job_makes_room(monkeypatch):
+    monkeypatch.setattr(queue_head, "HOLDERS_MAX", 20)
+    log = QueueLog(policy=POLICY)
+    log.lead()
+    log.put(*[b"job"] * 20)
+    log.commit()
+    names = [number.to_bytes(16) for number in range(10)]
+    for name in names:
+        log.hear(name, shown=OTHERS)
+        assert len(log.take(name, 1, 1, shown=OTHERS)) == 1
+    for number in range(10, 20):
+        log.hear(number.to_bytes(16), shown=b"s%d" % number)
+    assert log.hear(A, shown=MINE).why == "full"
+    assert len(log.state.holders) == 10
+    log.now += S
+    log.settle(names[3], 1, first=[3, 1], shown=OTHERS)
+    log.passes(0.2)
+    assert isinstance(log.hear(A, shown=MINE), q.AnswerHeard)
+    assert names[3] not in log.head._heard
 
 
 def test_steps_of_older_heads_mean_what_they_meant():
