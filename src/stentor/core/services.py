@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+ENDED_AT_ONCE: Final = 1_000
+"""Requests that end in one step when a responder is lost or a deadline comes: a few milliseconds. A connection may have
+a hundred thousand; the rest ends in further steps (`go_on`)."""
+
 _GONE_MIN: Final = 64  # requests that were given up, before a queue is looked through for them
 
 
@@ -155,6 +159,7 @@ class Services:
         self._handed: dict[int, _Waiting] = {}  # by number
         self._callers: dict[int, _Caller] = {}
         self._numbers = 0
+        self._ending: deque[_Waiting] = deque()  # their responders are gone: they end in turn
         self._queued = 0
         self._queued_bytes = 0
         self.handed_over = 0
@@ -195,27 +200,23 @@ class Services:
         if responder.asks:
             stopped = self._stopped.setdefault(connection, [])
             stopped[:] = [other for other in stopped if other.asks] + [responder]
-        return self._leave(responder)
+        self._leave(responder)
+        return self.go_on()
 
     def gone(self, connection: int) -> list[ServiceEffect]:
         """A connection is closed: as a responder, as a caller, or as both."""
-        effects: list[ServiceEffect] = []
         serving = list(self._serving.pop(connection, {}).values())
         for responder in serving:
-            effects += self._leave(responder)
+            self._leave(responder)
         for responder in serving + self._stopped.pop(connection, []):
-            for number, ask in responder.asks.items():
-                del self._handed[number]
-                if ask.caller is not None:
-                    effects.append(self._end(ask, _lost()))
-                else:
-                    self._is_over(ask)
+            self._ending.extend(responder.asks.values())
+        effects = self.go_on()
         caller = self._callers.pop(connection, None)
         for ask in [] if caller is None else list(caller.asks.values()):
             effects += self._give_up(ask)
         return effects
 
-    def _leave(self, responder: _Responder) -> list[ServiceEffect]:
+    def _leave(self, responder: _Responder) -> None:
         service = responder.service
         responder.stopped = True
         service.responders.pop(responder.connection, None)
@@ -223,9 +224,34 @@ class Services:
             service.ready.remove(responder)
             responder.listed = False
         if service.responders:
-            return []
+            return
         del self._services[service.topic]
-        return [self._unqueue(ask, _nobody(service.topic)) for ask in service.queue if ask.caller is not None]
+        self._ending.extend(service.queue)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether requests end in further steps."""
+        return bool(self._ending)
+
+    def go_on(self) -> list[ServiceEffect]:
+        """End some of the requests whose responders are gone."""
+        effects: list[ServiceEffect] = []
+        lost, nobody = _lost(), _nobody("")
+        for _ in range(min(ENDED_AT_ONCE, len(self._ending))):
+            ask = self._ending.popleft()
+            if ask.responder is not None:
+                del self._handed[ask.number]
+            if ask.caller is None:
+                if ask.responder is not None:
+                    self._is_over(ask)
+                continue
+            if ask.responder is None:
+                self._take_out(ask)
+                if nobody.object != ask.service.topic:
+                    nobody = _nobody(ask.service.topic)
+            effects.append(self._end(ask, nobody if ask.responder is None else lost))
+            ask.caller = None
+        return effects
 
     def pause(self, connection: int) -> None:
         """Its socket takes no more now."""
@@ -355,15 +381,18 @@ class Services:
     def expire(self, now: float) -> list[ServiceEffect]:
         """Called now and then: what waits beyond its deadline is answered, what is worked on is given up."""
         effects: list[ServiceEffect] = []
+        error = _late()
         for service in self._services.values():
             late = [ask for ask in service.queue if ask.caller is not None and ask.deadline <= now]
-            effects += [self._unqueue(ask, _late()) for ask in late]
+            effects += [self._unqueue(ask, error) for ask in late[: max(0, ENDED_AT_ONCE - len(effects))]]
             if service.gone:
                 service.queue = deque(ask for ask in service.queue if ask.caller is not None)
                 service.gone = 0
-        for ask in self._handed.values():
+        for ask in self._handed.values() if len(effects) < ENDED_AT_ONCE else ():
             if ask.caller is not None and ask.deadline + bounds.ASK_OVERDUE_S <= now:
                 effects += self._give_up(ask)  # a handler may wait for credit that nobody gives
+                if len(effects) >= ENDED_AT_ONCE:
+                    break  # the next call finds the others
         return effects
 
     # --- the end of a request -------------------------------------------------------------------
@@ -422,7 +451,10 @@ class Services:
     def drain(self) -> list[ServiceEffect]:
         """The broker stops: nothing that waits is handed out any more."""
         waiting = [ask for service in self._services.values() for ask in service.queue if ask.caller is not None]
-        return [self._unqueue(ask, NotHandled("The broker is stopping.")) for ask in waiting]
+        effects: list[ServiceEffect] = [self._unqueue(ask, NotHandled("The broker is stopping.")) for ask in waiting]
+        while self._ending:
+            effects += self.go_on()
+        return effects
 
     # --- what others see ------------------------------------------------------------------------
 
@@ -451,6 +483,7 @@ class Services:
     def check(self) -> None:
         """The invariants, for tests and simulations."""
         queued = [ask for service in self._services.values() for ask in service.queue if ask.caller is not None]
+        queued += [ask for ask in self._ending if ask.responder is None and ask.caller is not None]
         assert len(queued) == self._queued, "a request waits in no queue"
         assert sum(len(ask.body) for ask in queued) == self._queued_bytes
         for service in self._services.values():
@@ -463,6 +496,7 @@ class Services:
                 assert responder.listed == (responder in service.ready)
         at_work = [ask for every in self._serving.values() for each in every.values() for ask in each.asks]
         at_work += [ask for every in self._stopped.values() for each in every for ask in each.asks]
+        at_work += [ask.number for ask in self._ending if ask.responder is not None]
         assert sorted(at_work) == sorted(self._handed), "a request is in work at nobody"
         for number, caller in self._callers.items():
             asks = caller.asks.values()

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from stentor.core import service_limits as bounds
-from stentor.core.services import CancelAsk, HandOver, RefuseAsk, Services
+from stentor.core.services import ENDED_AT_ONCE, CancelAsk, HandOver, RefuseAsk, Services
 from stentor.errors import InvalidArgument, LimitExceeded
 from stentor.request_errors import NoResponders, NotHandled, ResponderLost
 
@@ -187,6 +187,41 @@ def test_all_requests_in_work_at_a_broker_have_a_bound(monkeypatch):
     refused = services.asked(CALLER, 1, TOPIC, 0, b"", 9.0)
     assert isinstance(refused.error, NotHandled)
     services.check()
+
+
+def test_a_lost_responder_with_very_many_requests_ends_them_in_steps():
+    """Each caller is told once, and no step is longer than its bound."""
+    services = serving(FIRST, window=3_000)
+    for number in range(5_000):
+        assert not isinstance(ask(services, number, caller=100 + number // 1_000), RefuseAsk)
+    services.cancel(100, 5)  # given up while it is in work,
+    services.check()
+    steps = [services.gone(FIRST)]
+    services.check()
+    services.cancel(104, 4_999)  # and while it waits to be told
+    assert services.responder_of(100, 6) is None or services.unfinished
+    while services.unfinished:
+        services.check()
+        steps.append(services.go_on())
+    assert max(map(len, steps)) <= ENDED_AT_ONCE
+    told = {effect.correlation: type(effect.error) for step in steps for effect in step}
+    assert len(told) == sum(map(len, steps)) == 5_000 - 2
+    assert [number for number, kind in told.items() if kind is ResponderLost] == [n for n in range(3_000) if n != 5]
+    assert set(told.values()) == {ResponderLost, NoResponders}
+    assert (services.queued, services.in_work, services.counts()) == (0, 0, {})
+    services.check()
+
+
+def test_a_deadline_of_very_many_requests_ends_them_in_steps():
+    services = serving(FIRST, window=3_000)
+    for number in range(5_000):
+        ask(services, number, caller=100 + number // 1_000, deadline=10.0)
+    ended = []
+    while effects := services.expire(20.0):
+        assert len(effects) <= ENDED_AT_ONCE
+        ended += effects
+        services.check()
+    assert len(ended) == 5_000
 
 
 def test_the_deadline_ends_what_waits_and_gives_up_what_is_in_work():

@@ -7,12 +7,13 @@ waits for another broker, a disk or the coordination store.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stentor.broker.cluster.trust import REQUESTS
 from stentor.core import service_limits
 from stentor.core.names import check_topic_name, is_reserved
-from stentor.core.services import CancelAsk, HandOver, RefuseAsk, Services
+from stentor.core.services import ENDED_AT_ONCE, CancelAsk, HandOver, RefuseAsk, Services
 from stentor.errors import LimitExceeded, NotReady, StentorError, TopicReserved
 from stentor.security.permissions import Action
 from stentor.wire import asks, frames, messages
@@ -67,6 +68,7 @@ class ServiceDesk:
         self._numbers: dict[ServiceClient, int] = {}
         self._last_number = 0
         self._owed: dict[int, dict[int, int]] = {}  # credit for responders that take nothing now, by request
+        self._goes_on = False  # requests whose responders are gone end in the next turn
         directory.own = self._services.counts
 
     def _number(self, client: ServiceClient) -> int:
@@ -96,6 +98,7 @@ class ServiceDesk:
     def stop_serving(self, client: ServiceClient, request: StopServing) -> None:
         """It answers what it has, and gets no more."""
         self._perform(self._services.stop(self._number(client), request.topic))
+        self._go_on_soon()
         self.directory.changed(request.topic)
 
     def find(self, request: FindResponders) -> list[tuple[str, int]]:
@@ -128,8 +131,20 @@ class ServiceDesk:
         self._owed.pop(number, None)
         served = self._services.serves(number)
         self._perform(self._services.gone(number))
+        self._go_on_soon()
         for topic in served:
             self.directory.changed(topic)
+
+    def _go_on_soon(self) -> None:
+        """A lost responder may have had very many requests: their callers are told in turns of the loop (C35)."""
+        if self._services.unfinished and not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self._perform(self._services.go_on())
+        self._go_on_soon()
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -167,8 +182,11 @@ class ServiceDesk:
         if found is None:
             return
         connection, number = found
-        if self._clients[connection].takes_more:
-            self._clients[connection].pass_on(frames.frame(Kind.ASK_CREDIT, number, bytes(body)))
+        responder = self._clients.get(connection)
+        if responder is None:
+            return  # it is gone; the caller is about to hear of it
+        if responder.takes_more:
+            responder.pass_on(frames.frame(Kind.ASK_CREDIT, number, bytes(body)))
         else:  # or callers could fill its buffer with credit until it is dropped
             owed = self._owed.setdefault(connection, {})
             owed[number] = min(_CREDIT_MAX, owed.get(number, 0) + size)
@@ -179,7 +197,10 @@ class ServiceDesk:
 
     def look(self) -> None:
         """Called by a timer: deadlines."""
-        self._perform(self._services.expire(self._clock.monotonic()))
+        effects = self._services.expire(self._clock.monotonic())
+        self._perform(effects)
+        if len(effects) >= ENDED_AT_ONCE:
+            asyncio.get_running_loop().call_soon(self.look)
 
     def stop(self) -> None:
         """The broker stops: what waits for a responder was seen by nobody."""
@@ -187,13 +208,16 @@ class ServiceDesk:
 
     def _perform(self, effects: Iterable[ServiceEffect]) -> None:
         clients = self._clients
+        told, failure = None, b""  # many are told the same
         for effect in effects:
             match effect:
                 case HandOver(responder, number, flags, body, left_s):
                     sent = body if left_s is None else asks.with_left(bytes(body), left_s)
                     clients[responder].pass_on(frames.HEADER.pack(len(sent), _ASK, flags, 0, number) + sent)
                 case RefuseAsk(caller, correlation, error) if caller in clients:
-                    clients[caller].pass_on(_refusal(correlation, error))
+                    if error is not told:
+                        told, failure = error, messages.encode(messages.failure(error, "request"))
+                    clients[caller].pass_on(frames.frame(_REPLY, correlation, failure, asks.FAILED))
                 case CancelAsk(responder, number) if responder in clients:
                     clients[responder].pass_on(frames.frame(Kind.ASK_CANCEL, number))
 
