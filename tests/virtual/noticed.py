@@ -89,7 +89,7 @@ SEEDS: dict[str, list[int]] = {
     "let-go": [5],
     "group-leases": [11],
     "ask-again": [1, 2],
-    "stale-commit": [57],
+    "stale-commit": [2, 26],
     "member-leases": [2],
     "work-position": [1],
     "memory-silence": [2, 4],
