@@ -42,9 +42,9 @@ import msgspec
 
 from stentor.core import group_limits
 from stentor.core.assignment import assign
+from stentor.core.group_topics import GroupTopics
 from stentor.core.groups import EMPTY, GroupMember, GroupStep, HeldGroup
 from stentor.core.holders import NOBODY, may_use
-from stentor.core.names import matches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from stentor.core.records import Key
 
 NOTHING_SEEN: Final = (0, 0)
-_KNOWN_PATTERNS_MAX: Final = 64  # lists of patterns whose topics are remembered
 
 # --- events -------------------------------------------------------------------------------------
 
@@ -119,6 +118,7 @@ class TopicsAre(msgspec.Struct, frozen=True):
     """The topics there are: id and number of partitions, by name."""
 
     topics: dict[str, tuple[int, int]]
+    known: GroupTopics | None = None  # the same, with what is known of patterns
 
 
 class StepCommitted(msgspec.Struct, frozen=True):
@@ -211,7 +211,7 @@ class GroupCoordinator:
         self._replaced: OrderedDict[str, None] = OrderedDict()  # members that gave way to another process of their name
         self._target: dict[Key, str] = {}
         self._target_for: object = None  # what the target was made for
-        self._read_by: dict[tuple[str, ...], list[str]] = {}  # which topics patterns cover
+        self._known = GroupTopics({})  # which topics patterns cover
         self._comparison: _Compared | None = None
 
     @property
@@ -236,7 +236,8 @@ class GroupCoordinator:
                 self._leaving.add(event.member)  # it may be about to become a member
                 self._arrivals.pop(event.member, None)
         elif isinstance(event, TopicsAre):
-            self.topics, self._read_by = event.topics, {}
+            self.topics = event.topics
+            self._known = event.known or GroupTopics(event.topics, self._known)
         elif isinstance(event, GroupTick):
             self._excuse(now)
         if self._groups.is_settled(self.name):
@@ -379,18 +380,10 @@ class GroupCoordinator:
 
     def _counts(self, members: Mapping[str, GroupMember]) -> dict[int, int]:
         """The topics that anybody reads, with their partitions."""
-        said = {tuple(about.topics) for about in members.values()}
-        read = {name for patterns in said for name in self._read(patterns)}
+        read = set(
+            self._known.names(self._known.covered({each for about in members.values() for each in about.topics}))
+        )
         return {topic_id: partitions for name, (topic_id, partitions) in self.topics.items() if name in read}
-
-    def _read(self, patterns: tuple[str, ...]) -> list[str]:
-        """The topics that patterns cover. Most members have the same ones, and they are compared once."""
-        found = self._read_by.get(patterns)
-        if found is None:
-            found = [name for name in self.topics if any(matches(each, name) for each in patterns)]
-            if len(self._read_by) < _KNOWN_PATTERNS_MAX:
-                self._read_by[patterns] = found
-        return found
 
     def _aim(self, group: HeldGroup, members: dict[str, GroupMember], superseded: Mapping[str, str]) -> None:
         """Who should own what. Made anew only when members or topics have changed: what changes hands does so by it."""
@@ -411,14 +404,16 @@ class GroupCoordinator:
         by_patterns: dict[tuple[str, ...], list[str]] = {}
         for member, about in members.items():
             by_patterns.setdefault(tuple(about.topics), []).append(member)
-        covered: dict[int, tuple[int, ...]] = {}
+        covered: dict[str, int] = {}  # lists that cover a topic, as bits
         for number, patterns in enumerate(by_patterns):
-            for name in self._read(patterns):
-                topic_id = self.topics[name][0]
-                covered[topic_id] = (*covered.get(topic_id, ()), number)
+            for name in self._known.names(self._known.covered(patterns)):
+                covered[name] = covered.get(name, 0) | 1 << number
         said = list(by_patterns.values())
-        shared = {numbers: [member for number in numbers for member in said[number]] for numbers in {*covered.values()}}
-        return {topic_id: shared[numbers] for topic_id, numbers in covered.items()}
+        shared = {
+            lists: [member for number, some in enumerate(said) if lists >> number & 1 for member in some]
+            for lists in {*covered.values()}
+        }
+        return {self.topics[name][0]: shared[lists] for name, lists in covered.items()}
 
     def _handed_over(self, group: HeldGroup, left: set[str]) -> list[tuple[int, int, str]]:
         """Partitions that are free for their target, or for nobody; as many as a step may have."""

@@ -129,6 +129,7 @@ class GroupDesk:
             )
         member = check_member_id(request.member)
         await self._cursors.make_topic()
+        await self._heads.learn(request.topics)
         about = GroupMember(
             request.topics,
             name=check_label("name of a member", request.name or client.client[0]),

@@ -22,6 +22,7 @@ from stentor.broker.cursors.heads import publish_record
 from stentor.core import group_coordinator as machine
 from stentor.core import group_limits, refusals
 from stentor.core.cursors import partition_of
+from stentor.core.group_topics import GroupTopics
 from stentor.core.groups import Groups
 from stentor.core.names import CURSORS_TOPIC
 from stentor.errors import LimitExceeded, MemberReplaced, NotReady, StaleGeneration, StentorError
@@ -91,6 +92,7 @@ class GroupHeads:
         self._tickets = 0
         self._ticking = False
         self._topics: dict[str, tuple[int, int]] = {}
+        self._known = GroupTopics({})  # which of them patterns cover
         self._topics_at: object = None  # which change of the catalogue these are of
 
     # --- who leads ------------------------------------------------------------------------------
@@ -137,7 +139,7 @@ class GroupHeads:
         lead.coordinators[name] = made
         self._look_at_topics()
         self._tick_soon(lead.partition.loop)
-        self._try_step(lead, made, machine.TopicsAre(self._topics))
+        self._try_step(lead, made, machine.TopicsAre(self._topics, self._known))
         return made
 
     # --- events ---------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ class GroupHeads:
         if coordinator is None:
             return
         if coordinator.topics is not self._topics:
-            self._try_step(lead, coordinator, machine.TopicsAre(self._topics))
+            self._try_step(lead, coordinator, machine.TopicsAre(self._topics, self._known))
         self._try_step(lead, coordinator, machine.GroupTick())
         if coordinator.idle:
             lead.coordinators.pop(name, None)
@@ -186,7 +188,18 @@ class GroupHeads:
             name: (topic.record.id, topic.record.settings.partitions) for name, topic in self._catalogue.topics.items()
         }
         if topics != self._topics:
-            self._topics = topics
+            self._topics, self._known = topics, GroupTopics(topics, self._known)
+
+    async def learn(self, patterns: list[str]) -> None:
+        """Find out what patterns cover, in slices: then a group that they come to need not (C35)."""
+        self._look_at_topics()
+        known = self._known
+        unknown = [pattern for pattern in patterns if not known.knows(pattern)]
+        if unknown:
+            learnt = asyncio.Event()
+            comparing = (partial(known.learn, pattern) for pattern in unknown)
+            self._slices.begin("comparing patterns of groups with topics", comparing, learnt.set)
+            await learnt.wait()
 
     def broke(self, connection: int) -> None:
         """A client closed its connection."""
