@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -259,9 +260,10 @@ class Queue(_QueueFace):
     def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
         """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
         consumer = self._core.consumer or self._consumer()
-        consumer.finish(job)
         if wait:
-            self._client._call(consumer.settled(job, timeout))  # noqa: SLF001
+            self._client._call(consumer.settled(job, timeout, consumer.finish))  # noqa: SLF001
+        else:
+            consumer.finish(job)
 
     def nack(
         self,
@@ -275,9 +277,11 @@ class Queue(_QueueFace):
     ) -> None:
         """A job is not done: it is handed out again, or is dead after its last attempt."""
         consumer, delay_ms = self._consumer(), as_delay_ms(delay)
-        consumer.give_back(job, delay_ms=delay_ms, error=error, dead=dead)
+        back = partial(consumer.give_back, delay_ms=delay_ms, error=error, dead=dead)
         if wait:
-            self._client._call(consumer.settled(job, timeout))  # noqa: SLF001
+            self._client._call(consumer.settled(job, timeout, back))  # noqa: SLF001
+        else:
+            back(job)
 
     def extend(self, job: Job, seconds: float) -> None:
         """The work on a job may take so much longer, from now on."""
@@ -423,9 +427,10 @@ class AsyncQueue(_QueueFace):
     async def ack(self, job: Job, *, wait: bool = True, timeout: float | None = None) -> None:
         """A job is done. LeaseLost if it is not this consumer's any more, or was settled before."""
         consumer = self._consumer()
-        consumer.finish(job)
         if wait:
-            await consumer.settled(job, timeout)
+            await consumer.settled(job, timeout, consumer.finish)
+        else:
+            consumer.finish(job)
 
     async def nack(
         self,
@@ -439,9 +444,11 @@ class AsyncQueue(_QueueFace):
     ) -> None:
         """A job is not done: it is handed out again, or is dead after its last attempt."""
         consumer, delay_ms = self._consumer(), as_delay_ms(delay)
-        consumer.give_back(job, delay_ms=delay_ms, error=error, dead=dead)
+        back = partial(consumer.give_back, delay_ms=delay_ms, error=error, dead=dead)
         if wait:
-            await consumer.settled(job, timeout)
+            await consumer.settled(job, timeout, back)
+        else:
+            back(job)
 
     async def extend(self, job: Job, seconds: float) -> None:
         """The work on a job may take so much longer, from now on."""

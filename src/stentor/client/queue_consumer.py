@@ -315,9 +315,10 @@ class QueueConsumer:
             if outcome is not None:
                 raise outcome
 
-    async def settled(self, job: Job, timeout: float | None) -> None:
-        """Until what was said about a job is committed."""
+    async def settled(self, job: Job, timeout: float | None, say: Callable[[Job], None]) -> None:
+        """Say something about a job, and wait until that is committed."""
         deadline = self.core.deadline(timeout)
+        say(job)
         try:
             async with deadline.bound():
                 await job.port.settled(job)

@@ -34,14 +34,18 @@ class JobSettling:
         self._awake = False  # the loop will look by itself
         self._now = asyncio.Event()
         self._sequence = 1
-        self._waiting: dict[tuple[int, int], asyncio.Future[None]] = {}  # who wants to hear how a job was settled
+        # Who wants to hear how a job was settled; False: its lease was over before that was said to the head.
+        self._waiting: dict[tuple[int, int], asyncio.Future[bool]] = {}
         self._ending = False
 
     def begin_anew(self) -> None:
-        """The consumer has another id: nothing of what was held is its own any more."""
+        """The consumer has another id: nothing of what was held is its own any more.
+
+        Of what is on its way, the head says what became of it.
+        """
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_result(None)  # whoever waits looks at the job
+                waiting.set_result(False)
         self._waiting = {}
         self._finished.clear()
         self._failed.clear()
@@ -65,16 +69,17 @@ class JobSettling:
             self._loop.call_soon_threadsafe(self._now.set)
 
     async def settled(self, job: Job) -> None:
-        """Until what was said about a job is committed; LeaseLost if it was not its consumer's any more."""
+        """Until what was said about a job is committed; LeaseLost if it was not its consumer's any more.
+
+        Called in the turn of the loop in which that was said: afterwards it may have been answered already.
+        """
         port, key = self._port, (job.message.offset, job.attempt)
         if not port.owns(job.holder):
             raise lost(job)
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = self._loop.create_future()
-        holder = port.holder
-        await asyncio.shield(waiting)
-        if holder != port.holder:
+        if not await asyncio.shield(waiting):
             raise lost(job)
 
     def end(self) -> None:
@@ -143,22 +148,26 @@ class JobSettling:
         for each in failed:
             self._let_go(each.offset, each.attempt)
         port.freed()
+        waiting_for_it = self._waiting_for(own, failed)
         try:
             answer = await port.ask(asked)
         except LeaseLost:
             port.check_lease()
             return
+        else:
+            refused = set(pairs(answer.refused))
+            self._tell(own, waiting_for_it, refused)
+        finally:
+            _leave(waiting_for_it)
         if holder != port.holder:
             return
         self._sequence += 1
-        refused = set(pairs(answer.refused))
-        self._tell(own, failed, refused)
         if failed and self._consumer.undertaker.expects(port):
             port.look_for_dead_jobs()
-        self._tell_of_begun(begun, refused)
+        self._tell_begun(begun, refused)
 
-    def _tell_of_begun(self, begun: list[Job], refused: set[tuple[int, int]]) -> None:
-        """Whoever waits for this may begin; what was refused is not this consumer's any more."""
+    def _tell_begun(self, begun: list[Job], refused: set[tuple[int, int]]) -> None:
+        """The head knows that these have begun, unless it had given them to others."""
         for job in begun:
             key = job.message.offset, job.attempt
             if key in refused and self._port.held.get(key[0]) is job and job.is_open:
@@ -167,7 +176,17 @@ class JobSettling:
                 self._consumer.note_lost(job)
             waiting = self._waiting.pop((key[0], -key[1]), None)
             if waiting is not None and not waiting.done():
-                waiting.set_result(None)
+                waiting.set_result(True)
+
+    def _waiting_for(
+        self, finished: list[Job], failed: list[m.JobReturn]
+    ) -> dict[tuple[int, int], asyncio.Future[bool]]:
+        """Return who waits for what is about to be said; nobody waits for most."""
+        if not self._waiting:
+            return {}
+        keys = [(job.message.offset, job.attempt) for job in finished]
+        keys += [(each.offset, each.attempt) for each in failed]
+        return {key: self._waiting.pop(key) for key in keys if key in self._waiting}
 
     def _let_go(self, offset: int, attempt: int) -> None:
         """An attempt is not held any more; a later one, which the head may have given meanwhile, is."""
@@ -185,22 +204,22 @@ class JobSettling:
             size += 64 + len(each.why.encode(errors="replace")) + len(each.trace.encode(errors="replace"))
         return found
 
-    def _tell(self, finished: list[Job], failed: list[m.JobReturn], refused: set[tuple[int, int]]) -> None:
-        """Whoever waits hears how it ended; nobody waits for most."""
+    def _tell(
+        self,
+        finished: list[Job],
+        waiting_for_it: dict[tuple[int, int], asyncio.Future[bool]],
+        refused: set[tuple[int, int]],
+    ) -> None:
+        """Whoever waits hears how it ended."""
         for job in finished if refused else ():
             if (job.message.offset, job.attempt) in refused:
                 job.lose()
                 self._consumer.note_lost(job)
-        if not self._waiting:
-            return
-        keys = [(job.message.offset, job.attempt) for job in finished]
-        keys += [(each.offset, each.attempt) for each in failed]
-        for key in keys:
-            waiting = self._waiting.pop(key, None)
-            if waiting is None or waiting.done():
+        for key, waiting in waiting_for_it.items():
+            if waiting.done():
                 continue
             if key not in refused:
-                waiting.set_result(None)
+                waiting.set_result(True)
                 continue
             waiting.set_exception(
                 LeaseLost(
@@ -211,3 +230,10 @@ class JobSettling:
                 )
             )
             waiting.exception()  # nobody may look at it
+
+
+def _leave(waiting_for_it: dict[tuple[int, int], asyncio.Future[bool]]) -> None:
+    """Nobody can say any more what became of these."""
+    for waiting in waiting_for_it.values():
+        if not waiting.done():
+            waiting.set_result(False)

@@ -7,6 +7,7 @@ import pytest
 
 from stentor.client.job import Job
 from stentor.client.queue_settling import JobSettling
+from stentor.errors import LeaseLost
 from stentor.wire import queue_messages as m
 
 HOLDER = b"h" * 16
@@ -58,5 +59,73 @@ def test_what_is_said_of_an_attempt_does_not_let_go_of_a_later_one(done):
         await settling.loop()
         assert port.held == {3: again}
         assert len(port.asked) == 1
+
+    asyncio.run(settle())
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_what_was_on_its_way_as_the_lease_ended_is_answered_with_the_truth(done, is_refused):
+    """The process stood still before it could read the answer. The head knows from the log what became of it."""
+
+    class SlowPort(Port):
+        def __init__(self):
+            super().__init__()
+            self.answer = asyncio.get_running_loop().create_future()
+            self.was_asked = asyncio.Event()
+
+        def owns(self, holder, until=0.0):
+            return holder == self.holder
+
+        async def ask(self, request):
+            self.asked.append(request)
+            self.was_asked.set()
+            return await self.answer
+
+    async def settle():
+        port, core = SlowPort(), SimpleNamespace(loop=asyncio.get_running_loop())
+        settling = JobSettling(
+            port, SimpleNamespace(name="jobs", core=core, note_begun=lambda: None, note_lost=lambda _: None)
+        )
+        working = asyncio.create_task(settling.loop())
+        job = port.hold(3, 1)
+        if done:
+            settling.finish(job)
+        else:
+            settling.give_back(m.JobReturn(offset=3, attempt=1))
+        waiting = asyncio.create_task(settling.settled(job))
+        await port.was_asked.wait()
+        port.holder = b"n" * 16
+        settling.begin_anew()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        port.answer.set_result(m.SettledJobs(refused=[3, 1] if is_refused else []))
+        if is_refused:
+            with pytest.raises(LeaseLost):
+                await waiting
+        else:
+            await waiting
+        working.cancel()
+
+    asyncio.run(settle())
+
+
+def test_what_was_not_on_its_way_as_the_lease_ended_is_lost():
+    class Lost(Port):
+        def owns(self, holder, until=0.0):
+            return holder == self.holder
+
+    async def settle():
+        port, core = Lost(), SimpleNamespace(loop=asyncio.get_running_loop())
+        settling = JobSettling(port, SimpleNamespace(core=core, note_begun=lambda: None))
+        job = Job(SimpleNamespace(offset=3, topic="jobs", partition=0), 1, port, HOLDER)
+        settling.finish(job)
+        waiting = asyncio.create_task(settling.settled(job))
+        await asyncio.sleep(0)
+        port.holder = b"n" * 16
+        settling.begin_anew()
+        with pytest.raises(LeaseLost):
+            await waiting
+        assert not port.asked
 
     asyncio.run(settle())
