@@ -325,6 +325,8 @@ def run(logs: int, records: int, seed: int, kinds: Sequence[str] = tuple(KINDS))
         cluster = FuzzedCluster(directory, f"{etcd.url}/fuzz")
         stack.callback(cluster.stop)
         client = stack.enter_context(cluster.brokers["b0"].client(timeout=60))
+        all_heard = ["heard"] * len(cluster.brokers)
+        wait_until(lambda: [each.view for each in client.brokers()] == all_heard, "all are heard")
         return Campaign(cluster, client, kinds, logs=logs, records=records, seed=seed).run()
 
 

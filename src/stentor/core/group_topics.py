@@ -11,6 +11,7 @@ are too many of them: then everything is found out anew.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from stentor.core.names import is_pattern, matches
@@ -33,7 +34,7 @@ class GroupTopics:
         """`topics`: id and number of partitions, by name. `before`: what was known before they changed."""
         self.topics = topics
         kept = before is not None and len(before._names) <= 2 * len(topics) + _GONE_MAX  # noqa: SLF001 - its own kind
-        known: dict[str, int] = {}
+        known: OrderedDict[str, int] = OrderedDict()
         self._names: list[str] = []  # by bit; empty: of a topic that is gone
         if before is not None and kept:
             known = before._known  # noqa: SLF001
@@ -44,7 +45,9 @@ class GroupTopics:
             self._bits[name] = len(self._names)
             self._names.append(name)
         self._there = sum_of(self._bits.values())
-        self._known: dict[str, int] = {pattern: mask | self._found(pattern, added) for pattern, mask in known.items()}
+        self._known: OrderedDict[str, int] = OrderedDict(
+            (pattern, mask | self._found(pattern, added)) for pattern, mask in known.items()
+        )
 
     def knows(self, pattern: str) -> bool:
         """Whether `covers` need not compare it with all topics."""
@@ -57,7 +60,7 @@ class GroupTopics:
         mask = self._known.get(pattern)
         if mask is None:
             if len(self._known) >= PATTERNS_KNOWN_MAX:
-                del self._known[next(iter(self._known))]
+                self._known.popitem(last=False)
             mask = self._known[pattern] = self._found(pattern, self._bits)
         return mask & self._there
 

@@ -202,11 +202,12 @@ def test_two_processes_cannot_share_a_directory(served):
     second.process.stdout.close()
 
 
-def test_a_read_only_directory_is_refused_in_words(tmpfs):
+def test_a_read_only_directory_is_refused_in_words(tmpfs, wait_until):
     disk = tmpfs(4)
     with broker(disk / "data"):
         pass
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    command = ["mount", "-o", "remount,ro", str(disk)]  # refused while a probe of the disk ends in its thread
+    wait_until(lambda: subprocess.run(command, check=False).returncode == 0, "the disk is read-only")
     with pytest.raises(DirectoryUnusable, match="read-only") as caught, broker(disk / "data"):
         pass
     assert caught.value.hint

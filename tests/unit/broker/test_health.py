@@ -218,3 +218,11 @@ def test_a_disk_that_failed_is_not_taken_for_well_when_there_is_no_descriptor(tm
     monkeypatch.setattr(files.SPARE, "open", no_descriptor)
     disk._probe()
     assert "Input/output error" in disk.why_not()
+
+
+def test_a_probe_that_ends_after_its_broker_keeps_no_file_open(tmp_path):
+    """A disk could not be unmounted, or mounted read-only, until the broker's process had ended."""
+    disk = disk_health.DiskHealth(tmp_path, 0)
+    disk.close()
+    disk._probe()
+    assert disk._file is None

@@ -45,6 +45,7 @@ class DiskHealth:
         self._failure = ""
         self._told = ""
         self._file: FileHandle | None = None  # kept open: the probe needs no descriptor when none can be had
+        self._closed = False
         self._thread: DiskThreads | None = None
         self._next: asyncio.TimerHandle | None = None  # when the next probe is due; None while one is under way
 
@@ -60,6 +61,7 @@ class DiskHealth:
         if self._thread is not None:
             self._thread.leave()
             self._thread = None
+        self._closed = True
         self._file = None  # a probe that is under way has its own reference
 
     # --- in the loop ----------------------------------------------------------------------------
@@ -125,6 +127,8 @@ class DiskHealth:
                 self._failure = str(error)
         else:
             self._failure = ""
+        if self._closed:
+            self._file = None  # this probe was under way as the broker stopped, and has opened the file again
 
     def _write(self) -> None:
         found = os.statvfs(self._path.parent)
