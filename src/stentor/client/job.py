@@ -92,6 +92,9 @@ class Job(msgspec.Struct, eq=False):
     until: float = math.inf
     """Until when the work on it may take."""
 
+    extended_until: float = 0.0
+    """Until when its handler has asked for more time; workers do not call it late before that."""
+
     alone: bool = False
     """Whether its consumer asks before it begins: others were lost with it."""
 

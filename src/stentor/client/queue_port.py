@@ -516,6 +516,7 @@ class QueuePort:
 
     def limit(self, job: Job, seconds: float) -> None:
         """The work on a job goes on: it may take this long from now on, or longer. Any thread."""
+        job.extended_until = max(job.extended_until, self._clock() + seconds)
         if job.until < math.inf:  # else it may take any time already
             job.until = max(job.until, self._clock() + seconds)
             self._tell_limit(job, seconds)

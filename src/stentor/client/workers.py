@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stentor.client.certain import boottime, clock_of
+from stentor.client.job import Job
 from stentor.client.workers_plan import WorkPlan
 from stentor.work_errors import HandlerTimeout
 
@@ -445,11 +446,17 @@ class Workers:
         if not worker.parcels:
             return
         stuck_s, limit_s = now - worker.since, self._terms.time_limit_s
-        if limit_s is not None and stuck_s > limit_s:
+        if limit_s is not None and stuck_s > limit_s and not self._is_extended(worker):
             self._give_up(worker, limit_s)
         elif stuck_s > RECALL_S and not worker.recalled:
             worker.recalled = True
             self._pool.recall(worker)
+
+    def _is_extended(self, worker: PoolWorker) -> bool:
+        """Return whether a job that a worker has begun was given more time by its handler."""
+        parcel, now = worker.parcels[0], self._clock()
+        begun = parcel.messages[parcel.settled : self._pool.started(worker, parcel)]
+        return any(isinstance(item, Job) and item.extended_until > now for item in begun)
 
     def _give_up(self, worker: PoolWorker, limit_s: float) -> None:
         parcel = worker.parcels[0]

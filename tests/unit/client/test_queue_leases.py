@@ -56,6 +56,26 @@ def test_an_extension_lasts_what_it_says_and_never_shortens(client, name, wait_u
             queue.ack(job)
 
 
+@pytest.mark.parametrize("options", [{"workers": 2}, {"time_limit": 0.3}, {"batch": 2}])
+def test_an_extension_lasts_what_it_says_also_for_workers(client, name, options):
+    attempts, ended = [], threading.Event()
+    with make(client, name, limit=0.3) as queue:
+
+        def handle(jobs):
+            for job in jobs if isinstance(jobs, list) else [jobs]:
+                attempts.append(job.attempt)
+                if job.attempt > 1:
+                    return
+                queue.extend(job, 30)
+                ended.wait(1.0)  # nobody sets it
+            queue.stop()
+
+        queue.put("long")
+        queue.run(handle, **options)
+        assert attempts == [1]
+        assert queue.statistics()["failed"] == 0
+
+
 def test_a_job_whose_ttl_ended_while_it_waited_here_is_not_begun(client, name, wait_until):
     with make(client, name) as queue:
         queue.put("slow", ttl=60)
