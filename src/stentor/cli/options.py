@@ -92,8 +92,12 @@ def told_to_end(end: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def connect(url: str | None, timeout: float, command: str) -> stentor.Client:
-    """Connect under a name that tells an operator which command of whom this is."""
+def connect(url: str | None, timeout: float, command: str, *, warnings: bool = False) -> stentor.Client:
+    """Connect under a name that tells an operator which command of whom this is.
+
+    With `warnings`, the client's log lines of that level are printed on standard error: for commands that run on after
+    something went wrong.
+    """
     import logging
     import socket
 
@@ -101,6 +105,10 @@ def connect(url: str | None, timeout: float, command: str) -> stentor.Client:
 
     if os.environ.get("STENTOR_DEBUG") == "1":
         logging.basicConfig(level=logging.DEBUG)
+    elif warnings:
+        from stentor.cli.log_lines import print_warnings
+
+        print_warnings()
     else:
         # What went wrong arrives here as an error and is printed once, as a sentence.
         logging.getLogger("stentor").addHandler(logging.NullHandler())

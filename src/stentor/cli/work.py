@@ -135,7 +135,7 @@ def work(
         "finish_within": finish_within,
     }
     names = [topic.strip() for topic in topics.split(",")]
-    with options.connect(url, timeout, "work") as client:
+    with options.connect(url, timeout, "work", warnings=True) as client:
         if _is_queue(client, names, group):
             _check_queue_options(names[0], context)
             _work_on_queue(client, names[0], prefetch, handler, running, quiet=quiet)

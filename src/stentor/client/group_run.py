@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from stentor.client.convert import as_headers
-from stentor.client.group_work import GroupRun, dead_letter, raise_it, skip_it
+from stentor.client.group_work import GroupRun, dead_letter, name_message, raise_it, skip_it
 from stentor.client.workers_pool import Interrupted
 from stentor.client.workers_run import check_handler, make_pool, mode_for
+from stentor.client.workers_source import log_failure
 from stentor.client.workers_terms import WorkTerms
 from stentor.core.names import check_topic_name
 from stentor.errors import InvalidArgument
@@ -84,6 +85,7 @@ def _on_failed(core: GroupCore, on_error: OnFailure, dead_letters: str | None) -
     async def bury(message: Message, error: Exception) -> None:
         if isinstance(error, Interrupted):
             raise error
+        log_failure(name_message(message), error)
         headers = [*message.headers, *(as_headers(dead_letter(message, error)) or ())]
         trim_headers(headers)
         assert core.core.client is not None

@@ -22,6 +22,7 @@ from stentor.client.group_unfinished import Unfinished
 from stentor.client.job import sendable, text_of
 from stentor.client.workers import Workers
 from stentor.client.workers_pool import Interrupted
+from stentor.client.workers_source import log_failure
 from stentor.errors import CorruptData, StentorError
 from stentor.work_errors import HandlerError, HandlerTimeout
 
@@ -349,10 +350,16 @@ async def raise_it(message: Message, error: Exception) -> None:  # noqa: ARG001 
     raise error
 
 
-async def skip_it(message: Message, error: Exception) -> None:  # noqa: ARG001 - the same
-    """Whatever fails is passed over."""
+async def skip_it(message: Message, error: Exception) -> None:
+    """Log whatever fails, and pass over it."""
     if isinstance(error, Interrupted):
         raise error
+    log_failure(name_message(message), error)
+
+
+def name_message(message: Message) -> str:
+    """Name a message in a log line."""
+    return f"message {message.topic}/{message.partition}@{message.offset}"
 
 
 def dead_letter(message: Message, error: Exception) -> dict[str, str]:

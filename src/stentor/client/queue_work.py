@@ -15,15 +15,14 @@ Two jobs of one key are never here together if the queue is ordered by key, so w
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
 from stentor.client.workers import Workers, WorkStatistics
 from stentor.client.workers_pool import Interrupted
+from stentor.client.workers_source import log_failure
 from stentor.errors import Closed, LeaseLost
-from stentor.work_errors import HandlerError
 
 if TYPE_CHECKING:
     from stentor.client.job import Job
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from stentor.client.workers_pool import WorkerPool
     from stentor.client.workers_terms import WorkTerms
 
-logger = logging.getLogger(__name__)
 
 AHEAD_PER_WORKER: Final = 2
 """Jobs, or batches of them, however long they take: one in work, and the next one at hand."""
@@ -44,12 +42,8 @@ def name_job(job: Job) -> str:
 
 
 def note_failure(job: Job, error: Exception) -> None:
-    """Tell whoever reads the log."""
-    if isinstance(error, HandlerError) and "traceback" in error.detail:  # it was raised in a worker process
-        trace = str(error.detail["traceback"]).rstrip()
-        logger.warning("attempt %d of job %s failed:\n%s", job.attempt, name_job(job), trace)
-    else:
-        logger.warning("attempt %d of job %s failed: %r", job.attempt, name_job(job), error, exc_info=error)
+    """Log that an attempt failed."""
+    log_failure(f"attempt {job.attempt} of job {name_job(job)}", error)
 
 
 class QueueSource:

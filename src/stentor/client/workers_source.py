@@ -18,7 +18,12 @@ gets back the very objects that it handed out, so the lists here have the type t
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
+
+from stentor.work_errors import HandlerError
+
+logger = logging.getLogger(__name__)
 
 
 class WorkItem(Protocol):
@@ -80,3 +85,11 @@ class WorkSource(Protocol):
     def back(self, messages: list[Any]) -> None:
         """The workers stop, and nobody has finished these."""
         ...
+
+
+def log_failure(what: str, error: Exception) -> None:
+    """Log that a handler failed, with the traceback of the process that it ran in."""
+    if isinstance(error, HandlerError) and "traceback" in error.detail:
+        logger.warning("%s failed:\n%s", what, str(error.detail["traceback"]).rstrip())
+    else:
+        logger.warning("%s failed: %r", what, error, exc_info=error)

@@ -163,6 +163,24 @@ def test_failures_end_it_or_become_dead_letters(jobs, shell, tmp_path):
     assert b"1 failed" in told
 
 
+@pytest.mark.parametrize("mode", ["thread", "process"])
+def test_failed_attempts_are_shown_with_their_tracebacks(jobs, queue, shell, tmp_path, mode):
+    jobs.publish("jobs", "bad")
+    queue.put("bad")
+    of_topic = ("work", "jobs", "my_jobs:handle", "--group", "g", "--on-error", "skip", "--mode", mode)
+    of_queue = ("work", queue.name, "my_jobs:handle", "--mode", mode)
+    for arguments, place in ((of_topic, "message jobs/"), (of_queue, f"attempt 1 of job {queue.name}/")):
+        process = shell(*arguments, cwd=tmp_path)
+        lines = [process.stderr.readline().decode()]
+        while "ValueError: bad" not in lines[-1]:
+            assert lines[-1], lines
+            lines.append(process.stderr.readline().decode())
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert any(line.startswith(f"stentor: {place}") for line in lines)
+        assert any("in handle" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
