@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -18,9 +19,11 @@ from stentor.errors import Closed, DeadlineExceeded, InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stentor import Client, Message, Subscription
+    from stentor import Client, Event, Message, Subscription
 
 app = options.make_app()
+
+_LOOK_MESSAGES: Final = 1_000  # how many are printed between two looks whether any are missing
 
 
 MaxLag = Annotated[
@@ -86,8 +89,12 @@ def subscribe(
         with client.subscribe(topics, **choices) as subscription:
             for topic in missing:
                 complain(f"Topic {topic} did not exist, so it was created. Delete it if you mistyped its name.")
-            print_messages(subscription.close, _arriving(subscription, count, idle), shape, formats.heading(name))
-            _tell_events(subscription)
+            missed = _Missed(subscription)
+            try:
+                arriving = _arriving(subscription, missed, count, idle)
+                print_messages(subscription.close, arriving, shape, formats.heading(name))
+            finally:
+                missed.report_all()
 
 
 def _missing(client: Client, topics: list[str]) -> list[str]:
@@ -111,11 +118,13 @@ def _max_lag(text: str | None) -> int | timedelta | tuple[int, timedelta] | None
     return lag
 
 
-def _arriving(subscription: Subscription, count: int | None, idle: float | None) -> Iterator[Message]:
+def _arriving(subscription: Subscription, missed: _Missed, count: int | None, idle: float | None) -> Iterator[Message]:
     """Messages until enough of them came, or none for too long."""
     messages = iter(subscription) if idle is None else _until_idle(subscription, idle)
     for number, message in enumerate(messages, 1):
         yield message
+        if number % _LOOK_MESSAGES == 0:
+            missed.report_new()
         if number == count:
             return
 
@@ -138,14 +147,42 @@ def print_messages(
             output.write(shape(message))
 
 
-def _tell_events(subscription: Subscription) -> None:
-    """What was skipped must not go unnoticed."""
-    for event in subscription.events():
-        if event.kind == "skipped" and event.unknown:
-            complain(
-                f"{event.topic}/{event.partition} was lost with the memory of its brokers, and begins anew at offset"
-                f" {event.next_offset}. How many messages are missing is not known."
-            )
-        elif event.kind == "skipped":
-            skipped = plural(event.next_offset - event.first_offset, "message")
-            complain(f"{skipped} of {event.topic}/{event.partition} were skipped, from offset {event.first_offset} on.")
+class _Missed:
+    """What a subscription did not show, on standard error: nothing that is missing must go unnoticed."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._compacted: Counter[tuple[str, int]] = Counter()
+
+    def report_new(self) -> None:
+        """Report what was skipped since the last call, and that compactions removed messages, once a partition."""
+        for event in self._subscription.events():
+            place = event.topic, event.partition
+            if event.kind == "compacted":
+                if place not in self._compacted:
+                    complain(f"A compaction removed messages of {_name(place)} before they could be shown.")
+                self._compacted[place] += event.messages
+            elif event.kind == "skipped":
+                complain(_skipped(event))
+
+    def report_all(self) -> None:
+        """Report the same at the end, and how many messages compactions removed."""
+        self.report_new()
+        for place, messages in self._compacted.items():
+            complain(f"Compactions removed {plural(messages, 'message')} of {_name(place)} before they could be shown.")
+
+
+def _name(place: tuple[str, int]) -> str:
+    topic, partition = place
+    return f"{topic}/{partition}"
+
+
+def _skipped(event: Event) -> str:
+    place = _name((event.topic, event.partition))
+    if event.unknown:
+        return (
+            f"{place} was lost with the memory of its brokers, and begins again at offset {event.next_offset}."
+            " How many messages are missing is not known."
+        )
+    skipped = plural(event.next_offset - event.first_offset, "message")
+    return f"{skipped} of {place} were skipped, from offset {event.first_offset} on."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -45,6 +46,7 @@ IfVersion = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing on success.")]
 
 _VALUE_WIDTH: Final = 60
+_MISSED_PAUSE_S: Final = 1.0
 
 
 @app.callback()
@@ -379,10 +381,38 @@ def watch(
         opened.watch(subtree) as changes,
         LiveOutput(on_failure=opened.close) as output,
     ):
-        for number, change in enumerate(_arriving(changes, idle), 1):
-            output.write(shape(change))
-            if number == count:
-                return
+        missed = _Missed()
+        try:
+            for number, change in enumerate(_arriving(changes, idle), 1):
+                output.write(shape(change))
+                missed.add(change.skipped)
+                if number == count:
+                    return
+        finally:
+            missed.report()
+
+
+class _Missed:
+    """How many changes were not shown, on standard error: at once, then once a second at most, and at the end."""
+
+    def __init__(self) -> None:
+        self._changes = 0
+        self._reported_at = -inf
+
+    def add(self, changes: int) -> None:
+        """Count changes that were merged into the one just shown, or were removed before it."""
+        self._changes += changes
+        if self._changes and time.monotonic() > self._reported_at + _MISSED_PAUSE_S:
+            self.report()
+
+    def report(self) -> None:
+        """Say how many are missing since the last time."""
+        if self._changes:
+            missed = plural(self._changes, "change")
+            complain(
+                f"{missed} were not shown, because this command was behind. Later changes of their keys are shown."
+            )
+        self._changes, self._reported_at = 0, time.monotonic()
 
 
 def _arriving(changes: TableWatch, idle: float | None) -> Iterator[TableChange]:
@@ -412,8 +442,10 @@ def _json_line(change: TableChange) -> bytes:
         None if entry is None else {"value": to_json(entry.value), "version": entry.version}
         for entry in (change.old, change.new)
     )
-    why = {"expired": True} if change.expired else {}
-    return msgspec.json.encode({"key": change.key, "old": old, "new": new, **why}) + b"\n"
+    more: dict[str, Any] = {"expired": True} if change.expired else {}
+    if change.skipped:
+        more["skipped"] = change.skipped
+    return msgspec.json.encode({"key": change.key, "old": old, "new": new, **more}) + b"\n"
 
 
 @app.command(context_settings=options.CONTEXT_SETTINGS)

@@ -2,7 +2,12 @@
 
 import asyncio
 import itertools
+import json
 import logging
+import signal
+import subprocess
+import sys
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -73,12 +78,12 @@ def silent(client, core):
     asyncio.run_coroutine_threadsafe(go_on(), loop).result(10)
 
 
-def write(client, name, rounds=ROUNDS, prefix="k"):
+def write(client, name, rounds=ROUNDS, prefix="k", more=b""):
     """Every key again and again: a compaction leaves the last round."""
     with client.producer(name) as producer:
         for number in range(rounds):
             for key in range(KEYS):
-                producer.send(b"%d" % number, key=f"{prefix}/{key}")
+                producer.send(b"%d" % number + more, key=f"{prefix}/{key}")
 
 
 def write_and_compact(client, name, wait_until, **how):
@@ -386,3 +391,49 @@ def test_a_log_that_was_not_compacted_has_no_such_events(client):
     subscription.close()
     with pytest.raises(Closed):
         taken(subscription, WRITTEN)
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def command(local, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "stentor", *arguments, "--url", local.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_the_command_subscribe_reports_what_a_compaction_removed(local, client, wait_until):
+    name = made(client, cleanup="compact")
+    write_and_compact(client, name, wait_until)
+    process = command(local, "subscribe", name, "--start", "earliest", "--idle", "1")
+    shown, said = process.communicate(timeout=30)
+    missing = WRITTEN - len(shown.splitlines())
+    assert missing > 0
+    assert f"Compactions removed {missing} messages of {name}/0 before they could be shown.".encode() in said
+
+
+def test_the_command_table_watch_reports_changes_that_it_never_got(local, client, wait_until):
+    name = made(client, kind="table")
+    write(client, name, rounds=1)
+    process = command(local, "table", "watch", name, "--json")
+    table = client.table(name)
+    shown = []
+    reading = threading.Thread(target=lambda: shown.extend(process.stdout), daemon=True)
+    reading.start()
+    wait_until(lambda: table.put("here", "1") and shown, seconds=30)
+    process.send_signal(signal.SIGSTOP)
+    write_and_compact(client, name, wait_until, more=b"x" * 150_000)  # more than is on its way to the process
+    process.send_signal(signal.SIGCONT)
+    table.put("last", "1")
+    wait_until(lambda: shown and b'"last"' in shown[-1], seconds=30)
+    process.send_signal(signal.SIGINT)
+    said = process.stderr.read().decode()
+    process.wait(30)
+    reading.join(10)
+    process.stdout.close()
+    process.stderr.close()
+    missing = sum(json.loads(line).get("skipped", 0) for line in shown)
+    assert missing > WRITTEN / 2
+    assert f"{missing} changes were not shown" in said
