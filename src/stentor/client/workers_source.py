@@ -19,8 +19,10 @@ gets back the very objects that it handed out, so the lists here have the type t
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any, Protocol
 
+from stentor.client.job import sendable
 from stentor.work_errors import HandlerError
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,8 @@ class WorkSource(Protocol):
 def log_failure(what: str, error: Exception) -> None:
     """Log that a handler failed, with the traceback of the process that it ran in."""
     if isinstance(error, HandlerError) and "traceback" in error.detail:
-        logger.warning("%s failed:\n%s", what, str(error.detail["traceback"]).rstrip())
+        trace = str(error.detail["traceback"])
     else:
-        logger.warning("%s failed: %r", what, error, exc_info=error)
+        trace = "".join(traceback.format_exception(error))
+    # As text that every terminal and log file takes: an error may say what is no Unicode, such as the name of a file.
+    logger.warning("%s failed:\n%s", what, sendable(trace).rstrip())
