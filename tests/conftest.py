@@ -16,6 +16,9 @@ from stentor.wire import batch, frames, messages
 from stentor.wire.frames import Kind
 
 WAIT_S = 15.0
+STEP_CPU_S_MAX = 0.2
+"""C35: no step of a broker's loop is ever longer."""
+
 SPARK_IN_OTHER_PROCESSES = {
     "test_exactly_once.py",
     "test_killed_brokers.py",
@@ -56,6 +59,32 @@ def _wait_until(condition: Callable[[], Any], what: str = "the condition", secon
         if time.monotonic() > deadline:
             pytest.fail(f"{what} did not come true within {seconds:g} s")
         pause.wait(0.005)
+
+
+@pytest.fixture(scope="session")
+def long_steps() -> Iterator[list[str]]:
+    """Steps of brokers in this process that took more of the processor than C35 allows, as they come."""
+    from stentor.broker.loop_watch import LoopWatch
+
+    found: list[str] = []
+    count = LoopWatch._count
+
+    def noted(self: LoopWatch, late_s: float, now: float, cpu_s: float) -> None:
+        if cpu_s > STEP_CPU_S_MAX and self._cpu_s is time.thread_time:  # not one whose clock a test made
+            found.append(f"{cpu_s * 1000:.0f} ms by {self._whose(late_s, cpu_s)}")
+        count(self, late_s, now, cpu_s)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LoopWatch, "_count", noted)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _no_loop_is_held(long_steps: list[str]) -> Iterator[None]:
+    """Fail a test that made a broker in this process hold its loop; processor time counts, so other work does not."""
+    long_steps.clear()
+    yield
+    assert not long_steps, f"a broker's loop was held (C35): {', '.join(long_steps)}"
 
 
 @pytest.fixture
