@@ -22,7 +22,7 @@ QUICK   ?=
 ARGS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long packages check format bench bench-spark bench-patterns compare exactly-once outage crash failover chaos chaos-everything memory crowd partitions weight recovery fuzz fuzz-logs simulate simulate-campaign simulate-mutations docs clean
+.PHONY: help run test test-long packages check format bench bench-spark bench-patterns compare exactly-once outage crash failover chaos chaos-everything memory crowd attacks partitions weight recovery fuzz fuzz-logs simulate simulate-campaign simulate-mutations docs clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ memory: $(VENV)/.bench ## measure a broker's memory while 5 GB are written and s
 
 crowd: $(VENV)/.bench ## measure a broker's memory and a client's latency beside 2,200 strangers that never finish a request
 	@$(PYTHON) -m bench.crowd $(ARGS)
+
+attacks: $(VENV)/.bench ## measure how long a stranger's valid requests hold a broker's loop (ARGS="'NAME' --rounds N")
+	@$(PYTHON) -m bench.attacks $(ARGS)
 
 partitions: $(VENV)/.bench $(VENV)/.dev ## create, list, scrape and restart 1,000 to 10,000 partitions (ARGS="--brokers 3": with a failover)
 	@$(PYTHON) -m bench.partitions $(ARGS)

@@ -143,7 +143,7 @@ def result_table(name: str) -> str:
 PARTS.update(
     {
         name: partial(result_table, name)
-        for name in ("speed", "replicas", "scaling", "failover", "useless", "spark", "weight", "patterns", "sharing")
+        for name in ("speed", "replicas", "scaling", "failover", "useless", "spark", "weight", "patterns", "sharing", "attacks")
     }
 )
 

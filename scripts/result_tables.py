@@ -241,6 +241,19 @@ def weight() -> str:
     return table(_load("weight.json")) + "\n"
 
 
+def attacks() -> str:
+    """How long attacks hold a broker's loop, and what a neighbour notices."""
+    lines = [
+        "| attack | p99.9 of steps | longest step | longest by processor time | publish p99 before | beside it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for found in _load("attacks.json")["attacks"]:
+        steps = (f"≤ {found[name]:.0f} ms" for name in ("step_p999_ms", "step_longest_ms", "cpu_longest_ms"))
+        publishes = (f"{found[name]:.1f} ms" for name in ("p99_before_ms", "p99_during_ms"))
+        lines.append(f"| {found['attack']} | {' | '.join(steps)} | {' | '.join(publishes)} |")
+    return "\n".join([*lines, ""])
+
+
 SHARING: Final = (
     ("queue", "time of a job", "a job of a queue, taken and acknowledged by itself", _job),
     ("tasks", "time of a task", "a task of `stentor work`, two processes", _job),
