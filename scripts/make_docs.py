@@ -143,7 +143,18 @@ def result_table(name: str) -> str:
 PARTS.update(
     {
         name: partial(result_table, name)
-        for name in ("speed", "replicas", "scaling", "failover", "useless", "spark", "weight", "patterns", "sharing", "attacks")
+        for name in (
+            "speed",
+            "replicas",
+            "scaling",
+            "failover",
+            "useless",
+            "spark",
+            "weight",
+            "patterns",
+            "sharing",
+            "attacks",
+        )
     }
 )
 

@@ -46,6 +46,16 @@ def deadly(job):
     note("done", time.clock_gettime(time.CLOCK_BOOTTIME), job)
 """
 
+GETTER = """
+import sys, stentor, handlers
+
+with stentor.connect() as client, client.queue(sys.argv[1]) as queue:
+    while True:
+        job = queue.get()
+        handlers.deadly(job)
+        queue.ack(job)
+"""
+
 
 class Note(NamedTuple):
     """What a handler wrote down."""
@@ -69,7 +79,14 @@ class Pool:
         (folder / "handlers.py").write_text(HANDLERS, encoding="utf-8")
 
     def start(self, name: str, *options: str, handler: str = "handle") -> None:
-        command = [sys.executable, "-m", "stentor", "work", self.queue, f"handlers:{handler}", "--quiet", *options]
+        self._start(name, ["-m", "stentor", "work", self.queue, f"handlers:{handler}", "--quiet", *options])
+
+    def start_getting(self, name: str) -> None:
+        """A program that takes jobs by itself."""
+        self._start(name, ["-c", GETTER, self.queue])
+
+    def _start(self, name: str, arguments: list[str]) -> None:
+        command = [sys.executable, *arguments]
         environment = os.environ | {"NOTES": str(self.folder / "notes"), "NAME": name, "STENTOR_URL": self.cluster.url}
         with (self.folder / f"{name}.errors").open("ab") as errors:
             self.processes[name] = subprocess.Popen(
@@ -175,7 +192,7 @@ def done(pool: Pool) -> set[tuple[int, int]]:
     return {note.place for note in pool.notes() if note.what == "done"}
 
 
-@pytest.mark.parametrize("mode", ["thread", "process"])
+@pytest.mark.parametrize("mode", ["thread", "process", "get"])
 def test_a_job_that_kills_its_worker_at_once_dies_and_others_are_done(pool, mode):
     put(pool, 20, value=lambda number: b"deadly" if number == 7 else b"%d" % number, lease_s=1, max_attempts=2)
     deadline = time.monotonic() + 240
@@ -184,7 +201,10 @@ def test_a_job_that_kills_its_worker_at_once_dies_and_others_are_done(pool, mode
         assert time.monotonic() < deadline
         if "w" not in pool.processes or pool.processes["w"].poll() is not None:
             lives += 1
-            pool.start("w", "--mode", mode, handler="deadly")
+            if mode == "get":
+                pool.start_getting("w")
+            else:
+                pool.start("w", "--mode", mode, handler="deadly")
         PAUSE.wait(0.05)
     pool.wait(lambda: len(letters(pool)) == 1, seconds=60)
     assert len(done(pool)) == 19
