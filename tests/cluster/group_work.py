@@ -67,7 +67,8 @@ class Worker:
         ]
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+        with suppress(ProcessLookupError):  # it was killed since, and a timer wakes it
+            os.kill(self.process.pid, number)
 
     def end(self) -> None:
         """Let it leave its group, so that the next one of this name has no dead members."""
