@@ -533,6 +533,11 @@ CURSOR_RETENTION_BYTES: Final = 4 * MIB
 CURSOR_SIZE_MAX: Final = 100_000
 """Cursors and positions in one partition of the internal topic: about a megabyte of memory, and of each snapshot."""
 
+CURSOR_RESERVED: Final = 50_000
+"""And as many more for positions that members of groups commit: as many partitions as groups there may own. Whoever
+moves cursors by hand cannot use that up, so that a group's first commit finds room.
+"""
+
 CURSOR_MOVE_S: Final = 5.0
 """Within this time a cursor is moved, or its mover is told to try again: longer than a chain needs a new head."""
 

@@ -114,6 +114,15 @@ class Cursors(Folded[CursorRecord, tuple[str, int], NamedCursor]):
         before = _concerned(self._committed, record)
         return _after(before, record) != before
 
+    @property
+    def size(self) -> int:
+        """How many cursors and positions there are, by all that the log says."""
+        return self._size
+
+    def names(self) -> set[str]:
+        """Return the names of all cursors, by all that the log says."""
+        return {name for name, _ in self._applied}
+
     def size_with(self, record: CursorRecord) -> int:
         """How many cursors and positions there would be with a record: what memory and snapshots grow with."""
         before = _concerned(self._applied, record)

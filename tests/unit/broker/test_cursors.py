@@ -7,6 +7,7 @@ import pytest
 
 from stentor import limits
 from stentor.broker.cursors.heads import cursors_of
+from stentor.core.cursors import partition_of
 from stentor.core.names import CURSORS_TOPIC
 from stentor.errors import (
     DeadlineExceeded,
@@ -162,6 +163,21 @@ def test_there_is_room_for_so_many_cursors(filled, monkeypatch):
     filled.create_topic("u")
     with pytest.raises(LimitExceeded, match="limit is 3"):
         filled.move_cursor("u", "a", {0: 0})
+
+
+def test_whoever_moves_cursors_leaves_room_for_what_members_of_groups_commit(filled, monkeypatch):
+    monkeypatch.setattr(limits, "CURSOR_SIZE_MAX", 3)
+    names = (f"cursor-{number}" for number in range(1_000))
+    beside = [name for name in names if partition_of(name, 8) == partition_of("billing", 8)]
+    filled.move_cursor("t", beside[0], {0: 1, 1: 1})
+    with pytest.raises(LimitExceeded, match="limit is 3"):
+        filled.move_cursor("t", beside[1], {0: 1})
+    with filled.group("billing", "t") as group:
+        assert group.get(timeout=10)
+    assert positions(filled)["billing"]
+    monkeypatch.setattr(limits, "CURSOR_SIZE_MAX", 1)
+    filled.move_cursor("t", beside[0], {0: 2, 1: 2})
+    assert positions(filled)[beside[0]] == {0: 2, 1: 2}, "it takes no more room than before"
 
 
 def test_clients_neither_change_nor_read_what_is_the_brokers_own(filled):

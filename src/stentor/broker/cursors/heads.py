@@ -139,11 +139,14 @@ class _Waiting:
         return False
 
 
-def check_size(partition: Partition, cursors: Cursors, record: CursorRecord) -> None:
-    """Whether there is room for a record."""
-    if (size := cursors.size_with(record)) > limits.CURSOR_SIZE_MAX:
+def check_size(partition: Partition, cursors: Cursors, record: CursorRecord, *, reserved: int = 0) -> None:
+    """Whether there is room for a record; `reserved`: and so much more, for members of groups. What takes no more room
+    than before is never refused.
+    """
+    size, most = cursors.size_with(record), limits.CURSOR_SIZE_MAX + reserved
+    if size > most and size > cursors.size:
         raise LimitExceeded(
-            f"{partition.name} would hold {size} cursors and positions; the limit is {limits.CURSOR_SIZE_MAX}.",
+            f"{partition.name} would hold {size} cursors and positions; the limit is {most}.",
             hint="Delete cursors that nobody moves any more (`stentor cursor delete`).",
             object=partition.name,
         )

@@ -11,6 +11,7 @@ import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol
 
+from stentor import limits
 from stentor.broker.cluster.trust import GROUPS, HOLDERS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
 from stentor.broker.groups.heads import foreign, groups_of
@@ -194,7 +195,7 @@ class GroupDesk:
             await self._serving.find_end(partition, stale=False)
             return
         for record in news:
-            check_size(partition, cursors, record)
+            check_size(partition, cursors, record, reserved=limits.CURSOR_RESERVED)
         await self._append(partition, news)
 
     def _check_owner(self, partition: Partition, client: Asker, request: m.CommitGroup | m.CommitTransaction) -> None:

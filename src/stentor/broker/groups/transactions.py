@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from stentor import limits
 from stentor.broker.cluster.trust import HOLDERS, TRANSACTIONS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
 from stentor.broker.groups.heads import groups_of
@@ -152,7 +153,7 @@ class TransactionDesk:
                 object=partition.name,
             )
         for move in transaction_records.moves(transaction):
-            check_size(partition, cursors_of(partition), move)
+            check_size(partition, cursors_of(partition), move, reserved=limits.CURSOR_RESERVED)
 
     async def end(self, client: TransactionAsker, request: m.EndTransaction) -> None:
         """All outputs of a transaction are in their topics. To say it again does no harm. StaleGeneration if it is
