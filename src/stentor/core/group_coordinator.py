@@ -25,6 +25,10 @@ That a connection was closed is written down, so that a new head gives its membe
 member that is heard again is answered once this, too, is written down: else a new head would not know that its lease
 began anew.
 
+Room (S7). Whoever joins or reads more is refused if its client has its share of members, of this group or of all, or if
+the clients of the group have their shares of what groups claim (`core.groups`). Nobody loses anything by that. When
+topics grow and there is no room, their new partitions are owned by nobody until there is (`short`).
+
 Rights. A member belongs to the client that joined (C36). Whoever shows another secret is refused before anything that
 it says counts: it renews no lease, takes no number, and leaves for nobody.
 
@@ -34,7 +38,7 @@ committed. One step of a group is under way at a time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, cast
 
@@ -43,7 +47,7 @@ import msgspec
 from stentor.core import group_limits
 from stentor.core.assignment import assign
 from stentor.core.group_topics import GroupTopics
-from stentor.core.groups import EMPTY, GroupMember, GroupStep, HeldGroup
+from stentor.core.groups import EMPTY, GroupMember, GroupStep, HeldGroup, share
 from stentor.core.holders import NOBODY, may_use
 
 if TYPE_CHECKING:
@@ -91,6 +95,7 @@ class MemberBeat(msgspec.Struct, frozen=True):
     seen: tuple[int, int] = NOTHING_SEEN  # the last answer that it took: epoch and number
     holding: HeldPartitions | frozenset[Key] = frozenset()  # partitions that it reads
     shown: bytes = NOBODY  # the hash of the secret that its client showed (C36)
+    binds: bool = True  # the cluster's feature level is HOLDERS: what came with it may be written (C27)
 
 
 class MemberHeard(msgspec.Struct, frozen=True):
@@ -153,7 +158,7 @@ class RefuseBeat(msgspec.Struct, frozen=True):
     """Refuse a heartbeat."""
 
     ticket: int
-    why: Literal["unknown", "replaced", "full", "overtaken", "foreign"]
+    why: Literal["unknown", "replaced", "full", "crowded", "room", "overtaken", "foreign"]
 
 
 GroupEffect = AppendStep | AnswerBeat | RefuseBeat
@@ -213,6 +218,9 @@ class GroupCoordinator:
         self._target_for: object = None  # what the target was made for
         self._known = GroupTopics({})  # which topics patterns cover
         self._comparison: _Compared | None = None
+        # Whether the cluster's feature level is HOLDERS: clients are known, and room is kept (C27).
+        self._binds = any(about.holder for about in self.group.members.values())
+        self.short = 0  # partitions that nobody can own, because there is no room
 
     @property
     def group(self) -> HeldGroup:
@@ -279,6 +287,7 @@ class GroupCoordinator:
         if contact.ticket is not None:
             effects.append(RefuseBeat(contact.ticket, "overtaken"))
         contact.heard_at, contact.lost_at, contact.connection = now, None, event.connection
+        self._binds |= beat.binds
         contact.beat, contact.ticket, contact.ticket_at = beat, event.ticket, now
         return effects
 
@@ -291,13 +300,18 @@ class GroupCoordinator:
             self._replaced.popitem(last=False)
         return True
 
-    def _turned_away(self, beat: MemberBeat, group: HeldGroup) -> Literal["unknown", "full"] | None:
+    def _turned_away(self, beat: MemberBeat, group: HeldGroup) -> Literal["unknown", "full", "crowded"] | None:
         """Why somebody who is no member cannot become one: it believes that it is one, or there are enough."""
         if beat.member in group.members or beat.member in self._arrivals:
             return None
         if beat.seen != NOTHING_SEEN or beat.holding or beat.member in self._leaving:
             return "unknown"
-        return "full" if len(group.members) + len(self._arrivals) >= group_limits.GROUP_MEMBERS_MAX else None
+        all_of_it = group.members | self._arrivals
+        free = group_limits.GROUP_MEMBERS_MAX - len(all_of_it) - 1
+        if free < 0:
+            return "full"
+        mine = sum(about.holder == beat.about.holder for about in all_of_it.values())
+        return "crowded" if beat.binds and mine and mine + 1 > share(free, group_limits.GROUP_MEMBERS_MAX) else None
 
     def _broke(self, connection: int, now: float) -> None:
         for contact in self._contacts.values():
@@ -345,7 +359,7 @@ class GroupCoordinator:
             if group.members.get(member) != about and self._contacts[member].lost_at is None
         }
         self._leaving &= group.members.keys()
-        joining = dict(islice(self._arrivals.items(), group_limits.GROUP_STEP_MEMBERS_MAX))
+        effects, joining = self._admit(group)
         superseded = self._superseded(group, joining)
         for member in group.members.keys() - self._contacts.keys():
             self._contacts[member] = _Contact(now)
@@ -363,9 +377,10 @@ class GroupCoordinator:
             if not about.instance and member not in gone and self._contacts[member].lost_at is not None
         }
         self._aim(group, members, superseded)
+        room = self._room(group, members)
         owners = self._handed_over(group, gone)
-        if not (joined or left or owners or lost != group.lost - gone):
-            return []
+        if not (joined or left or owners or lost != group.lost - gone or room is not None):
+            return effects
         step = GroupStep(
             self.name,
             (self._epoch, group.generation[1] + 1),
@@ -375,8 +390,55 @@ class GroupCoordinator:
             lost=sorted(lost - group.lost),
             found=sorted(group.lost - lost - gone),
             born=dict(self._counts(members)) if group.generation == EMPTY.generation else {},
+            room=room,
         )
-        return [AppendStep(step)]
+        return [*effects, AppendStep(step)]
+
+    def _admit(self, group: HeldGroup) -> tuple[list[GroupEffect], dict[str, GroupMember]]:
+        """Return refusals of those for whom there is no room, and who joins or changes with the next step."""
+        effects: list[GroupEffect] = []
+        joining: dict[str, GroupMember] = {}
+        count: Counter[bytes] = Counter()  # of those that are new, by client
+        members = dict(group.members)
+        read = {each for about in members.values() for each in about.topics}
+        for member, about in list(islice(self._arrivals.items(), group_limits.GROUP_STEP_MEMBERS_MAX)):
+            new = member not in group.members
+            shared = self._contacts[member].beat.binds  # type: ignore[union-attr]  # whoever arrives has said something
+            fits = not new or self._groups.has_room_for_member(about.holder, count[about.holder] + 1, shared=shared)
+            if fits and (group is EMPTY or not read.issuperset(about.topics)):
+                counts = self._counts(members | {member: about})
+                partitions, topics = sum(counts.values()), len(counts)
+                fits = self._fits(group, members | {member: about}, partitions, topics, shared=shared)
+            if fits:
+                joining[member] = members[member] = about
+                read.update(about.topics)
+                count[about.holder] += new
+                continue
+            del self._arrivals[member]
+            contact = self._contacts[member]
+            if contact.ticket is not None:
+                effects.append(RefuseBeat(contact.ticket, "room"))
+                contact.ticket = None
+        return effects, joining
+
+    def _fits(
+        self, group: HeldGroup, members: dict[str, GroupMember], partitions: int, topics: int, *, shared: bool
+    ) -> bool:
+        """Return whether there is room for the group with these members and partitions."""
+        claim = group.claim_of(partitions) + (topics if group.generation == EMPTY.generation else 0)
+        return self._groups.has_room_for_claim(self.name, claim, members, shared=shared)
+
+    def _room(self, group: HeldGroup, members: dict[str, GroupMember]) -> int | None:
+        """Return for how many partitions the group has room from now on, if that changes."""
+        self.short = 0
+        if not members:
+            return None
+        wanted, held = len(self._target), max(len(group.owners), group.room)
+        topics = len(self._counts(members)) if group.generation == EMPTY.generation else 0
+        if wanted > held and not self._fits(group, members, wanted, topics, shared=self._binds):
+            self.short = wanted - held
+            wanted = held
+        return wanted if self._binds and wanted != group.room else None
 
     def _counts(self, members: Mapping[str, GroupMember]) -> dict[int, int]:
         """The topics that anybody reads, with their partitions."""
@@ -422,13 +484,15 @@ class GroupCoordinator:
             keys: Iterable[Key] = sorted(self._target.keys() | group.owners.keys())
         else:
             keys = self._compared(group).unsettled
+        free = len(self._target) - self.short - sum(owner.member not in left for owner in group.owners.values())
         for key in keys:
             if len(changed) >= group_limits.GROUP_STEP_PARTITIONS_MAX:
                 break
             owner, wanted = group.owners.get(key), self._target.get(key, "")
             if owner is None or owner.member in left:
-                if wanted:
+                if wanted and (free > 0 or not self.short):
                     changed.append((*key, wanted))
+                    free -= 1
             elif owner.member != wanted and self._has_let_go(owner.member, key):
                 changed.append((*key, wanted))
         return changed

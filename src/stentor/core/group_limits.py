@@ -59,7 +59,28 @@ GROUP_TOPICS_MAX: Final = 64
 """Names and patterns that one member may read."""
 
 GROUP_SIZE_MAX: Final = 50_000
-"""Groups, members and owned partitions in one partition of the internal topic: a few megabytes of each snapshot."""
+"""Groups, the partitions that they have room for, and the topics that they remember, in one partition of the internal
+topic: a few megabytes of each snapshot. One client has at most its share of what is left: 19,000 if it is the first.
+"""
+
+GROUP_MEMBERSHIPS_MAX: Final = 10_000
+"""Members of all groups in one partition of the internal topic: as many heartbeats a second reach its head. They are
+counted apart, so that whoever returns to a group finds a place when no group can have more partitions.
+"""
+
+GROUP_ROOM_KEPT_S: Final = 600.0
+"""A group that nobody is in keeps the room for its partitions for this long when others need it: longer than a machine
+takes to start again.
+"""
+
+GROUP_ROOM_LOOK_S: Final = 1.0
+"""How often a head looks for groups that make room for others: it goes through all of them."""
+
+GROUP_ROOM_STEPS_MAX: Final = 100
+"""Groups that make room at once: each is a record, and the loop takes them in one turn."""
+
+GROUP_SHORT_SAID_S: Final = 60.0
+"""How often it is logged that a group gets no room for all of its partitions."""
 
 TRANSACTION_BYTES_MAX: Final = 1024 * 1024
 """What one transaction sends out: it is kept in memory, and written twice."""

@@ -132,6 +132,10 @@ class Transactions(Folded[TransactionRecord, tuple[str, str], HeldTransaction]):
         """Whether something of a group is not done, by all that the log says."""
         return any(name == group and held.unfinished is not None for (name, _), held in self._applied.items())
 
+    def busy(self) -> set[str]:
+        """Return the groups of which something is not done, by all that the log says."""
+        return {name for (name, _), held in self._applied.items() if held.unfinished is not None}
+
     def size_with(self, transaction: GroupTransaction) -> int:
         """How many bytes would be sent out and are not done, with one more transaction."""
         mine = transaction.group, transaction.member

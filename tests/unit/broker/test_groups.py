@@ -1,6 +1,7 @@
 """Consumer groups on one broker: members share partitions, and go on where the group stopped."""
 
 import asyncio
+import itertools
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -11,8 +12,9 @@ import stentor
 from stentor import limits
 from stentor.broker.cluster import trust
 from stentor.broker.groups.desk import GroupDesk
-from stentor.broker.groups.heads import GroupHeads
+from stentor.broker.groups.heads import GroupHeads, groups_of
 from stentor.core import group_limits, refusals
+from stentor.core.cursors import partition_of
 from stentor.core.group_coordinator import GroupCoordinator, GroupTick
 from stentor.errors import (
     DeadlineExceeded,
@@ -415,13 +417,18 @@ def test_a_client_that_stood_still_for_too_long_goes_on_with_its_groups_and_queu
 
 
 def beat_as(client, **said):
+    return ask_as(client, messages.GroupHeartbeat(**{"group": "g", "number": 1, "topics": ["orders.eu"]} | said))
+
+
+def leave_as(client, **said):
+    return ask_as(client, messages.LeaveGroup(**said))
+
+
+def ask_as(client, request):
     core = client._core
 
     async def asked():
-        link = await core.ready_link()
-        return await link.request(
-            messages.GroupHeartbeat(**{"group": "g", "number": 1, "topics": ["orders.eu"]} | said)
-        )
+        return await (await core.ready_link()).request(request)
 
     return core.wait_for(asked())
 
@@ -470,3 +477,76 @@ def test_a_step_that_cannot_be_written_down_does_not_end_the_timer_of_others(loc
     with filled.group("billing", "orders.eu") as group:
         wait_until(lambda: len(group.assignment) == 4, "others go on")
     assert local.inner.statistics().broker.failures
+
+
+# --- room (S7) ------------------------------------------------------------------------------------
+
+
+def beside(group, count):
+    """Names of groups that live in the same partition of the internal topic as another one."""
+    names = (f"{group}-{number}" for number in itertools.count())
+    wanted = partition_of(group, limits.CURSOR_PARTITIONS)
+    return list(
+        itertools.islice((name for name in names if partition_of(name, limits.CURSOR_PARTITIONS) == wanted), count)
+    )
+
+
+def test_a_client_with_large_groups_leaves_room_for_an_unrelated_group(filled, another, monkeypatch):
+    monkeypatch.setattr(group_limits, "GROUP_SIZE_MAX", 100)
+    filled.create_topic("wide", partitions=27)
+    stranger = another("stranger")
+    first, second = beside("billing", 2)
+    with stranger.group(first, "wide"):
+        began = time.monotonic()
+        with pytest.raises(LimitExceeded, match="share of what is left"):
+            stranger.group(second, "wide", timeout=30)
+        assert time.monotonic() - began < 10, "it is said at once"
+        with filled.group("billing", "orders.*") as group:
+            assert values(take(group, 40)) == EVERYTHING
+
+
+def test_one_client_leaves_places_of_a_group_for_others(filled, another, monkeypatch):
+    monkeypatch.setattr(group_limits, "GROUP_MEMBERS_MAX", 4)
+    stranger = another("stranger")
+    with ExitStack() as stack:
+        stack.enter_context(stranger.group("billing", "orders.*"))
+        with pytest.raises(LimitExceeded, match="its share of them"):
+            stack.enter_context(stranger.group("billing", "orders.*"))
+        stack.enter_context(filled.group("billing", "orders.*"))
+
+
+def test_groups_that_nobody_is_in_make_room(filled, another, local, monkeypatch, wait_until):
+    """Those that committed nothing are forgotten; others keep their positions, and for a while their room."""
+    monkeypatch.setattr(group_limits, "GROUP_SIZE_MAX", 100)
+    monkeypatch.setattr(group_limits, "GROUP_ROOM_LOOK_S", 0.0)
+    kept, *idle = beside("billing", 3)
+    with another().group(kept, "orders.*") as group:
+        take(group, 40)
+    for name in idle:
+        beat_as(stranger := another(), group=name, member="m")
+        leave_as(stranger, group=name, member="m")
+    assert {each.name for each in filled.groups()} == {kept, *idle}
+    filled.create_topic("wide", partitions=27)
+    with filled.group("billing", "wide"):
+        assert {each.name for each in filled.groups()} == {kept, "billing"}
+        name = f"_stentor.cursors/{partition_of('billing', limits.CURSOR_PARTITIONS)}"
+        groups = groups_of(next(each for each in local.inner.partitions.values() if each.name == name))
+        with pytest.raises(LimitExceeded, match="has no room"):
+            another().group(idle[0], "wide")
+        assert groups.get(kept).room == 4
+        monkeypatch.setattr(group_limits, "GROUP_ROOM_KEPT_S", 0.0)
+        with pytest.raises(LimitExceeded, match="has no room"):
+            another().group(idle[0], "wide")
+        wait_until(lambda: groups.get(kept).room == 0, "it is written down")
+        with another().group(kept, "orders.*") as group, pytest.raises(TimeoutError):
+            group.get(timeout=0.3)
+
+
+def test_partitions_that_find_no_room_are_reported_once(filled, monkeypatch, caplog, wait_until):
+    monkeypatch.setattr(group_limits, "GROUP_SIZE_MAX", 40)
+    with filled.group("billing", "orders.*") as group:
+        wait_until(lambda: len(group.assignment) == 4, "it has them all")
+        filled.create_topic("orders.all", partitions=27)
+        wait_until(lambda: "nobody owns 27 partitions of group billing" in caplog.text, "it is said")
+        assert values(take(group, 40)) == EVERYTHING
+    assert caplog.text.count("nobody owns") == 1

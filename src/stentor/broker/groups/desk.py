@@ -139,7 +139,15 @@ class GroupDesk:
             silence_ms=request.silence_ms,
             holder=client.holder if self._binds else NOBODY,
         )
-        beat = MemberBeat(member, about, request.number, request.seen, HeldPartitions(request.holding), client.holder)
+        beat = MemberBeat(
+            member,
+            about,
+            request.number,
+            request.seen,
+            HeldPartitions(request.holding),
+            client.holder,
+            binds=self._binds,
+        )
         lead, answer = await self._heads.beat(request.group, beat, self._connection(client))
         return self._assigned(request.group, lead, answer)
 

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stentor import limits
-from stentor.broker.cursors.heads import publish_record
+from stentor.broker.cursors.heads import cursors_of, publish_record
 from stentor.core import group_coordinator as machine
 from stentor.core import group_limits, refusals
 from stentor.core.cursors import partition_of
 from stentor.core.group_topics import GroupTopics
-from stentor.core.groups import Groups
+from stentor.core.groups import Groups, GroupStep
 from stentor.core.names import CURSORS_TOPIC
+from stentor.core.transactions import Transactions
 from stentor.errors import LimitExceeded, MemberReplaced, NotReady, StaleGeneration, StentorError
 from stentor.wire import group_records
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from stentor.broker.environment import Environment
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
-    from stentor.core.groups import GroupStep
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class Lead:
         self.groups = groups_of(partition)
         self.coordinators: dict[str, machine.GroupCoordinator] = {}
         self.waiting: dict[int, asyncio.Future[machine.AnswerBeat]] = {}  # heartbeats, by ticket
-        self.full: set[str] = set()  # groups that had no room to change; said once each
+        self.room_at = 0.0  # when it is worth looking again for groups that make room for others
+        self.said_at = float("-inf")  # when it was logged that a group has no room
         self.changed = asyncio.Event()  # set when a step is committed, and replaced
 
     @property
@@ -211,6 +212,8 @@ class GroupHeads:
         """A member's heartbeat, until it is answered."""
         lead = await self.confirmed(group)
         coordinator = lead.coordinators.get(group) or self._begin(lead, group)
+        if coordinator.topics is not self._topics:  # whether there is room depends on them
+            self._try_step(lead, coordinator, machine.TopicsAre(self._topics, self._known))
         self._tickets += 1
         ticket = self._tickets
         answer = lead.waiting[ticket] = lead.partition.loop.create_future()
@@ -251,29 +254,61 @@ class GroupHeads:
                 continue
             if isinstance(effect, machine.AnswerBeat):
                 waiting.set_result(effect)
+            elif effect.why == "room" and self._make_room(lead) and _asked(event, effect.ticket):
+                self._step(lead, coordinator, event)
             else:
-                waiting.set_exception(_refusal(coordinator.name, effect.why))
+                waiting.set_exception(_refusal(coordinator.name, effect.why, lead.partition.name))
+        self._say_short(lead, coordinator)
 
     def _try_step(self, lead: Lead, coordinator: machine.GroupCoordinator, event: machine.GroupEvent) -> None:
         """Do the same for one group of many: what goes wrong with it is not the others' concern."""
         self._failures.run(f"group {coordinator.name}", self._step, lead, coordinator, event)
 
     def _append(self, lead: Lead, coordinator: machine.GroupCoordinator, step: GroupStep) -> None:
-        if (size := lead.groups.size_with(step)) > group_limits.GROUP_SIZE_MAX:
-            if step.name in lead.full:
-                return
-            lead.full.add(step.name)
-            logger.error(
-                "group %s cannot change: %s would hold %d groups, members and owners, and the limit is %d",
-                step.name,
-                lead.partition.name,
-                size,
-                group_limits.GROUP_SIZE_MAX,
-            )
-            return
         outcome = self._failures.run(f"writing down a step of group {step.name}", self.publish, lead.partition, step)
         if outcome is not None:
             self._background.spawn(self._until_committed(lead, coordinator, outcome))
+
+    def _make_room(self, lead: Lead) -> bool:
+        """Let groups that nobody is in make room for others: those that committed nothing are forgotten, others keep no
+        room for partitions after a while. Positions stay. Return whether any did.
+        """
+        now = self._clock.monotonic()
+        if now < lead.room_at:
+            return False
+        lead.room_at = now + group_limits.GROUP_ROOM_LOOK_S
+        transactions = next(state for state in lead.partition.replica.states if isinstance(state, Transactions))
+        needed = cursors_of(lead.partition).names() | transactions.busy()
+        kept_us = self._clock.now_us() - int(group_limits.GROUP_ROOM_KEPT_S * 1_000_000)
+        made = 0
+        for name, group in lead.groups.deserted():
+            generation = (lead.epoch, group.generation[1] + 1)
+            if name not in needed:
+                step = GroupStep(name, generation, deleted=True)
+            elif group.room and group.changed_at_us <= kept_us:
+                step = GroupStep(name, generation, room=0)
+            else:
+                continue
+            outcome = self._failures.run(f"making room of group {name}", self.publish, lead.partition, step)
+            if outcome is not None:
+                outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+                made += 1
+            if made >= group_limits.GROUP_ROOM_STEPS_MAX:
+                break
+        return made > 0
+
+    def _say_short(self, lead: Lead, coordinator: machine.GroupCoordinator) -> None:
+        now = self._clock.monotonic()
+        if coordinator.short and now >= lead.said_at + group_limits.GROUP_SHORT_SAID_S:
+            lead.said_at = now
+            logger.error(
+                "nobody owns %d partitions of group %s: groups of %s claim all of %d groups and partitions,"
+                " or the group's clients their share; delete groups that nobody needs",
+                coordinator.short,
+                coordinator.name,
+                lead.partition.name,
+                group_limits.GROUP_SIZE_MAX,
+            )
 
     def publish(self, partition: Partition, step: GroupStep) -> asyncio.Future[None]:
         """Append a step; the outcome is known once it is committed."""
@@ -295,6 +330,11 @@ class GroupHeads:
         lead.tell()
 
 
+def _asked(event: machine.GroupEvent, ticket: int) -> bool:
+    """Return whether an event is the heartbeat that an answer is for."""
+    return isinstance(event, machine.MemberHeard) and event.ticket == ticket
+
+
 def groups_of(partition: Partition) -> Groups:
     """The groups that are derived from a partition's log."""
     return next(state for state in partition.replica.states if isinstance(state, Groups))
@@ -309,7 +349,7 @@ def foreign(group: str) -> StaleGeneration:
     )
 
 
-def _refusal(group: str, why: str) -> StentorError:
+def _refusal(group: str, why: str, partition: str) -> StentorError:
     if why == "foreign":
         return foreign(group)
     if why == "replaced":
@@ -321,6 +361,19 @@ def _refusal(group: str, why: str) -> StentorError:
     if why == "full":
         return LimitExceeded(
             f"Group {group} has {group_limits.GROUP_MEMBERS_MAX} members; that is the limit.", object=group
+        )
+    if why == "crowded":
+        return LimitExceeded(
+            f"Group {group} can have {group_limits.GROUP_MEMBERS_MAX} members, and this client has its share of them.",
+            hint="A client with fewer members finds room. Let this one have more partitions in each member.",
+            object=group,
+        )
+    if why == "room":
+        return LimitExceeded(
+            f"{partition} has no room for group {group} with this member: groups there may claim"
+            f" {group_limits.GROUP_SIZE_MAX} partitions, and one client its share of what is left.",
+            hint="Delete groups that nobody needs (`stentor group delete`), or read fewer partitions.",
+            object=group,
         )
     if why == "overtaken":
         return NotReady("A later heartbeat of this member came before this one.", hint="Nothing more is needed.")
