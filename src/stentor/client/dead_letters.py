@@ -5,6 +5,13 @@ publishes them under a producer identity that belongs to the partition, with the
 before it has said so, another one publishes the very same batches: brokers recognise them, and write them once. The
 head gives both of them the token of that identity, which nobody else knows (C36). What an older broker gives has no
 token, and goes under an identity that can be guessed.
+
+Every consumer that is given a burial learns the token, so any of them can send something else under that identity, and
+the letters of other burials are refused. A consumer that meets this says which letters cannot be written. For each of
+them it knows that: a broker has looked in the log, or has something else under that number. These jobs come again, in a
+later burial, and the head gives those that follow another identity. It writes down which one with each burial. The
+identity is not changed before that: a partition remembers as many producers as PRODUCERS_PER_PARTITION_MAX, and a
+consumer that stood still could write its letters again once theirs is forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ import msgspec
 
 from stentor import limits
 from stentor.client.identity import ProducerIdentity
-from stentor.core.dedupe import lasting_id
+from stentor.core.dedupe import SEARCHED, lasting_id
 from stentor.errors import StentorError
 from stentor.wire import batch
 from stentor.wire import queue_messages as m
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from stentor.client.async_client import AsyncClient
+    from stentor.client.lane import Lane
     from stentor.client.message import Message
     from stentor.client.queue_consumer import QueueConsumer
     from stentor.client.queue_port import QueuePort
@@ -39,6 +47,7 @@ _BATCH_BYTES: Final = 4 * limits.MIB  # far below what a batch may have
 _AGAIN_S: Final = 1.0  # when dead jobs are put aside again that could not be
 _PATIENCE_S: Final = 3.0  # of somebody who leaves, with dead jobs that are not put aside
 _LOOK_AGAIN_MS: Final = 200  # another consumer may be at it meanwhile
+_TAKEN: Final = ("changed", *SEARCHED)  # refusals of a batch that is not in the log, and never will be under its number
 
 
 def dead_topic(queue: str, named: str) -> str:
@@ -152,35 +161,49 @@ class Undertaker:
     async def _bury(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> None:
         while True:
             try:
-                await self._publish(port, burial, messages)
-                await port.confirm_burial(burial.number)
+                left = await self._publish(port, burial, messages)
+                await port.confirm_burial(burial.number, left)
             except StentorError as error:
                 logger.warning("dead jobs of queue %s cannot be put aside yet: %s", self._consumer.name, error)
                 await asyncio.sleep(_AGAIN_S)
             else:
                 return
 
-    async def _publish(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> None:
+    async def _publish(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> list[int]:
+        """Return the jobs that need another id, because somebody has sent something else under this one."""
         consumer, client = self._consumer, self._consumer.client
         topic = dead_topic(consumer.name, consumer.settings.dead_letter_topic)
         if topic not in consumer.core.routes:
             await client.create_topic(topic, exist_ok=True)
             await consumer.core.refresh_routes()
         identity = f"dead letters of {consumer.topic_id}/{port.partition}"
-        batches = self._batches(port, burial, messages)
-        await publish_once(client, topic, 0, batches, identity, burial.number, burial.token)
+        offsets: list[list[int]] = []
+        batches = self._batches(port, burial, messages, offsets)
+        refused = await publish_once(client, topic, 0, batches, identity, burial.number, burial.token)
+        for error in refused.values():
+            if not burial.returns:
+                raise error
+            logger.warning("dead jobs of queue %s are put aside under another id: %s", consumer.name, error)
+        return [offset for place in refused for offset in offsets[place]]
 
-    def _batches(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> Iterator[Encoded]:
-        """Always the same ones for the same burial: they may be sent by several consumers."""
+    def _batches(
+        self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message], offsets: list[list[int]]
+    ) -> Iterator[Encoded]:
+        """Yield the same batches for the same burial always: several consumers may send them. Note in `offsets` which
+        jobs are in each.
+        """
         gathered: list[Letter] = []
         size = 0
+        offsets.append([])
         for job in burial.jobs:
             letter = letter_of(messages.get(job.offset), dead_headers(self._consumer.name, port.partition, job))
-            gathered.append(letter)
-            size += len(letter.value or b"") + len(letter.key or b"") + batch.header_bytes(letter.headers)
             if size > _BATCH_BYTES:
                 yield _encoded(gathered)
                 gathered, size = [], 0
+                offsets.append([])
+            gathered.append(letter)
+            offsets[-1].append(job.offset)
+            size += len(letter.value or b"") + len(letter.key or b"") + batch.header_bytes(letter.headers)
         if gathered:
             yield _encoded(gathered)
 
@@ -200,25 +223,39 @@ async def publish_once(
     identity: str,
     generation: int,
     token: bytes = b"",
-) -> None:
+) -> dict[int, StentorError]:
     """Publish batches that are the same for everybody who may do so: they are written once. A token counts instead of
     the identity.
+
+    Return which of them, counted from 0, are not in the log and never will be: something else was sent under their
+    numbers. Any other failure is raised.
     """
     producer = await client._producer_core(topic, identity=identity, secret="", generation=generation)  # noqa: SLF001 - a part of the client
+    refused: dict[int, StentorError] = {}
     try:
         if token:
             producer.send_as(ProducerIdentity(lasting_id(token), generation, lasting=True, token=token))
         lane = producer.lanes[partition]
-        outcomes = []
-        for encoded in batches:
-            outcome: asyncio.Future[None] = producer.core.loop.create_future()
-            outcomes.append(outcome)
-            lane.add_encoded(encoded, [(0, _told(outcome), encoded.first_timestamp_us)])
-        lane.awake = True
-        lane.pump()
-        await asyncio.gather(*outcomes)
+        for place, encoded in enumerate(batches):
+            try:
+                await _sent(lane, encoded, place)
+            except StentorError as error:
+                if error.detail.get("reason") not in _TAKEN:
+                    raise
+                refused[place] = error
     finally:
         producer.discard()
+    return refused
+
+
+async def _sent(lane: Lane, encoded: Encoded, sequence: int) -> None:
+    """Publish one batch under its number, and wait for its answer: one that is refused must not end those behind it."""
+    outcome: asyncio.Future[None] = lane.producer.core.loop.create_future()
+    lane.sequence = sequence
+    lane.add_encoded(encoded, [(0, _told(outcome), encoded.first_timestamp_us)])
+    lane.awake = True
+    lane.pump()
+    await outcome
 
 
 def _encoded(gathered: list[Letter]) -> Encoded:

@@ -281,9 +281,9 @@ class QueuePort:
         )
         await self._took(await self.ask(asked), self._clock())
 
-    async def confirm_burial(self, number: int) -> None:
-        """Dead jobs are in the dead-letter topic."""
-        await self.ask(m.ConfirmBurial(**self.where, number=number))
+    async def confirm_burial(self, number: int, left: list[int]) -> None:
+        """Dead jobs are in the dead-letter topic, but for some that need another id to get there."""
+        await self.ask(m.ConfirmBurial(**self.where, number=number, left=left))
 
     # --- the lease ------------------------------------------------------------------------------
 

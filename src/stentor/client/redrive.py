@@ -183,11 +183,13 @@ class _Redrive:
         partition, deadline = share % len(queue.partitions), self._deadline()
         try:
             async with deadline.bound():
-                await publish_once(self._client, self._queue, partition, [encoded], identity, generation)
+                refused = await publish_once(self._client, self._queue, partition, [encoded], identity, generation)
         except TimeoutError as error:
             if isinstance(error, StentorError):
                 raise
             raise core.late("redrive", deadline.seconds, core.refusals.get(self._queue)) from error
+        for why in refused.values():
+            raise why
 
 
 def _group_of(queue: str) -> str:

@@ -108,6 +108,7 @@ class QueueState:
         self.dead: OrderedDict[int, None] = OrderedDict()  # jobs that wait to be buried, in order
         self.burial: Burial | None = None
         self.burials = 0
+        self.series = 0  # which of the partition's producer ids the next burial is published under
         self._unique = UniqueNames({})
         self.finished = self.died = 0  # jobs, since the log began
         self._torn = False  # this copy of the log is damaged
@@ -405,14 +406,14 @@ class QueueState:
                     self._back(each, now_us)
             case r.HolderLeft():
                 self._left(step, now_us)
-            case r.Bury(holder, number, offsets, secret, proven):
+            case r.Bury(holder, number, offsets, secret, proven, series):
                 for offset in offsets:
                     self.dead.pop(offset, None)
                 self.burials = max(self.burials, number)
-                self.burial = Burial(number, offsets, holder, secret, proven)
+                self.burial = Burial(number, offsets, holder, secret, proven, series)
                 self._holder(holder, secret)
-            case r.Buried(number):
-                self._buried(number)
+            case r.Buried(number, left):
+                self._buried(number, set(left))
             case r.Purged(until):
                 self._purge(until)
 
@@ -548,13 +549,18 @@ class QueueState:
         if self.burial is not None and self.burial.holder == step.holder:
             self.burial = msgspec.structs.replace(self.burial, holder=b"")
 
-    def _buried(self, number: int) -> None:
+    def _buried(self, number: int, left: set[int]) -> None:
         if self.burial is None or self.burial.number != number:
             return
-        for offset in self.burial.offsets:
+        for offset in reversed(self.burial.offsets):
+            if offset in left and offset in self.jobs:
+                self.dead[offset] = None
+                self.dead.move_to_end(offset, last=False)
+                continue
             if offset in self.jobs:
                 self._end(offset)
             self.died += 1
+        self.series = max(self.series, self.burial.series + bool(left))
         self.burial = None
 
     def _purge(self, until: int) -> None:
@@ -596,6 +602,7 @@ class QueueState:
             self.burials,
             self._unique.until,
             [self.finished, self.died, int(self._torn)],
+            self.series,
         )
         return msgspec.msgpack.encode(taken)
 
@@ -625,7 +632,7 @@ class QueueState:
             raise CorruptData("A snapshot of a queue has jobs in work, and not whose.") from error
         self._last_number = found.last_number
         self.dead = OrderedDict.fromkeys(found.dead)
-        self.burial, self.burials = found.burial, found.burials
+        self.burial, self.burials, self.series = found.burial, found.burials, found.series
         self._unique = UniqueNames(found.unique)
         self.committed_first = 0  # a snapshot may be ahead of the commit point
         self._firsts.append((self.end, self.first_open()))

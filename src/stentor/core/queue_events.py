@@ -95,6 +95,7 @@ class JobsBuried(msgspec.Struct, frozen=True):
     ticket: int
     number: int
     shown: bytes = b""
+    left: list[int] = []  # but these cannot get there: something else stands under their numbers
 
 
 class PurgeJobs(msgspec.Struct, frozen=True):
@@ -177,6 +178,7 @@ class GiveBurial(msgspec.Struct, frozen=True):
     number: int
     offsets: list[int]
     proven: bool = False  # under an id that needs a token
+    series: int = 0  # which of the partition's
 
 
 class GiveJobs(msgspec.Struct, frozen=True):

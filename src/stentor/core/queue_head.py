@@ -308,6 +308,8 @@ class QueueHead:
 
     def _bury(self, event: q.JobsBuried) -> list[QueueEffect]:
         burial = self._state.burial
+        if event.left and not self.policy.holders:  # not all brokers know of such an end (C27)
+            return [q.RefuseAsker(event.ticket, "not_now")]
         if burial is not None and self.policy.holders and event.number == burial.number:
             kept = burial.secret or self._secrets.get(burial.holder, NOBODY)
             if not may_use(kept, event.shown):
@@ -416,7 +418,8 @@ class QueueHead:
         self._ready.spend((JOBS_AT_ONCE - max(0, jobs)) // 2)  # who asks for jobs comes by half of a turn at least
         for buried in self._buried:
             if self._state.burial is not None and self._state.burial.number == buried.number:
-                steps.append(Buried(buried.number))  # else they are there since an earlier request
+                left = sorted(set(buried.left) & set(self._state.burial.offsets))
+                steps.append(Buried(buried.number, left))  # else they are there since an earlier request
             telling.append(q.AnswerDone(buried.ticket))
         self._buried = []
         return room
@@ -755,6 +758,7 @@ class QueueHead:
         """Dead jobs that this holder shall put into the dead-letter topic, if there are some; one burial at a time."""
         state, burial, name = self._state, self._state.burial, asked.holder
         secret = self._secrets.get(name, NOBODY) if self.policy.holders else NOBODY
+        proves = self.policy.holders and self.policy.proves and asked.reports
         if burial is not None and burial.holder == name:
             number, told, at_us = self._burying
             was_told = (number, told) == (burial.number, name) and self._counted_us - at_us < _TELL_AGAIN_US
@@ -763,17 +767,20 @@ class QueueHead:
         elif burial is not None and not burial.holder:
             # Under the same id as before, or its letters would be written twice: not by an older client, if it needs
             # a token.
-            if burial.proven and not (asked.reports and self.policy.proves):
+            if burial.proven and not proves:
                 return None
-            steps.append(Bury(name, burial.number, burial.offsets, secret, burial.proven))
+            steps.append(Bury(name, burial.number, burial.offsets, secret, burial.proven, burial.series))
         elif burial is None and state.dead:
-            proven = self.policy.holders and self.policy.proves and asked.reports
-            burial = Burial(state.burials + 1, list(islice(state.dead, BURIED_AT_ONCE_MAX)), name, proven=proven)
-            steps.append(Bury(name, burial.number, burial.offsets, secret, proven))
+            # The id without a token may be what was spoiled, and an older client could not say that it is.
+            if state.series and not proves:
+                return None
+            offsets = list(islice(state.dead, BURIED_AT_ONCE_MAX))
+            burial = Burial(state.burials + 1, offsets, name, proven=proves, series=state.series)
+            steps.append(Bury(name, burial.number, offsets, secret, proves, state.series))
         else:
             return None
         self._burying = burial.number, name, self._counted_us
-        return q.GiveBurial(burial.number, burial.offsets, burial.proven)
+        return q.GiveBurial(burial.number, burial.offsets, burial.proven, burial.series)
 
     # --- time -----------------------------------------------------------------------------------
 

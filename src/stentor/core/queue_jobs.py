@@ -139,6 +139,7 @@ class Burial(msgspec.Struct, frozen=True, array_like=True):
     holder: bytes
     secret: bytes = b""  # of the last holder that it was given to, as a hash
     proven: bool = False  # it is published under an id that needs a token
+    series: int = 0  # which of the ids of the partition that is
 
 
 class QueueSnapshot(msgspec.Struct, array_like=True):
@@ -158,6 +159,7 @@ class QueueSnapshot(msgspec.Struct, array_like=True):
     burials: int
     unique: dict[bytes, int]
     counts: list[int]
+    series: int = 0
 
 
 _decoder = msgspec.msgpack.Decoder(QueueSnapshot)  # made here, under the import lock: logs are opened in threads

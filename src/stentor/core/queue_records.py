@@ -96,12 +96,14 @@ class Bury(msgspec.Struct, frozen=True, array_like=True, tag=5):
     offsets: list[int]
     secret: bytes = b""  # the hash of its holder's secret (C36)
     proven: bool = False  # it is published under an id that needs a token, whoever does it
+    series: int = 0  # which of the ids of the partition that is
 
 
 class Buried(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """They are there."""
 
     number: int
+    left: list[int] = []  # but these are not, and never will be under the id that they had: others come under another
 
 
 class Purged(msgspec.Struct, frozen=True, array_like=True, tag=7):

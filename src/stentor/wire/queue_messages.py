@@ -90,6 +90,7 @@ class BurialTask(_Value, frozen=True):
     number: int
     jobs: list[DeadJob]
     token: bytes = b""  # of the producer id to do so under; none: the id that everybody knows
+    returns: bool = False  # ConfirmBurial.left is known, by all brokers of the cluster
 
 
 class JobsTaken(_Answer, frozen=True):
@@ -175,6 +176,7 @@ class ConfirmBurial(_OfPartition, frozen=True):
     """Dead jobs are in the dead-letter topic. Answer: Done."""
 
     number: U63
+    left: _Numbers = []  # but these are not, nor can be under that producer id: they shall get another one
 
 
 class PurgeQueue(_OfPartition, frozen=True):

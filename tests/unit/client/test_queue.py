@@ -10,11 +10,14 @@ import msgspec
 import pytest
 
 import stentor
+from stentor.client import dead_letters
 from stentor.client.dead_letters import Undertaker
+from stentor.client.identity import ProducerIdentity
 from stentor.client.queue_port import QueuePort
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.client.transaction_core import MemberTransactions
-from stentor.errors import DeadlineExceeded, InternalError, InvalidArgument, LeaseLost, PublishError
+from stentor.core.dedupe import lasting_id
+from stentor.errors import ConnectionFailed, DeadlineExceeded, InternalError, InvalidArgument, LeaseLost, PublishError
 
 
 @pytest.fixture
@@ -31,6 +34,11 @@ def jobs(client, name):
 def make(client, name, **settings):
     client.create_topic(name, kind="queue", **settings)
     return client.queue(name)
+
+
+def drain_unsettled(queue, count):
+    """That many jobs, which are still to be settled."""
+    return [queue.get(timeout=5) for _ in range(count)]
 
 
 def drain(queue, count, timeout=5):
@@ -170,6 +178,70 @@ def test_a_stranger_cannot_keep_dead_jobs_from_being_put_aside(client, name, wai
         queue.nack(queue.get(timeout=5), dead=True)
         wait_until(lambda: queue.describe().died == 1, "it is put aside")
     assert [message.value for message in client.read(f"{name}.dead")] == [b"forged", b"x"]
+
+
+async def send_forged(client, topic, token, generation):
+    async with client.producer(topic) as producer:
+        producer._core.send_as(ProducerIdentity(lasting_id(token), generation, lasting=True, token=token))
+        await producer.send(b"forged")
+
+
+def spoiled(monkeypatch, forge):
+    """Let a stranger who learns a burial's token send something under its id just before its letters."""
+    real, tokens = dead_letters.publish_once, []
+
+    async def publish_once(client, topic, partition, batches, identity, generation, token=b""):
+        if token not in tokens:
+            tokens.append(token)
+            if len(tokens) == 1:
+                await send_forged(client, topic, token, forge(generation))
+        return await real(client, topic, partition, batches, identity, generation, token)
+
+    monkeypatch.setattr(dead_letters, "publish_once", publish_once)
+    return tokens
+
+
+@pytest.mark.parametrize("forge", [lambda _: 2**32 - 1, lambda generation: generation])
+def test_whoever_learns_the_token_of_dead_letters_stops_none_of_them(client, name, monkeypatch, wait_until, forge):
+    """Each consumer that puts dead jobs aside gets it, strangers too; it was the same one for ever."""
+    monkeypatch.setattr(dead_letters, "_BATCH_BYTES", 1)  # a batch for each
+    tokens = spoiled(monkeypatch, forge)
+    with make(client, name, partitions=1) as queue:
+        queue.put_many([b"a", b"b", b"c"])
+        for job in drain_unsettled(queue, 3):
+            queue.nack(job, dead=True, wait=False)
+        wait_until(lambda: queue.describe().died == 3, "they are put aside")
+        queue.put("d")
+        queue.nack(queue.get(timeout=5), dead=True)
+        wait_until(lambda: queue.describe().died == 4, "so is the next one")
+    letters = [message.value for message in client.read(f"{name}.dead")]
+    assert letters[0] == b"forged"
+    assert sorted(letters[1:]) == [b"a", b"b", b"c", b"d"]
+    assert len(tokens) == 2
+
+
+def test_letters_that_are_written_already_are_not_written_again_under_another_id(client, name, monkeypatch, wait_until):
+    """The consumer that wrote some of them is gone when somebody spoils their id."""
+    monkeypatch.setattr(dead_letters, "_BATCH_BYTES", 1)
+    real = dead_letters.publish_once
+    calls = []
+
+    async def publish_once(client, topic, partition, batches, identity, generation, token=b""):
+        calls.append(generation)
+        batches = list(batches)
+        if len(calls) == 1:
+            await real(client, topic, partition, batches[:1], identity, generation, token)
+            await send_forged(client, topic, token, 2**32 - 1)
+            raise ConnectionFailed("it is cut off here")
+        return await real(client, topic, partition, batches, identity, generation, token)
+
+    monkeypatch.setattr(dead_letters, "publish_once", publish_once)
+    with make(client, name, partitions=1) as queue:
+        queue.put_many([b"a", b"b", b"c"])
+        for job in drain_unsettled(queue, 3):
+            queue.nack(job, dead=True, wait=False)
+        wait_until(lambda: queue.describe().died == 3, "they are put aside")
+    assert sorted(message.value for message in client.read(f"{name}.dead")) == [b"a", b"b", b"c", b"forged"]
 
 
 def test_dead_jobs_that_nobody_put_aside_are_put_back(client, name, monkeypatch):

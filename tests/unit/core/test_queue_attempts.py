@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.queue_log import QueueLog, S
+from tests.queue_log import QueueLog, S, new_state
 
 from stentor.core import queue_events as q
 from stentor.core import queue_head
@@ -423,3 +423,56 @@ def test_a_burial_of_a_client_that_knows_no_tokens_goes_on_without_one():
     assert log.answers[log.ask(q.JobsWanted, A, 2, 0)].burial == q.GiveBurial(1, [0])
     lose(log)
     assert log.answers[log.ask(q.JobsWanted, B, 1, 0, reports=True)].burial == q.GiveBurial(1, [0])
+
+
+def burying(*values):
+    """A queue whose jobs are dead, and given to A to be put aside."""
+    log = led(QueueLog(policy=msgspec.structs.replace(POLICY, proves=True)))
+    log.put(*values)
+    log.commit()
+    log.take(A, 1, len(values), reports=True)
+    log.settle(A, 1, back=[q.GivenBack(offset, 1, dead=True) for offset in range(len(values))])
+    given = log.answers[log.ask(q.JobsWanted, A, 2, 0, reports=True)].burial
+    assert given == q.GiveBurial(1, list(range(len(values))), proven=True)
+    return log
+
+
+def test_dead_jobs_whose_id_was_spoiled_come_again_under_another_one_and_the_others_do_not():
+    log = burying(b"x", b"y", b"z")
+    log.ask(q.JobsBuried, 1, left=[0, 2, 77])
+    assert (log.state.died, list(log.state.dead)) == (1, [0, 2])
+    log.ask(q.JobsBuried, 1, left=[0])  # once more: its answer was lost
+    again = q.GiveBurial(2, [0, 2], proven=True, series=1)
+    assert log.answers[log.ask(q.JobsWanted, A, 2, 0, reports=True)].burial == again
+    lose(log)
+    log.fail_over()
+    log.hear(B)
+    assert log.ask(q.JobsWanted, B, 1, 0) not in log.answers  # an older client, which knows no tokens
+    assert log.answers[log.ask(q.JobsWanted, B, 1, 0, reports=True)].burial == again
+    log.ask(q.JobsBuried, 2)
+    assert (log.state.died, log.state.dead, log.state.series) == (3, {}, 1)
+    restored = new_state()
+    restored.restore(log.state.snapshot())
+    assert restored.series == 1
+
+
+def test_an_id_that_was_spoiled_is_not_used_by_older_clients_again():
+    log = led(QueueLog(policy=msgspec.structs.replace(POLICY, proves=True)))
+    log.put(b"x")
+    log.commit()
+    log.take(A, 1, 1)
+    log.settle(A, 1, back=[q.GivenBack(0, 1, dead=True)])
+    assert log.answers[log.ask(q.JobsWanted, A, 2, 0)].burial == q.GiveBurial(1, [0])
+    lose(log)
+    assert log.answers[log.ask(q.JobsWanted, B, 1, 0, reports=True)].burial == q.GiveBurial(1, [0])
+    log.ask(q.JobsBuried, 1, left=[0])
+    assert log.ask(q.JobsWanted, B, 1, 0) not in log.answers
+    given = log.answers[log.ask(q.JobsWanted, B, 1, 0, reports=True)].burial
+    assert given == q.GiveBurial(2, [0], proven=True, series=1)
+
+
+def test_before_all_brokers_know_it_no_dead_jobs_are_given_back():
+    log = burying(b"x")
+    log.head.policy = msgspec.structs.replace(POLICY, holders=False)
+    assert log.answers[log.ask(q.JobsBuried, 1, left=[0])].why == "not_now"
+    assert log.state.burial is not None

@@ -77,6 +77,7 @@ def test_of_steps_of_which_one_cannot_be_read_the_others_count():
         r.HolderLeft(A, []),
         r.Bury(A, 1, [0, 20, 444]),
         r.Buried(17),
+        r.Buried(17, [0, HUGE]),
         r.Purged(HUGE),
         r.Purged(-5),
     ],
@@ -127,8 +128,8 @@ def test_steps_of_any_numbers_raise_nothing_and_mean_the_same_everywhere():
                     r.Settled(holder, number(), numbers(), backs(), numbers(), numbers()),
                     r.Returned(backs()),
                     r.HolderLeft(holder, backs()),
-                    r.Bury(holder, number(), numbers()),
-                    r.Buried(number()),
+                    r.Bury(holder, number(), numbers(), series=number()),
+                    r.Buried(number(), numbers()),
                     r.Purged(number()),
                 ]
             )

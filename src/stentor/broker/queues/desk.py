@@ -112,9 +112,8 @@ class QueueDesk:
                 for offset in dead
                 if (job := jobs.get(offset)) is not None
             ]
-            topic_id, index = lead.partition.key
-            token = self._trust.token("dead letters", f"{topic_id}/{index}") if burial.proven else b""
-            task = m.BurialTask(number=burial.number, jobs=told, token=token)
+            token, returns = self._burial_token(lead, burial), lead.head.policy.holders
+            task = m.BurialTask(number=burial.number, jobs=told, token=token, returns=returns)
         waited_s = self._clock.monotonic() - came  # before it is looked what is left: rather too little than too much
         return m.JobsTaken(
             used=given.used,
@@ -128,6 +127,12 @@ class QueueDesk:
             waited_ms=int(waited_s * 1_000) if given.left_us else 0,
             alone=given.alone,
         )
+
+    def _burial_token(self, lead: QueueLead, burial: q.GiveBurial) -> bytes:
+        """Return the token of the id that a burial is published under; it is the same one from every head."""
+        topic_id, index = lead.partition.key
+        series = [str(burial.series)] if burial.series else []
+        return self._trust.token("dead letters", f"{topic_id}/{index}", *series) if burial.proven else b""
 
     def _left_ms(self, lead: QueueLead, given: q.GiveJobs) -> list[int]:
         """How long each of the noted jobs may wait now for its beginning: some passed since it was decided."""
@@ -187,7 +192,9 @@ class QueueDesk:
         return Done()
 
     async def _confirm_burial(self, request: m.ConfirmBurial, shown: bytes) -> Done:
-        await self._decided(self._lead(request), lambda ticket: q.JobsBuried(ticket, request.number, shown))
+        await self._decided(
+            self._lead(request), lambda ticket: q.JobsBuried(ticket, request.number, shown, request.left)
+        )
         return Done()
 
     # --- operators ------------------------------------------------------------------------------
