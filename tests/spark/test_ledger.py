@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections import Counter
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stentor import limits
+from stentor.client.identity import producer_id_of
 from stentor.errors import InvalidArgument, NotReady, OffsetOutOfRange, StentorError
 from stentor.spark import ledger
 from stentor.spark.ledger import Ledger, Stage, commits_topic, staged_topic
@@ -20,6 +22,25 @@ _numbers = itertools.count()
 @pytest.fixture
 def application():
     return f"app-{next(_numbers)}"
+
+
+QUERY = "5a5d9a4c-2f4e-4a2b-9d9c-0d8a8f9f1c11"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """As Spark begins one."""
+    (tmp_path / "metadata").write_text(json.dumps({"id": QUERY}))
+    return tmp_path
+
+
+def manifests(client, application):
+    return [ledger._decoder.decode(message.value) for message in client.read(commits_topic(application))]
+
+
+def public_id(client, application):
+    """That of a producer without a secret."""
+    return producer_id_of(f"spark/{application}/{client.find_topic(commits_topic(application)).id:x}", "")
 
 
 @pytest.fixture(autouse=True)
@@ -172,13 +193,59 @@ class TestInterrupted:
 
     def test_an_epoch_is_not_finished_with_another_secret(self, client, application, targets, monkeypatch):
         chunks = stage(client, application, targets)
+        monkeypatch.setenv("STENTOR_PRODUCER_SECRET", "one")
         assert interrupted_at(client, 8, lambda client: Ledger(client, application).commit(0, chunks))
-        monkeypatch.setenv("STENTOR_PRODUCER_SECRET", "another")
-        with pytest.raises(InvalidArgument, match="another producer secret"):
-            Ledger(client, application).commit(0, chunks)
-        monkeypatch.delenv("STENTOR_PRODUCER_SECRET")
+        for other in ("another", ""):
+            monkeypatch.setenv("STENTOR_PRODUCER_SECRET", other)
+            with pytest.raises(InvalidArgument, match="another producer secret"):
+                Ledger(client, application).commit(0, chunks)
+        monkeypatch.setenv("STENTOR_PRODUCER_SECRET", "one")
         Ledger(client, application).commit(0, chunks)
         check_once(client, targets)
+
+    @pytest.mark.parametrize("later", ["environment", "checkpoint"])
+    def test_an_epoch_that_was_begun_without_a_secret_is_finished_without_it(
+        self, client, application, targets, monkeypatch, checkpoint, later
+    ):
+        """Queries of an older version go on; their next epoch has a secret."""
+        chunks = stage(client, application, targets)
+        assert interrupted_at(client, 8, lambda client: Ledger(client, application, QUERY).commit(0, chunks))
+        if later == "environment":
+            monkeypatch.setenv("STENTOR_PRODUCER_SECRET", "one")
+        place = str(checkpoint) if later == "checkpoint" else ""
+        Ledger(client, application, QUERY, checkpoint=place).commit(0, chunks)
+        chunks = stage(client, application, targets, epoch=1)
+        Ledger(client, application, QUERY, checkpoint=place).commit(1, chunks)
+        check_once(client, targets, epochs=(0, 1))
+        first, second = manifests(client, application)
+        assert first.producer_id == public_id(client, application) != second.producer_id
+
+    def test_an_epoch_that_was_begun_with_the_secret_of_its_checkpoint_goes_on_with_it(
+        self, client, application, targets, monkeypatch, checkpoint
+    ):
+        """Also when the environment has one by then."""
+        chunks, place = stage(client, application, targets), str(checkpoint)
+        assert interrupted_at(
+            client, 8, lambda client: Ledger(client, application, QUERY, checkpoint=place).commit(0, chunks)
+        )
+        with pytest.raises(InvalidArgument, match="another producer secret"):
+            Ledger(client, application, QUERY).commit(0, chunks)
+        monkeypatch.setenv("STENTOR_PRODUCER_SECRET", "one")
+        Ledger(client, application, QUERY, checkpoint=place).commit(0, chunks)
+        check_once(client, targets)
+
+    def test_who_knows_the_name_of_an_application_cannot_stop_a_query_with_a_checkpoint(
+        self, client, application, targets, checkpoint
+    ):
+        place = str(checkpoint)
+        Ledger(client, application, QUERY, checkpoint=place).commit(0, stage(client, application, targets))
+        guessed = f"spark/{application}/{client.find_topic(commits_topic(application)).id:x}"
+        for name, partition in targets:
+            with client.producer(name, identity=guessed, secret="", generation=2**32 - 1) as forged:
+                forged.send(b"0/9/forged", partition=partition)
+        Ledger(client, application, QUERY, checkpoint=place).commit(1, stage(client, application, targets, epoch=1))
+        for name, partition in targets:
+            assert sum(1 for _ in client.read(name, partition=partition)) == 2 * 3 * 40 + 1
 
     def test_after_the_manifest_other_rows_of_a_repetition_do_not_count(self, client, application, targets):
         chunks = stage(client, application, targets)

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from stentor.spark.kept_secret import FILE
+
 SCHEMA = "key string, value string, headers array<struct<key: string, value: binary>>, timestamp timestamp"
 MOMENT = datetime(2026, 11, 15, 8, 30, 0, 123456, tzinfo=UTC)
 
@@ -139,11 +141,13 @@ class TestStream:
         for number in range(4):
             client.publish(f"{topic}.in", str(number))
         pipeline.run()
+        secret = (pipeline.checkpoint / FILE).read_text()
         pipeline.forget_last_commit()
         client.publish(f"{topic}.in", "4")
         query = pipeline.run()
         assert [progress.batchId for progress in query.recentProgress if progress.numInputRows] == [1, 2]
         assert values_in(client, f"{topic}.out") == ["0", "1", "2", "3", "4"]
+        assert (pipeline.checkpoint / FILE).read_text() == secret
 
     @pytest.mark.long
     def test_a_checkpoint_from_a_backup_is_noticed_before_rows_are_dropped(self, spark, client, topic, tmp_path):

@@ -13,6 +13,10 @@ Theory of operation. A streaming write goes in three steps per epoch (Spark's ba
    interrupted. The manifest names the producer's id, so that an epoch is never finished under another one: that would
    double its rows. A manifest of an older version names none, and is finished under the id that version used.
 
+The application's name and its topics are public, so the producer's token is made with a secret (C36): that of the
+environment, else one that the query keeps in its checkpoint (kept_secret.py), else none. An epoch that was begun with
+another one of these is finished with that one.
+
 A repeated epoch finds its manifest and does step 3 again, from the rows that were staged first. Spark begins no epoch
 before the one before it is committed. So it repeats the newest epoch at most, with the same rows, unless its checkpoint
 is older than what was written: files of it were lost, or it comes from a backup. Then the same numbers stand for other
@@ -37,6 +41,7 @@ import stentor
 from stentor.client.identity import SECRET_VARIABLE, FormerIdentity, producer_id_of
 from stentor.client.tabular import of_version
 from stentor.errors import InternalError, InvalidArgument, OffsetOutOfRange, StentorError, TopicNotFound
+from stentor.spark import kept_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -161,13 +166,15 @@ def _pieces(rows: Any) -> Iterator[Any]:
 class Ledger:
     """The driver's side: decides what an epoch is, and publishes it."""
 
-    def __init__(self, client: Client, application: str, query: str = "", *, drop_repeated: bool = False) -> None:
+    def __init__(
+        self, client: Client, application: str, query: str = "", *, drop_repeated: bool = False, checkpoint: str = ""
+    ) -> None:
         self._client = client
         self._application = application
         self._query = query
         self._drop_repeated = drop_repeated
         self._commits = commits_topic(application)
-        self._secret = _secret_for(application)
+        self._secrets = _secrets_for(application, query, checkpoint)
         self._id = client.create_topic(self._commits, exist_ok=True, retention_bytes=_MANIFESTS_KEPT_BYTES).id
 
     def commit(self, epoch: int, chunks: Iterable[Chunk]) -> None:
@@ -250,7 +257,7 @@ class Ledger:
         if not chunks:
             return None
         order = sorted(chunks, key=lambda chunk: (chunk.staged_partition, chunk.staged_offset))
-        mine = Manifest(epoch, order, GROUP_BYTES, self._query, producer_id_of(self._identity, self._secret))
+        mine = Manifest(epoch, order, GROUP_BYTES, self._query, producer_id_of(self._identity, self._secrets[0]))
         receipt = self._client.publish(self._commits, msgspec.msgpack.encode(mine))
         if receipt.offset == end:
             return mine, end
@@ -293,14 +300,21 @@ class Ledger:
                 object=topic,
             )
         identity = self._identity if manifest.producer_id else FormerIdentity(self._identity)
-        if manifest.producer_id not in (0, producer_id_of(identity, self._secret)):
-            raise InvalidArgument(
-                f"Epoch {manifest.epoch} of application {self._application} was started with another producer secret.",
-                hint=f"Set {SECRET_VARIABLE} as it was until this epoch is published; then it may change.",
-            )
+        secret = "" if not manifest.producer_id else self._secret_of(manifest)
         half = manifest.group_bytes // 2
-        made = self._client.producer(topic, identity=identity, secret=self._secret, generation=place, batch_bytes=half)
+        made = self._client.producer(topic, identity=identity, secret=secret, generation=place, batch_bytes=half)
         return of_version(made, manifest.chunks[0].schema_id)  # one for all: rows with a schema go to one topic
+
+    def _secret_of(self, manifest: Manifest) -> str:
+        """The secret that an epoch was begun with."""
+        for secret in self._secrets:
+            if producer_id_of(self._identity, secret) == manifest.producer_id:
+                return secret
+        raise InvalidArgument(
+            f"Epoch {manifest.epoch} of application {self._application} was started with another producer secret.",
+            hint=f"Until this epoch is published, set {SECRET_VARIABLE} as it was, or to what the file"
+            f" {kept_secret.FILE} in the query's former checkpoint says.",
+        )
 
     @property
     def _identity(self) -> str:
@@ -345,21 +359,24 @@ class Ledger:
             raise InternalError(f"{len(wanted)} staged batches are not in {topic}/{partition}.")
 
 
-def _secret_for(application: str) -> str:
-    """Return the secret of the environment, which every driver of the application must have.
+def _secrets_for(application: str, query: str, checkpoint: str) -> list[str]:
+    """Return the secret for new epochs, and behind it others that the last one may have been begun with.
 
-    Without one the application's name is all there is to know: then anybody can disturb its epochs, though not falsify
-    them. A secret that this machine kept would be gone with the driver, and what it has begun could not be finished.
+    That of the environment comes first, then that of the checkpoint. A secret that this machine kept elsewhere would be
+    gone with the driver, and what it has begun could not be finished. So without either there is none, and the
+    application's name is all there is to know: then anybody can disturb its epochs, though not falsify them.
     """
-    secret = os.environ.get(SECRET_VARIABLE, "")
-    if not secret and application not in _warned:
+    told = os.environ.get(SECRET_VARIABLE, "")
+    kept = kept_secret.kept_secret(checkpoint, query, make=not told)
+    if not (told or kept) and application not in _warned:
         _warned.add(application)
         logger.warning(
-            "%s is not set: whoever knows the name of application %s can stop its writes. Set it for all drivers.",
+            "%s is not set, and application %s has no checkpoint that can keep a secret: whoever knows its name can"
+            " stop its writes. Set it for all drivers.",
             SECRET_VARIABLE,
             application,
         )
-    return secret
+    return [*filter(None, (told, kept)), ""]
 
 
 def _rows_of(chunks: list[Chunk]) -> int:

@@ -122,6 +122,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     application: str | None = None
     version: int | None = None  # of a batch write that may be repeated
     drop_repeated: bool = False  # epochs that may have other rows than before
+    checkpoint: str = ""  # of a stream, if its options name it
     compression: Compression | None = None
 
 
@@ -444,6 +445,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         application=application,
         version=options.number("txnVersion"),
         drop_repeated=options.flag("dropRepeated", default=False),
+        checkpoint=options.text("checkpointLocation") if streaming else "",
         compression=cast("Compression | None", options.text("compression", "") or None),
     )
 

@@ -107,7 +107,13 @@ class _TaskWriter:
         if reports and self._options.exactly_once:  # also without rows: an interrupted commit may have decided some
             options, done = self._options, reports[0]
             client = options.connection.client()
-            ledger = Ledger(client, done.application, done.query, drop_repeated=options.drop_repeated)
+            ledger = Ledger(
+                client,
+                done.application,
+                done.query,
+                drop_repeated=options.drop_repeated,
+                checkpoint=options.checkpoint,
+            )
             ledger.commit(epoch, [chunk for report in reports for chunk in report.chunks])
 
 
