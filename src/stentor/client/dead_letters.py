@@ -25,7 +25,7 @@ import msgspec
 from stentor import limits
 from stentor.client.identity import ProducerIdentity
 from stentor.core.dedupe import SEARCHED, lasting_id
-from stentor.errors import StentorError
+from stentor.errors import LeaseLost, StentorError
 from stentor.wire import batch
 from stentor.wire import queue_messages as m
 from stentor.wire.queue_rows import DEAD_PREFIX, own_headers
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 _BATCH_BYTES: Final = 4 * limits.MIB  # far below what a batch may have
 _AGAIN_S: Final = 1.0  # when dead jobs are put aside again that could not be
 _PATIENCE_S: Final = 3.0  # of somebody who leaves, with dead jobs that are not put aside
+_TRIED_S: Final = 60.0  # how long a burial is tried; whoever is to do it still is told again by the head
 _LOOK_AGAIN_MS: Final = 200  # another consumer may be at it meanwhile
 _TAKEN: Final = ("changed", *SEARCHED)  # refusals of a batch that is not in the log, and never will be under its number
 
@@ -159,12 +160,17 @@ class Undertaker:
             logger.exception("dead jobs of queue %s/%d", self._consumer.name, port.partition)
 
     async def _bury(self, port: QueuePort, burial: m.BurialTask, messages: dict[int, Message]) -> None:
+        give_up = self._consumer.core.loop.time() + _TRIED_S
         while True:
             try:
                 left = await self._publish(port, burial, messages)
                 await port.confirm_burial(burial.number, left)
+            except LeaseLost:
+                return  # it took long, and another consumer does it
             except StentorError as error:
                 logger.warning("dead jobs of queue %s cannot be put aside yet: %s", self._consumer.name, error)
+                if self._consumer.core.loop.time() > give_up:
+                    return
                 await asyncio.sleep(_AGAIN_S)
             else:
                 return

@@ -118,6 +118,7 @@ RECALL_AGAIN_US: Final = 200_000
 
 _STOOD_STILL_US: Final = 500_000  # whoever looks so late did not run in between; it counts as one tick
 _TELL_AGAIN_US: Final = 5_000_000  # a burial whose holder asks for more and does not confirm: the answer may be lost
+_BURIAL_US: Final = 60_000_000  # after this long another holder may finish a burial, too: its letters are written once
 _CLAIM_BYTES: Final = 12  # an offset and a number, in a list
 _TICK_US: Final = 100_000  # brokers beat ten times a second
 _LOST: Final = "the consumer that had this job was not heard of for as long as its lease"
@@ -189,6 +190,7 @@ class QueueHead:
         self._limits: dict[int, tuple[int, int]] = {}  # job: attempt, and when it has taken too long
         self._overdue: dict[bytes, list[int]] = {}  # by holder: jobs and attempts that were taken from it
         self._burying = (0, b"", 0)  # which burial was told to whom, and when
+        self._buried_since = (0, b"", 0)  # which burial has whom for its holder, and since when others ask for it
 
     @property
     def waits(self) -> bool:
@@ -764,7 +766,7 @@ class QueueHead:
             was_told = (number, told) == (burial.number, name) and self._counted_us - at_us < _TELL_AGAIN_US
             if was_told and asked.jobs_max:  # else it leaves, and asks for nothing but this
                 return None
-        elif burial is not None and not burial.holder:
+        elif burial is not None and (not burial.holder or self._is_overdue(burial)):
             # Under the same id as before, or its letters would be written twice: not by an older client, if it needs
             # a token.
             if burial.proven and not proves:
@@ -781,6 +783,16 @@ class QueueHead:
             return None
         self._burying = burial.number, name, self._counted_us
         return q.GiveBurial(burial.number, burial.offsets, burial.proven, burial.series)
+
+    def _is_overdue(self, burial: Burial) -> bool:
+        """Whether a burial has had the same holder for long, while others wait: else one that is heard of and does
+        nothing would keep dead jobs from being put aside for as long as it likes (C36).
+        """
+        number, holder, since_us = self._buried_since
+        if (number, holder) != (burial.number, burial.holder):
+            self._buried_since = burial.number, burial.holder, self._counted_us
+            return False
+        return self._counted_us - since_us >= _BURIAL_US
 
     # --- time -----------------------------------------------------------------------------------
 

@@ -244,6 +244,17 @@ def test_letters_that_are_written_already_are_not_written_again_under_another_id
     assert sorted(message.value for message in client.read(f"{name}.dead")) == [b"a", b"b", b"c", b"forged"]
 
 
+def test_a_consumer_stops_putting_aside_what_another_one_was_given(client, name, monkeypatch, wait_until):
+    confirm = AsyncMock(side_effect=LeaseLost("it is another's now"))
+    with make(client, name, partitions=1) as queue, monkeypatch.context() as patched:
+        patched.setattr(QueuePort, "confirm_burial", confirm)
+        queue.put("x")
+        queue.nack(queue.get(timeout=5), dead=True)
+        wait_until(lambda: confirm.await_count == 1, "it is written")
+        wait_until(lambda: "_bury" not in repr(asyncio.all_tasks(client._core.loop)), "it is left to the other one")
+        assert confirm.await_count == 1
+
+
 def test_dead_jobs_that_nobody_put_aside_are_put_back(client, name, monkeypatch):
     with monkeypatch.context() as without, client.queue(name) as queue:
         without.setattr(Undertaker, "begin", lambda *_: None)

@@ -476,3 +476,22 @@ def test_before_all_brokers_know_it_no_dead_jobs_are_given_back():
     log.head.policy = msgspec.structs.replace(POLICY, holders=False)
     assert log.answers[log.ask(q.JobsBuried, 1, left=[0])].why == "not_now"
     assert log.state.burial is not None
+
+
+def test_dead_jobs_that_their_holder_does_not_put_aside_are_given_to_another_one():
+    """It is heard of, and asks for nothing: nobody else could ever put them aside, nor those that died later."""
+    log = burying(b"x", b"y")
+    waiting = log.ask(q.JobsWanted, B, 1, 0, reports=True)
+    for _ in range(59):
+        log.hear(A)
+        log.hear(B)
+        log.passes(1)
+    assert waiting not in log.answers
+    for _ in range(3):
+        log.hear(A)
+        log.hear(B)
+        log.passes(1)
+    assert log.answers[waiting].burial == q.GiveBurial(1, [0, 1], proven=True)
+    assert log.state.burial.holder == B
+    log.ask(q.JobsBuried, 1)
+    assert log.state.died == 2
