@@ -24,7 +24,7 @@ import msgspec
 
 from stentor import limits
 from stentor.client.identity import ProducerIdentity
-from stentor.core.dedupe import SEARCHED, lasting_id
+from stentor.core.dedupe import TAKEN, lasting_id
 from stentor.errors import LeaseLost, StentorError
 from stentor.wire import batch
 from stentor.wire import queue_messages as m
@@ -48,7 +48,6 @@ _AGAIN_S: Final = 1.0  # when dead jobs are put aside again that could not be
 _PATIENCE_S: Final = 3.0  # of somebody who leaves, with dead jobs that are not put aside
 _TRIED_S: Final = 60.0  # how long a burial is tried; whoever is to do it still is told again by the head
 _LOOK_AGAIN_MS: Final = 200  # another consumer may be at it meanwhile
-_TAKEN: Final = ("changed", *SEARCHED)  # refusals of a batch that is not in the log, and never will be under its number
 
 
 def dead_topic(queue: str, named: str) -> str:
@@ -246,7 +245,7 @@ async def publish_once(
             try:
                 await _sent(lane, encoded, place)
             except StentorError as error:
-                if error.detail.get("reason") not in _TAKEN:
+                if error.detail.get("reason") not in TAKEN:
                     raise
                 refused[place] = error
     finally:

@@ -2,6 +2,11 @@
 
 Each batch was numbered when its transaction was made. It is published under that number, by the member that made it or
 by whoever comes after it, until a broker has acknowledged it.
+
+All of them are given the token of its producer id, and any of them may send something else under it. A batch that is
+refused for that reason is not in the log, and never will be under this id. It goes out under the next id of its author,
+whose token the head gives to those who may finish the transaction. Everybody tries the ids in the same order, so each
+finds what another one has written.
 """
 
 from __future__ import annotations
@@ -13,13 +18,13 @@ from typing import TYPE_CHECKING
 from stentor.client import routes
 from stentor.client.identity import ProducerIdentity
 from stentor.client.producer_core import ProducerCore
-from stentor.core.dedupe import SEARCHED
+from stentor.core.dedupe import TAKEN, lasting_id
 from stentor.errors import PartitionNotFound, StentorError, TopicNotFound, UnknownOutcome
 from stentor.wire.batch import Encoded
 from stentor.wire.header import HEADER_BYTES, check_header
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from stentor.client.core import ClientCore
     from stentor.client.message import Receipt
@@ -36,10 +41,17 @@ class TransactionCopies:
     def __init__(self, core: ClientCore, token: bytes = b"") -> None:
         self._core = core
         self._token = token or None  # of the id of their batches
-        self._producers: dict[int, ProducerCore] = {}  # by topic id
+        self._next_token: Callable[[int], Awaitable[bytes]] | None = None
+        self._producers: dict[tuple[int, int], ProducerCore] = {}  # by topic and producer id
 
-    async def publish(self, outputs: Sequence[tuple[str, bytes]]) -> None:
-        """Until all of them are acknowledged, or one cannot be: TopicNotFound if a topic is not there, for example."""
+    async def publish(
+        self, outputs: Sequence[tuple[str, bytes]], next_token: Callable[[int], Awaitable[bytes]] | None = None
+    ) -> None:
+        """Until all of them are acknowledged, or one cannot be: TopicNotFound if a topic is not there, for example.
+
+        `next_token` returns the token of another id of their author, counted from 1; empty if there is none.
+        """
+        self._next_token = next_token
         tasks = [asyncio.ensure_future(self._publish(topic, output)) for topic, output in outputs]
         try:
             await asyncio.gather(*tasks)
@@ -56,23 +68,31 @@ class TransactionCopies:
 
     async def _publish(self, topic: str, output: bytes) -> None:
         header = check_header(output)
+        sender = ProducerIdentity(header.producer_id, header.generation, lasting=True, token=self._token)
+        tried: list[int] = []
         while True:
             try:
-                await _acknowledged(await self._producer(topic, header), header, output)
+                await _acknowledged(await self._producer(topic, header, sender), header, output)
             except StentorError as error:
+                if error.detail.get("reason") in TAKEN:  # something else was sent, or the transaction is done
+                    tried.append(sender.id)
+                    token = b"" if self._next_token is None else await self._next_token(len(tried))
+                    if not token or lasting_id(token) in tried:  # an older broker knows one only
+                        raise
+                    sender = ProducerIdentity(lasting_id(token), header.generation, lasting=True, token=token)
+                    logger.warning("what a transaction sends to %s goes under another id: %s", topic, error)
+                    continue
                 if not (error.retriable or isinstance(error, UnknownOutcome | PartitionNotFound)):
                     raise
-                if error.detail.get("reason") in SEARCHED:
-                    raise  # a later transaction of its author is there, and this one is not found
                 logger.info("what a transaction sends to %s waits: %s", topic, error)
                 self._core.check_open()
                 await self._core.changes(_AGAIN_S)
             else:
                 return
 
-    async def _producer(self, topic: str, header: BatchHeader) -> ProducerCore:
+    async def _producer(self, topic: str, header: BatchHeader, sender: ProducerIdentity) -> ProducerCore:
         """The producer for a topic, by its id; TopicNotFound if the topic of this name is not there, or another one."""
-        producer = self._producers.get(header.topic_id)
+        producer = self._producers.get((header.topic_id, sender.id))
         route = self._core.routes.get(topic)
         if route is None or route.id != header.topic_id:
             deadline = self._core.deadline(None)
@@ -83,8 +103,8 @@ class TransactionCopies:
         if producer is not None:
             return producer
         producer = ProducerCore(self._core, route, keep_failures=False)
-        producer.send_as(ProducerIdentity(header.producer_id, header.generation, lasting=True, token=self._token))
-        self._producers[header.topic_id] = producer
+        producer.send_as(sender)
+        self._producers[header.topic_id, sender.id] = producer
         return producer
 
 

@@ -346,7 +346,7 @@ class MemberTransactions:
     async def _publish(self, copies: TransactionCopies, author: str, number: int, outputs: Outputs, where: Key) -> None:
         while True:
             try:
-                await copies.publish(outputs)
+                await copies.publish(outputs, partial(self._next_token, author, number, where))
             except (TopicNotFound, SequenceError, UnknownOutcome) as error:
                 found = await self._find(where)
                 if (found.author, found.number) != (author, number):
@@ -421,8 +421,13 @@ class MemberTransactions:
                 copies.close()
             await self._end(found.author, found.number)
 
-    async def _find(self, key: Key) -> group_messages.TransactionFound:
-        request = group_messages.FindTransaction(group=self._owner.name, topic_id=key[0], partition=key[1])
+    async def _next_token(self, author: str, number: int, where: Key, again: int) -> bytes:
+        """Return another token for the outputs of a transaction; empty if it is done, or the broker knows no others."""
+        found = await self._find(where, again)
+        return found.token if (found.author, found.number) == (author, number) else b""
+
+    async def _find(self, key: Key, again: int = 0) -> group_messages.TransactionFound:
+        request = group_messages.FindTransaction(group=self._owner.name, topic_id=key[0], partition=key[1], again=again)
         found: group_messages.TransactionFound = await self._owner.tie.ask(request)
         return found
 

@@ -46,6 +46,10 @@ SEARCHED: Final = ("forgotten", "old_generation")
 """Refusals of a batch that may be in the log: the log is searched for that very batch before anything is said (C32)."""
 
 
+TAKEN: Final = ("changed", *SEARCHED)
+"""Refusals of a batch that is not in the log, and never will be under its number: something else was sent there."""
+
+
 def lasting_id(token: bytes) -> int:
     """The producer id that belongs to a secret token."""
     return LASTING | int.from_bytes(blake2b(token, digest_size=8, person=b"stentor producer").digest(), "little")

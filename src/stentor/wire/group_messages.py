@@ -116,6 +116,7 @@ class FindTransaction(_Message, frozen=True):
     topic_id: U63
     partition: U32
     member: str = ""  # the caller's own id: it asks for its token, and for nothing else
+    again: U32 = 0  # which token of the author it asks for: ids under which somebody sent something else are passed by
 
 
 class TransactionFound(_Message, frozen=True):

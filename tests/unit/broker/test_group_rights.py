@@ -1,5 +1,6 @@
 """Who may act for a member of a group: the client that joined, and nobody who only knows its id (C36)."""
 
+import msgspec
 import pytest
 
 import stentor
@@ -111,6 +112,11 @@ def test_a_member_keeps_its_rights_when_it_connects_again(orders):
         assert group.member == member
 
 
+def send_both(out):
+    for partition in range(2):
+        out.send("invoices", f"decided {partition}", partition=partition)
+
+
 @pytest.fixture
 def decided(orders, monkeypatch):
     """A member whose transaction is decided, and whose output is in no topic yet."""
@@ -189,6 +195,53 @@ def test_whoever_owns_the_partition_next_finishes_a_transaction(orders, stranger
         assert len([group.get(timeout=10) for _ in range(19)]) == 19
     assert [each.value for each in orders.read("invoices")] == [b"decided"]
     assert states(local)[1].unfinished("billing") == []
+
+
+def test_whoever_had_to_finish_a_transaction_keeps_nobody_from_it(orders, stranger, local, monkeypatch):
+    """It learns the token of the outputs, and sends something else with it. In one partition nothing stands in the way:
+    what is written there is not written again.
+    """
+    with monkeypatch.context() as broken:
+
+        async def refuse(self, *_):
+            raise PublishError("not now")
+
+        broken.setattr(TransactionCopies, "publish", refuse)
+        with orders.group("billing", "orders") as group:
+            group.get(timeout=10)
+            out = group.transaction()
+            with pytest.raises(PublishError), out:
+                send_both(out)
+            (transaction,) = states(local)[1].unfinished("billing")
+            (topic_id, positions), *_ = transaction.positions.items()
+            find = m.FindTransaction(group="billing", topic_id=topic_id, partition=next(iter(positions)))
+            tokens = [ask(orders, msgspec.structs.replace(find, again=again)).token for again in range(2)]
+            assert len(set(tokens)) == 2
+    for token, generation in zip(tokens, (2**32 - 1, transaction.number), strict=True):
+        with stranger.producer("invoices") as forged:
+            forged._core.send_as(ProducerIdentity(lasting_id(token), generation, token=token))
+            forged.send("forged", partition=1)
+    with stranger.group("billing", "orders") as group:
+        assert len([group.get(timeout=10) for _ in range(19)]) == 19
+    found = [(each.partition, each.value) for each in orders.read("invoices")]
+    assert sorted(found) == [(0, b"decided 0"), (1, b"decided 1"), (1, b"forged"), (1, b"forged")]
+    assert states(local)[1].unfinished("billing") == []
+
+
+def test_a_member_goes_on_whose_token_somebody_misused(orders, stranger):
+    """Its partitions were owned by somebody else for a while, say."""
+    with orders.group("billing", "orders", start="earliest") as group:
+        for number in range(3):
+            with group.transaction() as out:
+                group.get(timeout=10)
+                out.send("invoices", f"decided {number}", partition=0)
+            token = group._core.transactions._author.token
+            if number == 0:
+                with stranger.producer("invoices") as forged:
+                    forged._core.send_as(ProducerIdentity(lasting_id(token), 2**32 - 1, token=token))
+                    forged.send("forged", partition=0)
+    values = [each.value for each in orders.read("invoices")]
+    assert values == [b"decided 0", b"forged", b"decided 1", b"decided 2"]
 
 
 def test_nobody_moves_the_positions_of_a_group_that_has_members(orders, stranger, local):

@@ -200,7 +200,7 @@ class TransactionDesk:
                 self._check_concerned(lead.partition, client, each)
                 outputs = [(topic, output) for topic, output in each.outputs if not self._is_deleted(topic, output)]
                 proven = any(check_header(output).producer_id >= LASTING for _, output in outputs)
-                token = self._token(request.group, each.member) if proven else b""
+                token = self._token(request.group, each.member, request.again) if proven or request.again else b""
                 return m.TransactionFound(author=each.member, number=each.number, outputs=outputs, token=token)
         return m.TransactionFound()
 
@@ -215,9 +215,14 @@ class TransactionDesk:
             )
         return self._token(request.group, member) if self._trust.holders else b""
 
-    def _token(self, group: str, member: str) -> bytes:
-        """What whoever publishes the outputs of a member shows: the member, and who comes after it (C36)."""
-        return self._trust.token("transactions", group, member)
+    def _token(self, group: str, member: str, again: int = 0) -> bytes:
+        """Return what whoever publishes the outputs of a member shows: the member, and who comes after it (C36).
+
+        Any of them may send something else with it, now or later. So there are others, for what is then refused.
+        """
+        if again and not self._trust.holders:
+            return b""
+        return self._trust.token("transactions", group, member, *([str(again)] if again else []))
 
     def concerns(self, transaction: GroupTransaction, key: Key) -> bool:
         """Whether who owns a partition has to finish it: anybody, if all topics are gone that it was made from."""
