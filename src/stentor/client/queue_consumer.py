@@ -7,6 +7,8 @@ Whoever works on jobs needs three operations of it, and nothing else:
     await consumer.failed_jobs(pairs)    jobs and their errors: tried again later, or dead
 
 Workers that have some jobs waiting (`client.queue_work`) take them with `draw`, and say with `begin` whose work begins.
+The worker of another framework (`integrations.source`) takes with `hand_over` and `draw`, and asks with `begins` or
+`begins_surely` before its handler is called.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ class QueueConsumer:
         self._ports = [QueuePort(self, index, share) for index in range(len(route.partitions))]
         self.is_paused = False  # it takes no more, and gives back what comes
         self.run: QueueRun | None = None  # the workers that take jobs, if there are any
+        # Marks jobs that have begun in the worker of another framework, if that does not say so by itself.
+        self.looks_for_begun: Callable[[], None] | None = None
         self.closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -83,6 +87,8 @@ class QueueConsumer:
         """Ask the workers which of their jobs have begun; others say it themselves."""
         if self.run is not None:
             self.run.note_begun()
+        if self.looks_for_begun is not None:
+            self.looks_for_begun()
 
     # --- for ports ------------------------------------------------------------------------------
 
@@ -226,6 +232,36 @@ class QueueConsumer:
                 jobs.appendleft(job)
                 return None
         return None
+
+    def hand_over(self) -> Job | None:
+        """Return a job that is here already, or None. Its work has not begun. Any thread."""
+        while found := self._draw_now(1):
+            for job in self.begin(found):
+                return job
+        return None
+
+    def begins(self, job: Job) -> bool:
+        """Begin the work on a job that was handed over, and return True if its head need not be asked. Any thread."""
+        if not job.is_open or job.alone or not job.port.may_begin(job):
+            return False
+        job.begun = True
+        if self.limit_s is not None:
+            job.port.begin(job, self.limit_s)
+        return True
+
+    async def begins_surely(self, job: Job) -> bool:
+        """Begin the work on a job that was handed over; ask its head first if need be.
+
+        False if the job is this consumer's no more. One whose ttl is over goes back.
+        """
+        while job.is_held:
+            if not self.begin([job]):
+                return False
+            if self.begins(job):
+                return True
+            if await job.port.sure(job):
+                job.alone = False
+        return False
 
     def may_begin(self, job: Job) -> bool:
         """Return whether a job that was taken may begin in this very thread; else it waits here again."""

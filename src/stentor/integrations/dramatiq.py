@@ -9,6 +9,7 @@ the queue's dead-letter topic, with reason and traceback.
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ need("dramatiq", "stentor.integrations.dramatiq", "pip install 'dramatiq>=2.0'")
 from dramatiq.broker import Broker, Consumer, MessageProxy  # noqa: E402
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound  # noqa: E402
 from dramatiq.message import Message  # noqa: E402
+from dramatiq.middleware import Middleware, SkipMessage  # noqa: E402
 
 from stentor.integrations.per_process import ClientPerProcess  # noqa: E402
 from stentor.integrations.source import JobSource  # noqa: E402
@@ -28,9 +30,9 @@ from stentor.integrations.source import JobSource  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dramatiq.middleware import Middleware
-
     from stentor.client.job import Job
+
+logger = logging.getLogger(__name__)
 
 _PASSING = (ConnectionFailed, DeadlineExceeded, NotReady, Closed)  # what Dramatiq tries again by itself
 _JOIN_PAUSE_S = 0.02
@@ -57,6 +59,7 @@ class DramatiqBroker(Broker):
         settings: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(middleware=middleware)
+        self.middleware.insert(0, _Beginning())  # first: the others may start clocks for what is about to begin
         self.actor_options.add("broker_priority")
         self._clients = ClientPerProcess(url, "dramatiq", settings)
         self._prefix = prefix
@@ -119,6 +122,23 @@ class DramatiqBroker(Broker):
             if deadline is not None and time.monotonic() > deadline:
                 raise QueueJoinTimeout(queue_name)
             time.sleep(_JOIN_PAUSE_S)
+
+
+class _Beginning(Middleware):
+    """Says that the work on a message begins: what a worker only holds is no attempt."""
+
+    def before_process_message(self, _: Broker, message: MessageProxy) -> None:
+        """Let the message begin, or skip it if another worker has it by now."""
+        if not isinstance(message, JobProxy):
+            return
+        try:
+            begins = message.source.begin(message.job)
+        except StentorError as error:  # the client is closed
+            logger.warning("%r does not begin: %s", message.job, error)
+            begins = False
+        if not begins:
+            message.options["store_results"] = False  # whoever has it says what comes of it
+            raise SkipMessage(f"{message.job!r} is not this worker's any more.")
 
 
 class DramatiqConsumer(Consumer):

@@ -10,6 +10,11 @@ queue and reaches a worker when it is due. What is rejected without being put ba
     drain_events ──► JobSource of each consumed queue ──► callback ──► ack, reject (any thread)
          ▲                 │ none has a job, or all channels hold what they may
          └── wakes ────────┴──── a job comes, or something was settled
+
+A message begins when the callback gets it. Only Celery's callback puts tasks aside for its pool; and it has no signal
+for what its pool accepts that the process with the connection could hear. So it is looked, as often as heads are told
+what has begun, which tasks are active by Celery's own books. A task that may kill its worker at once must begin before
+its worker can die: it counts when Celery gets it, which is when Celery has no other one that has not begun.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_CELERY = "celery.worker.state"  # the module in which a worker of Celery keeps its books
 _HEADER = "kombu"  # what a job says beside its body, as JSON
 
 
@@ -87,6 +94,10 @@ class Channel(virtual.Channel):
         super().__init__(connection, **options)
         self.sources: dict[str, JobSource] = {}
         self._jobs: dict[str, tuple[JobSource, Job]] = {}  # by delivery tag
+        self._aside: dict[
+            str, Job
+        ] = {}  # by delivery tag: tasks that Celery has not given to its pool, as far as known
+        self._alone = ""  # the delivery tag of the one that no others are to be put aside with
         self._unacknowledged: set[str] = set()  # queues whose consumers want no acknowledgement
         self._prefetch = 0
 
@@ -168,13 +179,18 @@ class Channel(virtual.Channel):
             with suppress(StentorError):  # closed, or the parent's
                 source.hold_at_most(0)
 
+    def _open_source(self, queue: str, prefetch: int) -> JobSource:
+        self.sources[queue] = source = JobSource(self._clients, self._named(queue), prefetch)
+        source.consumer.looks_for_begun = self._look_for_begun
+        return source
+
     def open_sources(self) -> Iterator[tuple[str, JobSource]]:
         """Those that a message may be taken from now."""
         if self._consumers and self.qos.can_consume():
             for queue in list(self._active_queues):
                 source = self.sources.get(queue)
                 if source is None:
-                    self.sources[queue] = source = JobSource(self._clients, self._named(queue), self._prefetch)
+                    source = self._open_source(queue, self._prefetch)
                 elif source.consumer.is_paused:
                     source.hold_at_most(checked_prefetch(self._prefetch))
                 yield queue, source
@@ -191,16 +207,39 @@ class Channel(virtual.Channel):
             logger.warning("%r was not put by kombu, and is dead", job)
             source.bury(job, error)
             return None
+        waits = not no_ack and _is_put_aside(payload)
+        if waits and job.alone:
+            self._alone = tag
+        if (job.alone or not waits) and not source.begin(job):
+            return None
         if no_ack:
             source.ack(job)
-        else:
-            self._jobs[tag] = source, job
+            return payload
+        self._jobs[tag] = source, job
+        if waits:
+            self._aside[tag] = job
         return payload
+
+    def _look_for_begun(self) -> None:
+        """Mark the jobs that Celery's pool has accepted. In the client's loop, while Celery goes on in its thread."""
+        accepted = [tag for tag in _active_tags() if tag in self._aside] if self._aside else []
+        for tag in accepted:
+            job = self._aside.pop(tag, None)
+            if job is not None:
+                job.begun = True
+        if accepted and self._alone and self.connection is not None:
+            self.connection.wake()
 
     def next_message(self, queue: str, source: JobSource) -> dict[str, Any] | None:
         """A message of a queue that is consumed, if there is one now."""
+        if self._alone in self._aside:
+            return None
         job = source.take_now()
         if job is None:
+            return None
+        if job.alone and self._aside:  # it comes when these have begun
+            self._alone = next(reversed(self._aside))
+            source.early.appendleft(job)
             return None
         return self.message_of(queue, source, job, no_ack=queue in self._unacknowledged)
 
@@ -208,7 +247,7 @@ class Channel(virtual.Channel):
         """One message, if there is one within a moment. For tools and tests."""
         source = self.sources.get(queue)
         if source is None:
-            self.sources[queue] = source = JobSource(self._clients, self._named(queue), 1)
+            source = self._open_source(queue, 1)
         elif source.consumer.is_paused:
             source.hold_at_most(checked_prefetch(len(self.qos._delivered) + 1))  # noqa: SLF001 - what it holds
         job = source.take(self.connection.get_s)
@@ -226,6 +265,7 @@ class Channel(virtual.Channel):
 
     def settle(self, delivery_tag: str, how: Any) -> None:
         """Once; kombu's own books say the rest."""
+        self._aside.pop(delivery_tag, None)
         found = self._jobs.pop(delivery_tag, None)
         if found is not None and self._clients.is_open:
             how(*found)
@@ -335,7 +375,7 @@ class Transport(virtual.Transport):
         self._bell = bell = asyncio.Event()
         if self._settled.is_set():
             bell.set()
-        takes = {asyncio.ensure_future(source.consumer.take(1)): source for source in sources}
+        takes = {asyncio.ensure_future(source.consumer.draw(1)): source for source in sources}
         ringing = asyncio.ensure_future(bell.wait())
         await asyncio.wait([*takes, ringing], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         self._bell = None
@@ -362,6 +402,20 @@ def _url(client: Any) -> str | None:
     if "://" in host:
         return "stentor://" + host.partition("://")[2]
     return f"{host}:{client.port}" if client.port else str(host)
+
+
+def _is_put_aside(payload: dict[str, Any]) -> bool:
+    """Return whether a message goes to a worker of Celery, whose pool begins it later."""
+    return _CELERY in sys.modules and "task" in (payload.get("headers") or {})
+
+
+def _active_tags() -> frozenset[str]:
+    """Return the delivery tags of the messages that Celery's pool works on. Any thread."""
+    celery = sys.modules.get(_CELERY)
+    requests: Any = () if celery is None else celery.active_requests
+    with suppress(RuntimeError):  # it changed meanwhile; this is looked at again soon
+        return frozenset(getattr(request.message, "delivery_tag", "") for request in list(requests))
+    return frozenset()
 
 
 def _due(eta: Any) -> datetime | None:

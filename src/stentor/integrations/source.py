@@ -1,11 +1,16 @@
 """A queue as the worker of another framework takes from it: jobs now or later, settled by any thread.
 
+A framework holds more jobs than it works on. So a job that it takes has not begun: `begin` says so, right before its
+handler is called, and only then its attempt counts if the process dies.
+
 Frameworks cannot do anything about a job that was lost meanwhile: it is logged, and others have it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -43,19 +48,43 @@ class JobSource:
         return self._queue.name
 
     def take_now(self) -> Job | None:
-        """A job that is here already."""
+        """A job that is here already. Its work has not begun."""
         while self.early:
-            job = self.early.popleft()
-            if job.is_held:
+            for job in self.consumer.begin([self.early.popleft()]):
                 return job
-        return self.consumer.take_one()
+        return self.consumer.hand_over()
 
     def take(self, timeout_s: float) -> Job | None:
-        """A job, if one comes in time."""
+        """A job, if one comes in time. Its work has not begun."""
+        job = self.take_now()
+        if job is not None:
+            return job
+        began = time.time_ns()
+        job = self._client._call(self._next(timeout_s))  # noqa: SLF001 - in the client's loop
+        if job is not None and self.consumer.core.tracing is not None:
+            self.consumer.core.tracing.received(job, began)
+        return job
+
+    async def _next(self, timeout_s: float) -> Job | None:
         try:
-            return self.take_now() or self._queue.get(timeout=timeout_s)
-        except DeadlineExceeded:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    for job in self.consumer.begin(await self.consumer.draw(1)):
+                        return job
+        except TimeoutError as error:
+            if isinstance(error, DeadlineExceeded):
+                raise
             return None
+
+    def begin(self, job: Job) -> bool:
+        """Return whether a handler may begin with a job that was taken, and count the attempt from here on.
+
+        False if others have the job by now. It waits for the head if nothing is certain without it.
+        """
+        if self.consumer.begins(job):
+            return True
+        began: bool = self._client._call(self.consumer.begins_surely(job))  # noqa: SLF001 - in the client's loop
+        return began
 
     def hold_at_most(self, prefetch: int) -> None:
         """Change how many jobs this consumer may hold; 0 stops it, and leaves it what it works on."""

@@ -12,26 +12,38 @@ result is saved. The labels `delay` (seconds) and `priority` (0 to 9, the highes
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from stentor.client.job import lost
 from stentor.errors import Closed, InvalidArgument, LeaseLost
 from stentor.integrations.packages import need
 
 need("taskiq", "stentor.integrations.taskiq", "pip install 'taskiq>=0.12'")
 
-from taskiq import AckableMessage, AsyncBroker, AsyncResultBackend, BrokerMessage, TaskiqResult  # noqa: E402
+from taskiq import (  # noqa: E402
+    AckableMessage,
+    AsyncBroker,
+    AsyncResultBackend,
+    BrokerMessage,
+    TaskiqMessage,
+    TaskiqMiddleware,
+    TaskiqResult,
+)
 from taskiq.depends.progress_tracker import TaskProgress  # noqa: E402
 from taskiq.serializers import JSONSerializer  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from taskiq.abc.serializer import TaskiqSerializer
 
     from stentor.client.async_client import AsyncClient
     from stentor.client.job import Job
     from stentor.client.queue import AsyncQueue
+    from stentor.client.queue_consumer import QueueConsumer
     from stentor.client.table import AsyncTable
 
 logger = logging.getLogger(__name__)
@@ -59,6 +71,8 @@ class TaskiqBroker(AsyncBroker):
         self._settings = settings or {}
         self._client: AsyncClient | None = None
         self._queue: AsyncQueue | None = None
+        self._held: dict[str, deque[Job]] = {}  # by task: what Taskiq was handed, and has not begun
+        self.add_middlewares(_Beginning(self._begin))
 
     async def startup(self) -> None:
         """Connect, and make the queue if there is none."""
@@ -73,6 +87,7 @@ class TaskiqBroker(AsyncBroker):
         """Give back what was not begun, and disconnect."""
         await super().shutdown()
         client, self._client, self._queue = self._client, None, None
+        self._held.clear()
         if client is not None:
             await client.close()
 
@@ -91,21 +106,71 @@ class TaskiqBroker(AsyncBroker):
         )
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        """The tasks of the queue, each to be acknowledged."""
+        """The tasks of the queue, each to be acknowledged. Taskiq holds more of them than it works on."""
         queue = self._started()
         while True:
             try:
-                job = await queue.get()
+                consumer = await queue._core.consume()  # noqa: SLF001 - below its face
+                asked = time.time_ns()
+                jobs = consumer.begin(await consumer.draw(1))
             except Closed:
                 return
-            yield AckableMessage(data=job.value or b"", ack=partial(self._ack, queue, job))
+            for job in jobs:
+                if consumer.core.tracing is not None:
+                    consumer.core.tracing.received(job, asked)
+                task = self._name(job)
+                if task is None:  # Taskiq drops it: nothing of it ever begins
+                    job.begun = True
+                else:
+                    self._held.setdefault(task, deque()).append(job)
+                yield AckableMessage(data=job.value or b"", ack=partial(self._ack, queue, job, task))
 
-    @staticmethod
-    async def _ack(queue: AsyncQueue, job: Job) -> None:
+    def _name(self, job: Job) -> str | None:
+        """Return the id of the task that a job is; None if it is none."""
+        try:
+            return str(self.formatter.loads(job.value or b"").task_id)
+        except Exception:  # noqa: BLE001 - any formatter, any bytes; the receiver logs it
+            return None
+
+    def _let_go(self, task: str) -> Job | None:
+        """Take out the first job of a task. Several jobs are one task if it was sent twice under one id."""
+        jobs = self._held.get(task)
+        if not jobs:
+            return None
+        job = jobs.popleft()
+        if not jobs:
+            del self._held[task]
+        return job
+
+    async def _begin(self, task: str) -> None:
+        """The work on a task begins, and its attempt counts. LeaseLost if another worker has it by now."""
+        job = self._let_go(task)
+        if job is None:  # it came another way, as in tests
+            return
+        consumer: QueueConsumer = await self._started()._core.consume()  # noqa: SLF001 - below its face
+        if not (consumer.begins(job) or await consumer.begins_surely(job)):
+            raise lost(job)
+
+    async def _ack(self, queue: AsyncQueue, job: Job, task: str | None) -> None:
+        if not job.begun and task is not None:  # Taskiq knows no such task
+            self._let_go(task)
         try:
             await queue.ack(job, wait=False)
         except LeaseLost as error:
             logger.warning("%s", error)
+
+
+class _Beginning(TaskiqMiddleware):
+    """Says that the work on a task begins: what a worker only holds is no attempt."""
+
+    def __init__(self, begin: Callable[[str], Awaitable[None]]) -> None:
+        super().__init__()
+        self._begin = begin
+
+    async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        """Let the task begin."""
+        await self._begin(message.task_id)
+        return message
 
 
 class TableResults(AsyncResultBackend[Any]):

@@ -4,7 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,22 @@ class Workplace:
         except ProcessLookupError:
             pass
         process.wait(30)
+
+    def start_until(self, done: Callable[[], bool], *arguments: str) -> int:
+        """Start a worker again whenever it dies, until all is done. Returns how many died."""
+        deadline = time.monotonic() + 60
+        died = 0
+        worker = self.start(*arguments)
+        while not done():
+            assert time.monotonic() < deadline, "it is not done"
+            if worker.poll() is not None:
+                died += 1
+                self.stop(worker)  # whatever children are left
+                worker = self.start(*arguments)
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(0.1)
+        self.stop(worker)
+        return died
 
     def notes(self) -> list[str]:
         """What tasks noted, in order."""

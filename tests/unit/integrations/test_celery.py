@@ -8,6 +8,7 @@ import pytest
 celery = pytest.importorskip("celery")
 
 APPLICATION = """
+import sys
 from celery import Celery
 from celery.exceptions import Reject
 from stentor.integrations.kombu import Transport
@@ -51,6 +52,14 @@ def rejected(self, requeue):
 def die():
     note("die")
     os._exit(1)
+
+@app.task(name="deadly")
+def deadly(number):
+    note(f"begin-{number}")
+    if number == 0:
+        time.sleep(0.5)
+        os.killpg(os.getpgid(os.getppid() if "prefork" in sys.argv else 0), 9)
+    note(f"end-{number}")
 
 @app.task(name="parent")
 def parent(number):
@@ -150,3 +159,22 @@ def test_a_task_that_kills_its_process_is_tried_again_and_then_dead(app, start, 
     (letter,) = letters(name)
     assert dict(letter.headers)["stentor-dead-attempts"] == b"3"
     assert workplace.notes().count("die") == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_what_a_dying_worker_only_held_is_no_attempt(app, workplace, client, name, letters, pool):
+    """A task that kills the whole worker dies after its attempts; those that wait behind it do not."""
+    for number in range(6):
+        app.deadly.delay(number)
+
+    def done():
+        ended = {f"end-{number}" for number in range(1, 6)} <= set(workplace.notes())
+        return ended and client.queue(name).describe().died == 1
+
+    arguments = ("-A", workplace.module, "worker", "-P", pool, "-c", "1", "--prefetch-multiplier", "10", *QUIET)
+    died = workplace.start_until(done, "celery", *arguments)
+    (letter,) = letters(name)
+    assert dict(letter.headers)["stentor-dead-attempts"] == b"3"
+    assert died == workplace.notes().count("begin-0") == 3

@@ -9,7 +9,7 @@ dramatiq = pytest.importorskip("dramatiq")
 
 from dramatiq import Worker  # noqa: E402
 from dramatiq.errors import QueueJoinTimeout, QueueNotFound  # noqa: E402
-from dramatiq.middleware import Retries  # noqa: E402
+from dramatiq.middleware import Retries, SkipMessage  # noqa: E402
 
 from stentor.errors import InvalidArgument  # noqa: E402
 from stentor.integrations.dramatiq import DramatiqBroker  # noqa: E402
@@ -26,6 +26,21 @@ def work(number):
     note(f"begin-{number}")
     if number == 0:
         wait_for_go()
+    note(f"end-{number}")
+"""
+
+DEADLY = """
+import dramatiq
+from stentor.integrations.dramatiq import DramatiqBroker
+
+broker = DramatiqBroker(os.environ["URL"], settings={"lease_s": 1, "max_attempts": 2, "retry_delay_ms": 10})
+dramatiq.set_broker(broker)
+
+@dramatiq.actor(queue_name=os.environ["QUEUE"])
+def work(number):
+    note(f"begin-{number}")
+    if number == 0:
+        os._exit(9)
     note(f"end-{number}")
 """
 
@@ -185,3 +200,39 @@ def test_a_killed_worker_loses_nothing(workplace, monkeypatch, client, name, wai
     wait_until(lambda: client.queue(name).describe().finished == 20, "all are acknowledged")
     workplace.stop(second, signal.SIGTERM)
     assert second.returncode == 0
+
+
+def test_what_a_dying_worker_only_held_is_no_attempt(workplace, monkeypatch, client, name, letters):
+    """A task that kills its worker at once dies after its attempts; those that wait behind it do not."""
+    workplace.write(DEADLY)
+    app = workplace.load(monkeypatch)
+    sent = [app.work.send(number) for number in range(6)]
+    app.broker.close()
+
+    def done():
+        ended = {f"end-{number}" for number in range(1, 6)} <= set(workplace.notes())
+        return ended and client.queue(name).describe().died == 1
+
+    died = workplace.start_until(done, "dramatiq", workplace.module, "--processes", "1", "--threads", "1")
+    (letter,) = letters(name)
+    assert dramatiq.Message.decode(letter.value).message_id == sent[0].message_id
+    assert dict(letter.headers)["stentor-dead-attempts"] == b"2"
+    assert died == workplace.notes().count("begin-0") == 4  # twice it began before the head knew, then twice surely
+
+
+def test_a_message_that_others_have_by_now_is_skipped(broker, start, client, name, wait_until):
+    done = []
+
+    @dramatiq.actor(broker=broker, queue_name=name)
+    def work(number):
+        done.append(number)
+
+    work.send(1)
+    consumer = broker.consume(name, prefetch=1, timeout=5_000)
+    message = next(consumer)
+    message.source.close()
+    with pytest.raises(SkipMessage):
+        broker.emit_before("process_message", message)
+    start()
+    broker.join(name, timeout=10_000)
+    assert done == [1]

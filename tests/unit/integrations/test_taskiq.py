@@ -30,6 +30,20 @@ def work(number):
     note(f"end-{number}")
 """
 
+DEADLY = """
+from stentor.integrations.taskiq import TaskiqBroker
+
+SETTINGS = {"lease_s": 1, "max_attempts": 2, "retry_delay_ms": 10}
+broker = TaskiqBroker(os.environ["URL"], queue=os.environ["QUEUE"], settings=SETTINGS)
+
+@broker.task(task_name="work")
+def work(number):
+    note(f"begin-{number}")
+    if number == 0:
+        os.killpg(os.getpgrp(), 9)  # taskiq's main process would start another worker
+    note(f"end-{number}")
+"""
+
 
 @asynccontextmanager
 async def working(broker, **options):
@@ -188,6 +202,46 @@ def test_a_killed_worker_loses_nothing(workplace, monkeypatch, client, name, wai
     everything = {f"end-{number}" for number in range(20)}
     wait_until(lambda: everything <= set(workplace.notes()), "the second worker finishes", seconds=30)
     wait_until(lambda: client.queue(name).describe().finished == 20, "all are acknowledged")
+
+
+def test_what_a_dying_worker_only_held_is_no_attempt(workplace, monkeypatch, client, name, letters):
+    """A task that kills its worker at once dies after its attempts; those that wait behind it do not."""
+    workplace.write(DEADLY)
+    app = workplace.load(monkeypatch)
+
+    async def send():
+        await app.broker.startup()
+        for number in range(6):
+            await app.work.kiq(number)
+        await app.broker.shutdown()
+
+    asyncio.run(send())
+
+    def done():
+        ended = {f"end-{number}" for number in range(1, 6)} <= set(workplace.notes())
+        return ended and client.queue(name).describe().died == 1
+
+    one = ("--workers", "1", "--max-async-tasks", "1", "--max-prefetch", "10", "--no-configure-logging")
+    died = workplace.start_until(done, "taskiq", "worker", f"{workplace.module}:broker", *one)
+    (letter,) = letters(name)
+    assert dict(letter.headers)["stentor-dead-attempts"] == b"2"
+    assert died == workplace.notes().count("begin-0") == 4  # twice it began before the head knew, then twice surely
+
+
+def test_a_task_that_nobody_knows_is_dropped(broker, client, name, wait_until):
+    async def work():
+        async with working(broker):
+            await broker._queue.put(b"no task")
+
+            @broker.task
+            async def gone() -> None: ...
+
+            await gone.kiq()
+            del broker.local_task_registry[gone.task_name]
+            await asyncio.to_thread(wait_until, lambda: client.queue(name).describe().finished == 2, "both are dropped")
+            assert not broker._held
+
+    asyncio.run(work())
 
 
 def test_a_broker_that_is_shut_down_listens_no_more(broker):
