@@ -167,14 +167,18 @@ class TableCopy:
             self.applied[reader.partition] = max(self.applied[reader.partition], reader.start)
         await self.catch_up(deadline)
 
-    def adopt(self, fresh: TableCopy, changes: list[TableChange], lacking: Overtaken | None = None) -> None:
+    def adopt(
+        self, fresh: TableCopy, changes: list[TableChange], lacking: Overtaken | None = None
+    ) -> tuple[TableSequence, int]:
         """Go on as another copy, which is further; it is nobody's any more. Watchers are told that changes are lacking,
-        and what is different.
+        and what is different. Return where this copy was when it fell behind, and how many keys have changed since.
         """
         subscription, self._subscription, fresh._subscription = self._subscription, fresh._subscription, None
         assert self._subscription is not None
         self._subscription.put = self._take
-        self._behind = None  # who is told the difference is told of this, too
+        behind, self._behind = self._behind, None  # who is told the difference is told of this, too
+        before = self.sequence if behind is None else behind.before
+        keys = {change.key.encode() for change in changes} | (set() if behind is None else behind.keys)
         with self.lock:
             self.entries, self.applied = fresh.entries, fresh.applied
             watchers = tuple(self.watchers)
@@ -191,6 +195,7 @@ class TableCopy:
             if changes:
                 watcher(changes)
         self._tell_reached()
+        return before, len(keys)
 
     async def _route(self, deadline: Deadline) -> messages.TopicRoute:
         """Of the table as it is now: what this client knows of the name may be older, and nothing is made here."""
@@ -283,7 +288,7 @@ class TableCopy:
         reader, subscription = item.reader, self._subscription
         if self.failure is not None or subscription is None:
             return
-        if item.removed and self._whole:
+        if item.removed and (self._whole or self._reloading is not None):  # and else nobody has it yet
             self._overtaken(item)
         try:
             for rows in decode_rows(item.body, self.name, reader.partition, self.applied[reader.partition]):
@@ -316,6 +321,8 @@ class TableCopy:
     def _is_current(self) -> None:
         """It has everything that there is."""
         self._current_at = self.core.loop.time()
+        if not self._whole:
+            return  # it is being taken anew: who takes its place says what was missed
         behind, self._behind = self._behind, None
         if behind is None:
             return
@@ -333,6 +340,9 @@ class TableCopy:
     def _reload(self, why: StentorError) -> None:
         from stentor.client.table_reload import reload
 
+        # Its other partitions may go on meanwhile, and miss changes, too: who is told wants to know from where on.
+        if self._behind is None:
+            self._behind = _Behind(self.sequence, "")
         self._whole = False
         self._reloading = self.core.loop.create_task(reload(self, why))
 

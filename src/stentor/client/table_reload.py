@@ -60,12 +60,12 @@ async def reload(copy: TableCopy, why: StentorError) -> None:
 
 
 def _adopt(copy: TableCopy, fresh: TableCopy, why: StentorError) -> None:
-    before, after = copy.sequence, fresh.sequence
+    after = fresh.sequence
     changes = _difference(copy.entries, fresh.entries, after, copy.partition_of)
-    missing = max(0, sum(after) - sum(before) - len(changes))
-    copy.adopt(fresh, changes, Overtaken(missing, after, why.message))
-    logger.warning("The copy of table %s was taken anew, %d keys differ: %s", copy.name, len(changes), why.message)
-    tell_resync(copy, before, after, len(changes), why.message)
+    missing = max(0, sum(after) - sum(copy.sequence) - len(changes))
+    before, keys = copy.adopt(fresh, changes, Overtaken(missing, after, why.message))
+    logger.warning("The copy of table %s was taken anew, %d keys differ: %s", copy.name, keys, why.message)
+    tell_resync(copy, before, after, keys, why.message)
 
 
 def tell_resync(copy: TableCopy, before: TableSequence, after: TableSequence, changes: int, reason: str) -> None:

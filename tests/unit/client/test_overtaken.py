@@ -15,6 +15,7 @@ import pytest
 import stentor
 from stentor.broker.partitions import compaction, compactions
 from stentor.broker.partitions.compaction import PartitionCompaction
+from stentor.client import table_reload
 from stentor.errors import Closed, Compacted, DeadlineExceeded, SlowSubscriber
 from stentor.testing import broker
 
@@ -59,8 +60,8 @@ def made(client, **settings):
 
 
 @contextmanager
-def silent(client, core):
-    """The streams of a subscription bring nothing while this lasts."""
+def silent(client, core, only=None):
+    """The streams of a subscription bring nothing while this lasts; afterwards that of this partition, or all."""
     loop, streams = client._async._core.loop, core.streams
     opening = streams.open
 
@@ -70,7 +71,7 @@ def silent(client, core):
             streams.close(reader)
 
     async def go_on():
-        streams.open = opening
+        streams.open = lambda reader: opening(reader) if only in (None, reader.partition) else None
         streams.reopen()
 
     asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
@@ -86,14 +87,17 @@ def write(client, name, rounds=ROUNDS, prefix="k", more=b""):
                 producer.send(b"%d" % number + more, key=f"{prefix}/{key}")
 
 
-def write_and_compact(client, name, wait_until, **how):
+def write_and_compact(client, name, wait_until, partitions=1, **how):
     write(client, name, **how)
-    _compacted.add(f"{name}/0")
+    _compacted.update(f"{name}/{partition}" for partition in range(partitions))
 
     def is_compacted():
-        row = next(row for row in client.statistics()["partitions"] if row["topic"] == name)
-        found = row["compaction"]
-        return found["runs"] and row["log"]["end"] == found["horizon"] + 1 == found["compacted_to"] + 1
+        rows = [row for row in client.statistics()["partitions"] if row["topic"] == name]
+        return all(
+            row["compaction"]["runs"]
+            and row["log"]["end"] == row["compaction"]["horizon"] + 1 == row["compaction"]["compacted_to"] + 1
+            for row in rows
+        )
 
     wait_until(is_compacted, "it is compacted")
     _compacted.clear()
@@ -166,6 +170,40 @@ def test_a_watcher_of_a_copy_that_is_taken_anew_is_told_as_well(client, elsewher
             assert sum(change.skipped for change in found) >= WRITTEN - KEYS
             with pytest.raises(SlowSubscriber):
                 strict.get(timeout=10)
+
+
+def test_what_other_partitions_miss_while_a_copy_is_taken_anew_is_told_as_well(
+    client, elsewhere, wait_until, monkeypatch
+):
+    """One partition must be taken anew, and another one is overtaken by a compaction before that is done."""
+    name = made(client, kind="table", partitions=2)
+    goes_on, reload = threading.Event(), table_reload.reload
+
+    async def reload_later(copy, why):
+        await asyncio.to_thread(goes_on.wait, 10)
+        await reload(copy, why)
+
+    monkeypatch.setattr(table_reload, "reload", reload_later)
+    with client.table(name) as table, table.watch() as watch:
+        news, copy = [], table._copy
+        table.on_resync(news.append)
+        write(elsewhere, name, rounds=1)
+        taken(watch, KEYS)
+        before = table.sequence
+        with silent(client, copy._subscription, only=1):
+            write_and_compact(elsewhere, name, wait_until, partitions=2)
+            copy.core.loop.call_soon_threadsafe(copy._take, Compacted("Deletions of partition 0 are gone."))
+        wait_until(lambda: table.sequence[1] > before[1], "the other partition goes on")
+        assert not news
+        goes_on.set()
+        wait_until(lambda: news)
+        found = taken(watch, KEYS)
+        nothing_more(watch)
+        assert {change.key: change.new.value for change in found} == {f"k/{key}": b"9" for key in range(KEYS)}
+        records = len(found) + sum(change.skipped for change in found) - WRITTEN
+        assert 0 <= records <= 2, "at most: the log's own records have offsets as well"
+        assert (news[0].before, news[0].after, news[0].changes) == (before, table.sequence, KEYS)
+        assert len(news) == 1
 
 
 def test_who_begins_afterwards_misses_nothing(client, elsewhere, wait_until):
