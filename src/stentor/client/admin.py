@@ -40,6 +40,8 @@ class TopicOffsets(msgspec.Struct, frozen=True):
     id: int
     offsets: dict[int, int]
     sure: bool = True  # False only with stale="allow": more may be committed
+    # Of a memory topic that was lost: where partitions began again. How many messages were before, nobody knows.
+    begins: dict[int, int] = {}
 
 
 class Offsets(dict[int, int]):
@@ -179,18 +181,19 @@ class AsyncAdmin:
         deadline = self._core.deadline(timeout)
         found_routes, now_us = await routes.existing(self._core, topics, deadline), time.time_ns() // 1000
 
-        async def find(route: messages.TopicRoute, partition: int) -> tuple[int, bool]:
+        async def find(route: messages.TopicRoute, partition: int) -> tuple[int, bool, int]:
             wish = find_request(at, route.id, partition, now_us, stale=may_be_stale)
             if isinstance(wish, int):
-                return wish, True
+                return wish, True, 0
             found = await self._core.find_offset(wish, route.name, deadline)
-            return found.offset, found.sure
+            return found.offset, found.sure, found.begins
 
         found = {}
         for route in found_routes:
             answers = await asyncio.gather(*(find(route, index) for index in range(len(route.partitions))))
-            offsets = {index: offset for index, (offset, _) in enumerate(answers)}
-            found[route.name] = TopicOffsets(route.id, offsets, all(sure for _, sure in answers))
+            offsets = {index: offset for index, (offset, _, _) in enumerate(answers)}
+            begins = {index: first for index, (_, _, first) in enumerate(answers) if first}
+            found[route.name] = TopicOffsets(route.id, offsets, all(sure for _, sure, _ in answers), begins)
         return found
 
     # --- groups ---------------------------------------------------------------------------------

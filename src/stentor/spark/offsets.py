@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
+from stentor.core.memory_limits import OFFSETS_RENEWED
 from stentor.errors import StentorError, TopicNotFound
 
 if TYPE_CHECKING:
     from stentor.client.admin import TopicOffsets
+
+_ROWS_ACROSS_LOSS: Final = OFFSETS_RENEWED // 2
+"""Half of what is set aside for a memory topic at least, beyond what it has given out: where it begins again is further
+on than this. No micro-batch has as many messages."""
 
 Place = tuple[str, int]
 """A topic and a partition."""
@@ -30,6 +35,9 @@ class TopicPlace(msgspec.Struct, frozen=True):
 
     id: int
     offsets: dict[int, int]
+    # Where partitions of a memory topic began again after all brokers lost it, as far as brokers were asked. What lies
+    # below counts for nothing: their offsets went on far above all that there was.
+    begins: dict[int, int] = {}
 
 
 Places = dict[str, TopicPlace]
@@ -37,7 +45,7 @@ Places = dict[str, TopicPlace]
 
 def places_of(found: dict[str, TopicOffsets]) -> Places:
     """What the brokers answered."""
-    return {name: TopicPlace(topic.id, topic.offsets) for name, topic in found.items()}
+    return {name: TopicPlace(topic.id, topic.offsets, topic.begins) for name, topic in found.items()}
 
 
 def to_offset(places: Places) -> dict[str, Any]:
@@ -127,6 +135,38 @@ def ranges_between(start: Places, end: Places) -> list[OffsetRange]:
             if stop > first:
                 ranges.append(OffsetRange(name, topic.id, partition, first, stop))
     return ranges
+
+
+def lost(start: Places, found: Places) -> list[Place]:
+    """Return the partitions whose messages from a start on were lost with the memory of their brokers."""
+    return [
+        (name, partition)
+        for name, topic in sorted(found.items())
+        if name in start
+        for partition, begins in sorted(topic.begins.items())
+        if start[name].offsets.get(partition, begins) < begins
+    ]
+
+
+def lifted(start: Places, found: Places) -> Places:
+    """Return a start that is nowhere below the place at which a memory topic began again."""
+    moved = dict(start)
+    for name, partition in lost(start, found):
+        topic, begins = moved[name], found[name].begins[partition]
+        moved[name] = TopicPlace(topic.id, topic.offsets | {partition: begins}, topic.begins)
+    return moved
+
+
+def crosses_loss(ranges: list[OffsetRange]) -> bool:
+    """Return whether ranges are so large that some may lead over the place at which a memory topic began again."""
+    return any(part.rows >= _ROWS_ACROSS_LOSS for part in ranges)
+
+
+def missing(low: int, end: int, begins: int) -> str:
+    """Say how many messages are missing between an end and the first offset that the brokers hold."""
+    if end < begins:
+        return "an unknown number of messages"  # lost with the memory of the brokers
+    return f"{low - end} messages"
 
 
 def divided(ranges: list[OffsetRange], rows_max: int, pieces_min: int | None) -> list[OffsetRange]:

@@ -196,6 +196,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
             if start is not None and self._final is None:
                 self._pause()
             end = self._end(before)
+            before = self._lifted(before, end)
             begin = self._begin(before, end)
             rows = sum(part.rows for part in offsets.ranges_between(begin, end))
             if rows and self._is_enough(rows):
@@ -223,7 +224,7 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         for name, topic in before.items():
             if name in found:
                 known = {p: max(o, topic.offsets.get(p, 0)) for p, o in found[name].offsets.items()}
-                end[name] = offsets.TopicPlace(topic.id, topic.offsets | known)
+                end[name] = offsets.TopicPlace(topic.id, topic.offsets | known, found[name].begins)
         self._last = end
         return end
 
@@ -231,6 +232,24 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
         gone = sorted(before.keys() - found.keys())
         if gone and self._options.fail_on_data_loss:
             raise offsets.deleted(gone[0])
+
+    def _lifted(self, before: Places, found: Places) -> Places:
+        """Go on where a memory topic began again: offsets below say nothing of how many messages there were."""
+        for name, partition in offsets.lost(before, found):
+            stood, begins = before[name].offsets[partition], found[name].begins[partition]
+            if self._options.fail_on_data_loss:
+                raise OffsetOutOfRange(
+                    f"{name}/{partition} is kept in memory and was lost with its brokers. It began again at offset"
+                    f" {begins}; this query stands at {stood}. Nobody knows how many messages it misses.",
+                    hint="Set failOnDataLoss to false to continue without them.",
+                    object=f"{name}/{partition}",
+                )
+            logger.warning(
+                "%s/%d was lost with its brokers' memory. Reading goes on from offset %d instead of %d."
+                " Nobody knows how many messages are missing.",
+                *(name, partition, begins, stood),
+            )
+        return offsets.lifted(before, found)
 
     def _begin(self, before: Places, end: Places) -> Places:
         """Topics and partitions that came later are read from their first offset on."""
@@ -253,6 +272,9 @@ class TopicStreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAva
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[OffsetRange]:
         before, after = offsets.from_offset(start), offsets.from_offset(end)
         ranges = offsets.ranges_between(self._begin(before, after), after)
+        if offsets.crosses_loss(ranges):  # as Spark keeps a place, it does not say where topics began again
+            before = self._lifted(before, self._topics.at("earliest", sorted(after), gone_ok=True))
+            ranges = offsets.ranges_between(self._begin(before, after), after)
         return offsets.divided(ranges, self._options.rows_per_partition_max, self._options.partitions_min)
 
     def commit(self, end: dict[str, Any]) -> None:

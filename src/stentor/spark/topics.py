@@ -58,7 +58,9 @@ class SparkTopics:
                 raise InvalidArgument(
                     f"Topic {name} has no partition {min(missing)}.", hint=f"It has 0 to {len(topic.offsets) - 1}."
                 )
-            kept[name] = TopicPlace(topic.id, {p: topic.offsets[p] for p in chosen.get(name, topic.offsets)})
+            named = chosen.get(name, topic.offsets)
+            begins = {p: first for p, first in topic.begins.items() if p in named}
+            kept[name] = TopicPlace(topic.id, {p: topic.offsets[p] for p in named}, begins)
         return kept
 
     def resolved(self, position: str | Given | datetime, default: str, what: str) -> Places:

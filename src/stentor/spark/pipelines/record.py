@@ -153,9 +153,10 @@ class _Recorder:
             for partition, low in topic.offsets.items():
                 end = known.get(partition, low)
                 if end < low and self._fail_on_data_loss:
+                    gone = offsets.missing(low, end, topic.begins.get(partition, 0))
                     raise OffsetOutOfRange(
                         f"{name}/{partition} begins at {low}; the lake ends at {end}:"
-                        f" {low - end} messages were deleted before they were recorded.",
+                        f" {gone} were deleted before they were recorded.",
                         hint="Record more often, let the topic keep unrecorded messages (keep_unrecorded), or continue"
                         " without them with --allow-data-loss.",
                     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from stentor.errors import OffsetOutOfRange, TopicNotFound
 from stentor.spark.connections import SparkConnection
-from stentor.spark.offsets import Places, TopicPlace, places_of, to_offset
+from stentor.spark.offsets import Places, TopicPlace, missing, places_of, to_offset
 from stentor.spark.options import to_json
 from stentor.spark.pipelines.lake import Lake, open_lake
 
@@ -70,9 +70,9 @@ def _continued(topic: str, start: TopicPlace, ends: dict[int, int]) -> TopicPlac
     for partition, low in start.offsets.items():
         end = ends.get(partition, low)
         if end < low:
+            gone = missing(low, end, start.begins.get(partition, 0))
             raise OffsetOutOfRange(
-                f"{topic}/{partition}: the lake ends at {end}, the brokers begin at {low};"
-                f" {low - end} messages are in neither.",
+                f"{topic}/{partition}: the lake ends at {end}, the brokers begin at {low}; {gone} are in neither.",
                 hint="Leave the lake out to read what the brokers hold.",
             )
         first[partition] = end
