@@ -82,6 +82,7 @@ class Node:
             table=config.zmq_table,
             topics=[name.strip() for name in config.zmq_topics.split(",") if name.strip()],
             three_frames=config.zmq_three_frames,
+            short_sequences=config.zmq_short_sequences,
         )
         options.check()
         return options

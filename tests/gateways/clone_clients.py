@@ -21,6 +21,7 @@ class Clone:
     """What all models share: a dict, a sequence, and the rule that an old sequence is discarded."""
 
     frames = 5
+    sequence_format = "!q"
     subtree = SUBTREE  # what it asks for, and where its own keys are
 
     def __init__(self):
@@ -46,8 +47,11 @@ class Clone:
 
     def message(self, key, value, properties=b""):
         if self.frames == 3:
-            return [key, bytes(8), value]
+            return [key, struct.pack(self.sequence_format, 0), value]
         return [key, bytes(8), self.new_uuid(), properties, value]
+
+    def number(self, frame):
+        return struct.unpack(self.sequence_format, frame)[0]
 
     @staticmethod
     def new_uuid():
@@ -63,8 +67,8 @@ class Clone:
             self.values.pop(key, None)
 
     def update(self, frames):
-        if number(frames[1]) > self.sequence:
-            self.sequence = number(frames[1])
+        if self.number(frames[1]) > self.sequence:
+            self.sequence = self.number(frames[1])
             self.store(frames)
 
 
@@ -82,7 +86,7 @@ class ModelFour(Clone):
         while True:
             frames = self.snapshot.recv_multipart()
             if frames[0] == b"KTHXBAI":
-                self.sequence = number(frames[1])
+                self.sequence = self.number(frames[1])
                 break
             self.store(frames)
 
@@ -104,6 +108,18 @@ class ModelThree(ModelFour):
     """No subtrees: its keys are numbers, without a slash. Model 2 is the same, but makes no changes."""
 
     subtree = b""
+
+
+class PythonModelFour(ModelFour):
+    """The Guide's Python clients of models 1 to 4 have sequences of four bytes."""
+
+    sequence_format = "!l"
+
+
+class PythonModelThree(ModelThree):
+    """As above."""
+
+    sequence_format = "!l"
 
 
 class ModelFive(ModelFour):

@@ -10,17 +10,23 @@ from tests.gateways.clone_clients import (
     ModelFour,
     ModelSix,
     ModelThree,
+    PythonModelFour,
     PythonModelSix,
+    PythonModelThree,
 )
 from tests.gateways.conftest import RunningGateway, free_port_run
 
-from stentor.gateways.zmq import bounds
+from stentor.errors import InvalidArgument
+from stentor.gateways.zmq import bounds, chp
 
 
-def test_clients_of_model_four_share_a_subtree_in_three_frames(shared, client, table_name):
-    with RunningGateway(shared.url, table=table_name, three_frames=True) as gateway, client.table(table_name) as table:
+@pytest.mark.parametrize(
+    ("model", "form"), [(ModelFour, "three_frames"), (PythonModelFour, "short_sequences")], ids=["C, Java", "Python"]
+)
+def test_clients_of_model_four_share_a_subtree_in_three_frames(shared, client, table_name, model, form):
+    with RunningGateway(shared.url, table=table_name, **{form: True}) as gateway, client.table(table_name) as table:
         table.put_many({"client/old": "1", "elsewhere": "2"})
-        with ModelFour(gateway.port) as one, ModelFour(gateway.port) as other:
+        with model(gateway.port) as one, model(gateway.port) as other:
             assert one.values == other.values == {b"/client/old": b"1"}
             table.put("client/live", "2")
             for clone in (one, other):
@@ -34,16 +40,55 @@ def test_clients_of_model_four_share_a_subtree_in_three_frames(shared, client, t
             assert dict(table) == {"client/live": b"2", "client/7": b"seven", "elsewhere": b"2"}
 
 
-def test_clients_of_model_three_share_keys_without_slashes(shared, client, table_name):
-    with RunningGateway(shared.url, table=table_name, three_frames=True) as gateway, client.table(table_name) as table:
-        with ModelThree(gateway.port) as one, ModelThree(gateway.port) as other:
+@pytest.mark.parametrize(
+    ("model", "form"), [(ModelThree, "three_frames"), (PythonModelThree, "short_sequences")], ids=["C, Java", "Python"]
+)
+def test_clients_of_model_three_share_keys_without_slashes(shared, client, table_name, model, form):
+    with RunningGateway(shared.url, table=table_name, **{form: True}) as gateway, client.table(table_name) as table:
+        with model(gateway.port) as one, model(gateway.port) as other:
             one.set(b"4711", b"seven")
             other.follow_until(lambda values: values == {b"4711": b"seven"})
             other.set(b"4711", b"eight")
             table.put("elsewhere", "2")
             one.follow_until(lambda values: values == {b"4711": b"eight", b"/elsewhere": b"2"})
-        with ModelThree(gateway.port) as late:
+        with model(gateway.port) as late:
             assert late.values == {b"4711": b"eight", b"/elsewhere": b"2"}
+
+
+def test_a_gateway_takes_changes_with_sequences_of_either_width(gateway, table, wait_until):
+    """What it sends is of one width."""
+    pusher = zmq.Context.instance().socket(zmq.PUSH)
+    pusher.connect(f"tcp://localhost:{gateway.port + 2}")
+    for width in (4, 8):
+        pusher.send_multipart([b"/%d" % width, bytes(width), b"v"])
+    wait_until(lambda: {"4", "8"} <= set(table))
+    pusher.close(linger=0)
+
+
+def test_a_table_that_is_beyond_short_sequences_is_not_served_in_them(shared, client, table_name, monkeypatch):
+    monkeypatch.setattr(chp, "SHORT_SEQUENCE_MAX", 3)
+    with client.table(client.create_topic(table_name, kind="table", partitions=1).name) as table:
+        with RunningGateway(shared.url, table=table_name, short_sequences=True) as gateway:
+            table.put("a", "1")
+            for _ in range(4):
+                table.put("a", "2")
+            ended = gateway.join()
+            assert isinstance(ended, InvalidArgument)
+            assert "is at sequence 4; four bytes hold 3" in str(ended)
+        with (
+            pytest.raises(InvalidArgument, match="four bytes hold 3"),
+            RunningGateway(shared.url, table=table_name, short_sequences=True),
+        ):
+            pass
+        with RunningGateway(shared.url, table=table_name, three_frames=True):
+            table.put("a", "3")
+
+
+def test_a_sequence_is_never_cut():
+    frames = chp.message(b"/a", chp.SHORT_SEQUENCE_MAX, b"u", b"p", b"v")
+    assert chp.shape(three_frames=False, short_sequences=True)(frames) == [b"/a", b"\x7f\xff\xff\xff", b"v"]
+    with pytest.raises(ValueError, match="needs more than 4 bytes"):
+        chp.shape(three_frames=True, short_sequences=True)(chp.message(b"/a", 2**31, b"", b"", b"v"))
 
 
 def test_clients_of_model_five_share_a_subtree_in_five_frames(gateway, table):

@@ -78,6 +78,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         default=False,
         meaning="Send three frames instead of five, for ZeroMQ clients of the Guide's models 1 to 4.",
     )
+    zmq_short_sequences: bool = _setting(
+        default=False,
+        meaning="Send three frames with sequences of four bytes, for the Guide's Python clients of models 1 to 4.",
+    )
     broker_id: str = _setting(
         "", "Id of this broker in the cluster. By default the broker makes one at its first start and keeps it."
     )

@@ -14,6 +14,20 @@ if TYPE_CHECKING:
 
 app = options.make_app(invoke_without_command=True, help="Run gateways for clients of other systems.")
 
+ThreeFrames = Annotated[
+    bool,
+    typer.Option(
+        "--three-frames", help="Send three frames instead of five, for clients of the ZeroMQ Guide's models 1 to 4."
+    ),
+]
+ShortSequences = Annotated[
+    bool,
+    typer.Option(
+        "--short-sequences",
+        help="Send three frames with sequences of four bytes, for the Guide's Python clients of models 1 to 4.",
+    ),
+]
+
 
 @app.callback()
 def gateway(context: typer.Context) -> None:
@@ -46,12 +60,8 @@ def zmq(
         typer.Option("--topic", metavar="TOPIC", help="Topic for SUB and PUSH sockets. Can be repeated."),
     ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
-    three_frames: Annotated[
-        bool,
-        typer.Option(
-            "--three-frames", help="Send three frames instead of five, for clients of the ZeroMQ Guide's models 1 to 4."
-        ),
-    ] = False,
+    three_frames: ThreeFrames = False,
+    short_sequences: ShortSequences = False,
     log_level: Annotated[
         str, typer.Option(metavar="debug|info|warning|error", help="How much to log on standard error.")
     ] = "info",
@@ -79,6 +89,7 @@ def zmq(
         table=table,
         topics=topic or [],
         three_frames=three_frames,
+        short_sequences=short_sequences,
         timeout=timeout,
     )
     wanted.check()

@@ -14,7 +14,9 @@ So each key of the wire is one key of the table, and comes back as it was sent.
 A sequence is the offset after a change, so that it grows from 1 and is the same at every gateway of a table. Properties
 are lines `name=value`. A UUID is any bytes: the Guide's C and Python clients send 16, its Java client 36 as text.
 
-The Guide's models 1 to 4 leave out UUID and properties: three frames. KVSET is taken in both forms.
+The Guide's models 1 to 4 leave out UUID and properties: three frames. Its Python clients of these models write and read
+the sequence as four bytes. KVSET is taken in all these forms. What a client sends before its snapshot does not say
+which form it reads, and a publisher sends one form to all, so a gateway is told the form of its clients (`shape`).
 
 No socket is here: bytes in, bytes out.
 """
@@ -22,11 +24,14 @@ No socket is here: bytes in, bytes out.
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from stentor.client.table_keys import check_key
 from stentor.client.table_leases import checked_seconds
 from stentor.errors import StentorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ICANHAZ: Final = b"ICANHAZ?"
 KTHXBAI: Final = b"KTHXBAI"
@@ -47,6 +52,9 @@ PROPERTIES_HEADER: Final = "chp-properties"
 
 _SLASHLESS: Final = SLASHLESS.encode()
 _SEQUENCE: Final = struct.Struct(">Q")
+_SHORT_BYTES: Final = 4
+SHORT_SEQUENCE_MAX: Final = 2**31 - 1
+"""The last sequence that four bytes hold: the clients that use them take the first bit for a sign."""
 
 Frames = list[bytes]
 
@@ -105,7 +113,7 @@ def parse_kvset(frames: Frames) -> WantedChange:
         (key, sequence, value), uuid, properties = frames, b"", b""
     else:
         raise BadFrames(f"KVSET has {len(frames)} frames")
-    if len(sequence) != _SEQUENCE.size:
+    if len(sequence) not in (_SHORT_BYTES, _SEQUENCE.size):
         raise BadFrames(f"the sequence of a KVSET has {len(sequence)} bytes")
     if len(uuid) > UUID_BYTES_MAX:
         raise BadFrames(f"the UUID of a KVSET has {len(uuid)} bytes")
@@ -135,6 +143,24 @@ def message(key: bytes, sequence: int, uuid: bytes, properties: bytes, value: by
     return [key, _SEQUENCE.pack(sequence), uuid, properties, value]
 
 
-def short(frames: Frames) -> Frames:
-    """The same for clients of the Guide's models 1 to 4."""
+def shape(*, three_frames: bool, short_sequences: bool) -> Callable[[Frames], Frames]:
+    """Return what makes the form that clients read of five frames. Short sequences come in three frames."""
+    if short_sequences:
+        return _shortest
+    return _short if three_frames else _as_it_is
+
+
+def _as_it_is(frames: Frames) -> Frames:
+    return frames
+
+
+def _short(frames: Frames) -> Frames:
     return [frames[0], frames[1], frames[4]]
+
+
+def _shortest(frames: Frames) -> Frames:
+    """ValueError for a sequence that four bytes do not hold: cut, it would look like an old one."""
+    (sequence,) = _SEQUENCE.unpack(frames[1])
+    if sequence > SHORT_SEQUENCE_MAX:
+        raise ValueError(f"the sequence {sequence} needs more than {_SHORT_BYTES} bytes")
+    return [frames[0], frames[1][-_SHORT_BYTES:], frames[4]]

@@ -96,13 +96,15 @@ class CloneServer:
         counts: GatewayStatistics,
         *,
         three_frames: bool,
+        short_sequences: bool,
         silent_s: float,
         room: SharedRoom,
     ) -> None:
         self._client = client
         self._context = context
         self._counts = counts
-        self._three_frames = three_frames
+        self._shape = chp.shape(three_frames=three_frames, short_sequences=short_sequences)
+        self._sequence_max = chp.SHORT_SEQUENCE_MAX if short_sequences else None
         self._silent_s = silent_s
         self._recent: RecentChanges | None = (
             RecentChanges()
@@ -129,15 +131,25 @@ class CloneServer:
                 hint="Only one partition gives all changes one sequence. Make another table with one partition.",
                 object=self._copy.name,
             )
+        self._check_sequence(self._copy.applied[0])
         self._directory = str(make_socket_folder("stentor-zmq-"))
         asking, publishing = f"{self._directory}/ask", f"{self._directory}/pub"
-        shape = {"three_frames": self._three_frames}
-        self._publisher = ClonePublisher(self._context, f"ipc://{publishing}", self._counts, **shape)
-        self._snapshots = Snapshots(self._context, f"ipc://{asking}", CurrentCopy(self._copy), self._counts, **shape)
+        self._publisher = ClonePublisher(self._context, f"ipc://{publishing}", self._counts, self._shape)
+        self._snapshots = Snapshots(
+            self._context, f"ipc://{asking}", CurrentCopy(self._copy), self._counts, self._shape
+        )
         room, counts = self._room, self._counts
         await self._listen(GuardedPort(asking, counts, room), host, port)
         await self._listen(GuardedPort(publishing, counts, room, subscribes=True), host, port + 1)
         await self._start_collecting(host, port + 2)
+
+    def _check_sequence(self, sequence: int) -> None:
+        if self._sequence_max is not None and sequence > self._sequence_max:
+            raise InvalidArgument(
+                f"Table {self._copy.name} is at sequence {sequence}; four bytes hold {self._sequence_max}.",
+                hint="Copy it into a new table, or use clients that read eight bytes, without --short-sequences.",
+                object=self._copy.name,
+            )
 
     async def _listen(self, relay: GuardedPort, host: str, port: int) -> None:
         self._ports.append(relay)
@@ -179,6 +191,11 @@ class CloneServer:
         for change in changes:
             self._collector.note(change)
             self._sequence = max(self._sequence, change.version + 1)
+            try:
+                self._check_sequence(self._sequence)
+            except InvalidArgument as error:  # whoever went on would miss changes without a sign of it
+                self._changed(error)
+                return
             if self._recent is None:
                 self._publish(change, self._sequence)
             else:

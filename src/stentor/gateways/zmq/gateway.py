@@ -38,6 +38,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     table: str = ""  # for Clone clients; empty: none
     topics: list[str] = []  # for SUB and PUSH
     three_frames: bool = False  # as the Guide's models 1 to 4 have it
+    short_sequences: bool = False  # three frames, and sequences of four bytes: as its Python clients of these have it
     timeout: float = limits.DEFAULT_TIMEOUT_S
     silent_s: float = bounds.SILENT_S  # before it publishes; tests have no clients of an earlier gateway
 
@@ -83,6 +84,7 @@ class ZmqGateway:
                     options.table,
                     self._counts,
                     three_frames=options.three_frames,
+                    short_sequences=options.short_sequences,
                     silent_s=options.silent_s,
                     room=self._room,
                 )

@@ -125,4 +125,6 @@ def _command(options: GatewayOptions) -> list[str]:
         command += ["--topic", topic]
     if options.three_frames:
         command.append("--three-frames")
+    if options.short_sequences:
+        command.append("--short-sequences")
     return command

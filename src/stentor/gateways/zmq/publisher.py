@@ -17,6 +17,8 @@ from stentor.gateways.zmq import bounds, chp
 from stentor.gateways.zmq.sockets import bind, send_now
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zmq.asyncio import Context
 
     from stentor.gateways.zmq.statistics import GatewayStatistics
@@ -27,15 +29,21 @@ logger = logging.getLogger(__name__)
 class ClonePublisher:
     """KVPUB and HUGZ."""
 
-    def __init__(self, context: Context, endpoint: str, counts: GatewayStatistics, *, three_frames: bool) -> None:
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        counts: GatewayStatistics,
+        shape: Callable[[chp.Frames], chp.Frames],
+    ) -> None:
         self._socket = bind(context, zmq.XPUB, endpoint)
         self._counts = counts
-        self._three_frames = three_frames
+        self._shape = shape
         self._prefixes: set[bytes] = set()
 
     def publish(self, frames: chp.Frames) -> None:
         """To all who subscribed to it."""
-        send_now(self._socket, chp.short(frames) if self._three_frames else frames)
+        send_now(self._socket, self._shape(frames))
 
     def give_hugz(self) -> None:
         """A sign of life for every subscriber."""

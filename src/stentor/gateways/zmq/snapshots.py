@@ -19,7 +19,7 @@ from stentor.gateways.zmq import bounds, chp
 from stentor.gateways.zmq.sockets import bind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from zmq.asyncio import Context
 
@@ -68,12 +68,17 @@ class Snapshots:
     """Answers ICANHAZ?."""
 
     def __init__(
-        self, context: Context, endpoint: str, current: CurrentCopy, counts: GatewayStatistics, *, three_frames: bool
+        self,
+        context: Context,
+        endpoint: str,
+        current: CurrentCopy,
+        counts: GatewayStatistics,
+        shape: Callable[[chp.Frames], chp.Frames],
     ) -> None:
         self._socket = bind(context, zmq.ROUTER, endpoint)
         self._current = current
         self._counts = counts
-        self._three_frames = three_frames
+        self._shape = shape
         self._sending: dict[bytes, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(bounds.SNAPSHOTS_MAX)
 
@@ -113,7 +118,7 @@ class Snapshots:
         await self._current.catch_up()
         async with self._turns:
             for count, frames in enumerate(self._messages(subtree)):
-                await self._send(client, chp.short(frames) if self._three_frames else frames)
+                await self._send(client, self._shape(frames))
                 if count % bounds.SNAPSHOT_SLICE == bounds.SNAPSHOT_SLICE - 1:
                     await asyncio.sleep(0)
             self._counts.snapshots += 1
