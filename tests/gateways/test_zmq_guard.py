@@ -86,6 +86,25 @@ def test_unfinished_messages_of_all_peers_have_one_bound_and_small_ones_come_in_
     assert room.unfinished == 0
 
 
+@pytest.mark.parametrize("first", [b"\x02", b"\x01orders", b"", b"\x00"], ids=repr)
+def test_a_subscriber_sends_no_message_of_several_frames(first):
+    """libzmq takes each of them for a subscription."""
+    room = SharedRoom()
+    guard = guarded(room, subscribes=True)
+    with pytest.raises(NotUnderstood, match="several frames"):
+        guard.passes(frame(first, more=True) + frame(b"\x01" + bytes(4_000), more=True) + frame(b"\x01"))
+    guard.close()
+    assert (room.unfinished, room.subscribed) == (0, 0)
+
+
+@pytest.mark.parametrize("subscribes", [False, True])
+def test_a_command_has_one_frame(subscribes):
+    """libzmq keeps what comes before the last frame of a message, and SUBSCRIBE is one for every socket."""
+    guard = guarded(subscribes=subscribes)
+    with pytest.raises(NotUnderstood, match="several frames"):
+        guard.passes(frame(b"\x09SUBSCRIBE" + bytes(4_000), more=True, command=True))
+
+
 @pytest.mark.parametrize(
     ("begin", "end"),
     [

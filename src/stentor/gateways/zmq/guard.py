@@ -8,7 +8,8 @@ gateway are relays, whose guards read the frames of ZMTP 3 as they pass:
                           └ 1: another frame of the message follows; 2: the length has 8 bytes; 4: a command
 
 A body is not kept, but for a subscription: a message that begins with a byte 1 (0 takes it back), or a command
-SUBSCRIBE (CANCEL).
+SUBSCRIBE (CANCEL). libzmq takes every frame of a subscriber's message for a subscription of its own, and gathers
+frames of a command like those of a message. Subscriptions and commands have one frame, and more are refused.
 """
 
 from __future__ import annotations
@@ -90,14 +91,15 @@ class PeerGuard:
         header, self._header = self._header, bytearray()
         self._flags = header[0]
         size = _LENGTH.unpack_from(header, 1)[0] if self._flags & _LONG else header[1]
+        if self._flags & _MORE and (self._subscribes or self._flags & _COMMAND):
+            raise NotUnderstood("a subscription or command of it has several frames")
         if self._flags & _COMMAND:
             if size > bounds.COMMAND_BYTES_MAX:
                 raise NotUnderstood(f"a command of it has {size} bytes; the limit is {bounds.COMMAND_BYTES_MAX}")
         else:
             self._count(size)
         self._body_left = size
-        looked_at = self._subscribes and (self._flags & _COMMAND or self._frames == 1)
-        self._kept = bytearray() if looked_at else None
+        self._kept = bytearray() if self._subscribes else None
         if not size:
             self._end_frame()
 
