@@ -354,6 +354,34 @@ def consumers_that_vanish(address: str, topic: int) -> None:
         ask([queue_messages.TakeJobs(**where, number=1, jobs_max=10, wait_ms=5_000) for where in wheres])
 
 
+# --- few bytes that expand ----------------------------------------------------------------------
+
+
+def rows_that_expand(address: str) -> int:
+    """A table with six batches of two kilobytes, each of 31 rows with a header of a megabyte."""
+    topic = topic_id(address, "expanding", kind="table")
+    keys = [*(b"app/%d" % number for number in range(30)), b"other"]
+    headers = [[("h", bytes(limits.MESSAGE_HEADERS_BYTES_MAX - 200))]] * len(keys)
+    now_us = time.time_ns() // 1000
+    encoded = batch.encode([now_us] * len(keys), keys, [b"v"] * len(keys), headers, compression="zstd")
+    header = batch.address(encoded, topic_id=topic, partition=0, producer_id=0, generation=0, sequence=0)
+    raw = Raw(address, "preparing")
+    for _ in range(6):
+        raw.send(frames.frame(Kind.PUBLISH, 1, bytes(header) + bytes(encoded.body), flags=frames.Ack.ALL))
+        while raw.receive()[0] not in (Kind.PUBLISHED, Kind.ERROR):
+            pass
+    return topic
+
+
+def subtrees_that_expand(address: str, topic: int) -> None:
+    """Twenty streams of the part of it that is nearly all, on four connections."""
+    wish = messages.encode(messages.OpenStream(topic_id=topic, partition=0, start=0, credit=1 << 20, subtree="app/"))
+    for number in range(4):
+        raw = Raw(address, f"watching {number}").read_all()
+        raw.send(b"".join(frames.frame(Kind.OPEN_STREAM, stream, wish) for stream in range(5)))
+    time.sleep(FLOOD_S)
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "small publishes at 6 MB/s": Attack(small_publishes, lambda address: topic_id(address, "target")),
     "tiny frames at 3 MB/s": Attack(tiny_frames),
@@ -371,5 +399,6 @@ ATTACKS: Final[dict[str, Attack]] = {
     "jobs with keys at 3 MB/s": Attack(
         jobs_with_keys, lambda address: topic_id(address, "ordered", kind="queue", ordered_by="key")
     ),
+    "subtrees of rows that expand": Attack(subtrees_that_expand, rows_that_expand),
     "2,000 leases that end": Attack(consumers_that_vanish, put_for_consumers, after_s=LEASE_S + 4.0),
 }

@@ -68,9 +68,6 @@ COMPACTION_KEYS_BYTES_MAX: Final = 256 * MIB
 COMPACTED_BATCH_BYTES: Final = 256 * KIB
 """Into batches of about this size what is left of small ones is merged: what a push to a subscriber is."""
 
-_ROW_BYTES: Final = 24
-"""What a row or a header takes beside its key and value: only for the size of a batch, which need not be exact."""
-
 _WORTH: Final = 0.1
 """A single segment that would lose less than this share of its size stays as it is."""
 
@@ -355,7 +352,7 @@ class _Merger:
 
     def add(self, header: BatchHeader, batch: bytes, kept: Rows) -> None:
         """The rows that are left of a batch."""
-        size = _size(kept)
+        size = kept.size()
         if not self._takes(header, size, has_rows=bool(kept.offsets)):
             self.flush()
         if len(kept.offsets) == header.count and header.length >= COMPACTED_BATCH_BYTES // 4 and header.count:
@@ -430,13 +427,6 @@ def _can_be_rewritten(rows: Rows) -> bool:
     (C34), but logs may hold some from before heads looked.
     """
     return all(map(batches.is_within_limits, rows.keys, rows.values, rows.headers))
-
-
-def _size(rows: Rows) -> int:
-    """About how much room rows take."""
-    size = sum(len(key or b"") + len(value or b"") for key, value in zip(rows.keys, rows.values, strict=True))
-    named = sum(_ROW_BYTES + len(name) + len(value or b"") for pairs in rows.headers for name, value in pairs or ())
-    return size + named + _ROW_BYTES * len(rows.offsets)
 
 
 def _plain(header: BatchHeader, rows: Rows) -> Rows:

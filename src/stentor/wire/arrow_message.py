@@ -65,6 +65,7 @@ class Contents(NamedTuple):
     begin: int  # where in the body the buffers begin
     nodes: tuple[int, ...]  # length and number of nulls of each column, depth first
     buffers: tuple[int, ...]  # offset, from there on, and length of each
+    expanded: int = 0  # bytes that the compressed ones among them have once they are expanded
 
     @property
     def headers(self) -> int:
@@ -91,6 +92,14 @@ def read(body: memoryview, count: int) -> Contents:
 def header_count(body: memoryview, count: int) -> int:
     """How many headers all messages of a body have together."""
     return read(body, count).nodes[_PAIRS]
+
+
+def expanded_bytes(body: memoryview, count: int) -> int:
+    """Return how many bytes a compressed body expands to; its own size if it cannot be read, as reading then ends."""
+    try:
+        return max(len(body), read(body, count).expanded)
+    except CorruptData:
+        return len(body)
 
 
 def write(nodes: list[int], buffers: list[int], body_bytes: int) -> bytes:
@@ -143,7 +152,8 @@ def _read(body: memoryview, count: int) -> Contents:
         _vector(metadata, batch, 4, 0)
     buffers = _BUFFERS.unpack_from(metadata, _vector(metadata, batch, 2, BUFFER_COUNT))
     _check_buffers(buffers, len(data))
-    return Contents(_compression(data, metadata, batch, buffers), 8 + metadata_bytes, nodes, buffers)
+    compression, expanded = _compression(data, metadata, batch, buffers)
+    return Contents(compression, 8 + metadata_bytes, nodes, buffers, expanded)
 
 
 def _check_nodes(nodes: tuple[int, ...], count: int) -> None:
@@ -158,10 +168,11 @@ def _check_nodes(nodes: tuple[int, ...], count: int) -> None:
         raise CorruptData("A batch body claims an impossible number of nulls.")
 
 
-def _compression(data: memoryview, metadata: memoryview, batch: int, buffers: tuple[int, ...]) -> int:
+def _compression(data: memoryview, metadata: memoryview, batch: int, buffers: tuple[int, ...]) -> tuple[int, int]:
+    """Return which of COMPRESSIONS a body has, and to how many bytes it expands."""
     compression = _field(metadata, batch, 3, optional=True)
     if not compression:
-        return 0
+        return 0, 0
     pairs = zip(buffers[::2], buffers[1::2], strict=True)
     sizes = [_I64.unpack_from(data, offset)[0] for offset, length in pairs if length]
     expanded = sum(size for size in sizes if size > 0)
@@ -173,7 +184,7 @@ def _compression(data: memoryview, metadata: memoryview, batch: int, buffers: tu
     found = 1 + (metadata[codec] if codec else 0)  # Arrow counts from lz4 on, and leaves it out
     if found >= len(COMPRESSIONS):
         raise CorruptData("A batch body has an unknown compression.")
-    return found
+    return found, expanded
 
 
 def _check_buffers(buffers: tuple[int, ...], data_bytes: int) -> None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import compress
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from crc32c import crc32c
 
 from stentor import limits
 from stentor.errors import CorruptData, LimitExceeded
-from stentor.wire import batch, bodies, deltas
+from stentor.wire import arrow_message, batch, bodies, deltas
 from stentor.wire.arrow_message import COMPRESSIONS
 from stentor.wire.header import (
     COMPRESSION_MASK,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _EXTENT = Struct(excerpt("length", "count", "attributes", "span"))
 _CODED = ENCODING_MASK | COMPRESSION_MASK | HAS_HEADERS
 _KEPT_BY_MERGE = COMPRESSION_MASK | SCHEMA_MASK
+_ROW_BYTES = 24  # what a row or a header takes beside its key and value: `Rows.size` need not be exact
 _TAKEN_FROM = 1_000  # rows: with fewer, one way is as good as the other
 
 
@@ -78,6 +79,12 @@ class Rows(NamedTuple):
             list(compress(self.values, wanted)),
             list(compress(self.headers, wanted)),
         )
+
+    def size(self) -> int:
+        """Return about how many bytes these rows take, encoded and not compressed."""
+        size = sum(len(key or b"") + len(value or b"") for key, value in zip(self.keys, self.values, strict=True))
+        named = sum(_ROW_BYTES + len(name) + len(value or b"") for pairs in self.headers for name, value in pairs or ())
+        return size + named + _ROW_BYTES * len(self.offsets)
 
 
 def nothing() -> Rows:
@@ -116,17 +123,38 @@ def _taken(header: BatchHeader, body: bytes | memoryview, chosen: list[bool]) ->
     kept = arrow.taken(decoded, list(compress(range(header.count), chosen)))
     if not kept.num_rows:
         return _encoded(header, nothing())
-    deltas_kept = list(compress(deltas.of(header, body), chosen))
-    attributes = header.attributes & ~(_CODED | TIMED) | header.attributes & COMPRESSION_MASK | ENCODING_ARROW
-    packed = arrow.encode(kept, COMPRESSIONS[header.compression])
-    return _packed(header, attributes, deltas_kept, bytes(packed), arrow.time_range(kept))
+    return _of_arrow(header, list(compress(deltas.of(header, body), chosen)), kept)
+
+
+def _of_arrow(like: BatchHeader, deltas_kept: list[int], kept: Any) -> bytes:
+    """A batch that covers what `like` covers, with these rows of Arrow's."""
+    arrow = bodies.arrow()
+    attributes = like.attributes & ~(_CODED | TIMED) | like.attributes & COMPRESSION_MASK | ENCODING_ARROW
+    if kept.column(3).null_count != kept.num_rows:
+        attributes |= HAS_HEADERS | like.attributes & TIMED  # maybe of a row that is gone: readers look at each
+    packed = arrow.encode(kept, COMPRESSIONS[like.compression])
+    return _packed(like, attributes, deltas_kept, bytes(packed), arrow.time_range(kept))
+
+
+def merged_alone(header: BatchHeader, offsets: list[int], kept: Any) -> bytes:
+    """Some rows of one batch, which are Arrow's, as `merge` would have them. Python's rows of a large batch would stop
+    all other threads for as long as they take to make. LimitExceeded if no batch can hold them.
+    """
+    like = _nobodys(header, header.base_offset, header.end_offset, header.appended_at_us)
+    like = msgspec.structs.replace(like, attributes=like.attributes | header.attributes & TIMED)
+    return _of_arrow(like, [offset - header.base_offset for offset in offsets], kept)
 
 
 def merge(like: BatchHeader, base: int, end: int, rows: Rows, appended_at_us: int) -> bytes:
     """One batch instead of all from `base` to `end`, of one epoch, and those with rows of one compression and schema:
     those of `like`. Nobody's resend is recognised by it, so what is known of producers must have been written down.
     """
-    like = msgspec.structs.replace(
+    return _encoded(_nobodys(like, base, end, appended_at_us), rows)
+
+
+def _nobodys(like: BatchHeader, base: int, end: int, appended_at_us: int) -> BatchHeader:
+    """The header of a batch of no producer, which covers these offsets; its rows are still to be counted."""
+    return msgspec.structs.replace(
         like,
         base_offset=base,
         span=end - base,
@@ -138,7 +166,6 @@ def merge(like: BatchHeader, base: int, end: int, rows: Rows, appended_at_us: in
         generation=0,
         sequence=0,
     )
-    return _encoded(like, rows)
 
 
 def control(kind: int, body: bytes, *, topic_id: int, partition: int, value: int = 0) -> bytearray:
@@ -212,6 +239,8 @@ def _encoded(like: BatchHeader, rows: Rows) -> bytes:
 def _packed(like: BatchHeader, attributes: int, offsets: list[int], body: bytes, times: tuple[int, int]) -> bytes:
     """A batch that covers what `like` covers, with rows that are encoded; their offsets are relative to its first."""
     count = len(offsets)
+    if attributes & COMPRESSION_MASK:
+        _check_readable(body, count)
     if count != like.span:
         attributes |= SPARSE
         body = deltas.pack(offsets) + body
@@ -227,3 +256,11 @@ def _packed(like: BatchHeader, attributes: int, offsets: list[int], body: bytes,
         last_timestamp_us=times[1],
     )
     return bytes(pack(header)) + body
+
+
+def _check_readable(body: bytes, count: int) -> None:
+    """Raise LimitExceeded if readers would refuse a compressed body: it is small, and what it expands to is not."""
+    try:
+        arrow_message.guard(memoryview(body), count)
+    except CorruptData as error:
+        raise LimitExceeded(f"A batch of {count} rows takes too much room. {error.message}") from error

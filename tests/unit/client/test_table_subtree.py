@@ -194,21 +194,47 @@ def test_a_copy_of_a_subtree_outlives_its_broker(tmp_path):
             assert part.entry("app/a") == second
 
 
-def test_large_pushes_are_filtered_outside_of_the_loop(shared, client, name, monkeypatch):
+@pytest.fixture
+def filtered(monkeypatch):
+    """Names of threads, and bytes of the batches that they begin to filter."""
+    found = []
+
+    class Noted(subtree_stream.Filtering):
+        def __init__(self, chunks, subtree, floor):
+            super().__init__(chunks, subtree, floor)
+            self.size = sum(map(len, chunks))
+
+        def go_on(self):
+            found.append((threading.current_thread().name, self.size))
+            self.size = 0  # it may go on
+            return super().go_on()
+
+    monkeypatch.setattr(subtree_stream, "Filtering", Noted)
+    return found
+
+
+def test_large_pushes_are_filtered_outside_of_the_loop(shared, client, name, filtered):
     """Whatever is larger than a few messages is filtered in a thread: the broker's loop goes on meanwhile."""
-    sizes, kept = [], subtree_stream.kept
-
-    def noted(chunks, subtree, floor):
-        sizes.append((threading.current_thread().name, sum(map(len, chunks))))
-        return kept(chunks, subtree, floor)
-
-    monkeypatch.setattr(subtree_stream, "kept", noted)
     fill(client, name, keys=20_000)
     with shared.client() as second, second.table(name, subtree="app/") as part:
         assert len(part) == 200
-    in_loop = [size for thread, size in sizes if thread == "stentor-broker"]
+    in_loop = [size for thread, size in filtered if thread == "stentor-broker"]
     assert max(in_loop, default=0) <= subtree_stream._AT_ONCE_BYTES
-    assert sum(size for thread, size in sizes if thread != "stentor-broker") > 1_000_000
+    assert sum(size for thread, size in filtered if thread != "stentor-broker") > 1_000_000
+
+
+def test_batches_that_expand_are_filtered_outside_of_the_loop_and_arrive(shared, client, name, filtered):
+    """Few bytes may be many megabytes of headers; six such batches were one, which no client could read."""
+    keys = [*(f"app/{number}" for number in range(30)), "zzz"]
+    with client.producer(name, compression="zstd") as producer:
+        for round_ in range(6):
+            for key in keys:
+                producer.send(b"%d" % round_, key=key, headers={"h": bytes(1_000_000)})
+            producer.flush()
+    with shared.client() as second, second.table(name, subtree="app/") as part:
+        assert dict(part) == dict.fromkeys(keys[:-1], b"5")
+    assert sum(size for _, size in filtered) < 100_000
+    assert not [size for thread, size in filtered if thread == "stentor-broker"]
 
 
 def test_the_same_for_async_code(shared, name):

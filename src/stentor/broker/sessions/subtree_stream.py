@@ -1,8 +1,9 @@
 """A stream of a table's subtree: only rows whose keys are in it are sent.
 
-Batches are filtered on their way to the reader, large ones in a thread. A delivery says how far it goes, so offsets
-that were left out are no gap. Where nothing is left, nothing is sent at once. After a moment an empty delivery
-tells the reader how far it is, unless rows that came meanwhile have told it.
+Batches are filtered on their way to the reader. Those that are more than a little, or expand to more, are filtered in a
+thread, and in pieces: others read history there, too. A delivery says how far it goes, so offsets that were left out
+are no gap. Where nothing is left, nothing is sent at once. After a moment an empty delivery tells the reader how far it
+is, unless rows that came meanwhile have told it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from stentor import limits
 from stentor.broker.sessions.reader_stream import ReaderStream, Reading
 from stentor.errors import StentorError
 from stentor.wire.header import appended_at_us
-from stentor.wire.subtree import kept
+from stentor.wire.subtree import Filtering, is_small
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,22 +40,33 @@ class SubtreeStream(ReaderStream):
 
     def _push(self, chunks: list[bytes], next_offset: int, size: int) -> None:
         at_us = appended_at_us(chunks[0])
-        if size <= _AT_ONCE_BYTES:
+        filtering = Filtering(chunks, self._subtree, self.cursor.position)
+        if size <= _AT_ONCE_BYTES and is_small(chunks, _AT_ONCE_BYTES):
             try:
-                self._push_kept(next_offset, at_us, kept(chunks, self._subtree, self.cursor.position))
+                found = filtering.go_on()
             except StentorError as error:
                 self.fail(self.partition.read_failed(error))
+                return
+            assert found is not None, "little is filtered in one piece"
+            self._push_kept(next_offset, at_us, found)
             return
         self.cursor.start_reading()
         self.session.history_bytes += size
-        work = partial(kept, chunks, self._subtree, self.cursor.position)
-        self.partition.reads.submit(work, partial(self._filtered, next_offset, at_us, size))
+        self._filter(filtering, next_offset, at_us, size)
+
+    def _filter(self, filtering: Filtering, next_offset: int, at_us: int, size: int) -> None:
+        self.partition.reads.submit(filtering.go_on, partial(self._filtered, filtering, next_offset, at_us, size))
 
     def _history_bytes(self) -> int:
         """Filtering is work, and a thread that works slows the loop down: never more than one push at a time."""
         return limits.DELIVERY_BYTES
 
-    def _filtered(self, next_offset: int, at_us: int, size: int, found: Any, error: StentorError | None) -> None:
+    def _filtered(
+        self, filtering: Filtering, next_offset: int, at_us: int, size: int, found: Any, error: StentorError | None
+    ) -> None:
+        if found is None and error is None and not self.closed:
+            self._filter(filtering, next_offset, at_us, size)
+            return
         self.cursor.reading = False
         self.session.history_bytes -= size
         if self.closed:
