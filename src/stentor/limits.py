@@ -221,6 +221,12 @@ UNSENT_TOTAL_BYTES_MAX: Final = 128 * MIB
 TAIL_CACHE_BYTES: Final = 4 * MIB
 """Per partition: the newest batches are kept in memory so that live subscribers cost no read."""
 
+TAIL_CACHES_BYTES: Final = 256 * MIB
+"""All partitions of a broker together: full caches for 64 of them, and for ten thousand what came in last."""
+
+TAIL_CACHE_IDLE_S: Final = 10.0
+"""A partition that got nothing for this long, or up to twice as long, has no tail cache: its readers have had it."""
+
 STREAMS_PER_CONNECTION_MAX: Final = 4_096
 """A stream is one partition of one subscription."""
 

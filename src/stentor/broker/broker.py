@@ -144,6 +144,7 @@ class Broker:
         every(limits.CURSOR_CHECK_S, partial(_look_after_cursors, parts))
         every(limits.ASIDE_CHECK_S, partial(reads.submit, parts.letting_go.clear_aside, _aside_cleared))
         every(limits.HEALTH_CHECK_S, parts.health.look_soon)
+        every(limits.TAIL_CACHE_IDLE_S, partial(_forget_idle_tails, parts))
         every(ROOM_LOOK_S, parts.cluster.store_keeper.look_soon)
         every(service_limits.ASK_SWEEP_S, parts.services.look)
         every(service_limits.RESPONDERS_TELL_S, parts.services.directory.tell_all)
@@ -318,6 +319,10 @@ class _Doors:
 def _look_after_cursors(parts: Parts) -> None:
     parts.cursor_care.look_soon()
     parts.shared.groups.look()
+
+
+def _forget_idle_tails(parts: Parts) -> None:
+    parts.ground.environment.slices.begin("tail caches that got nothing", parts.ground.tails.idle())
 
 
 def _aside_cleared(_: Any, error: StentorError | None) -> None:

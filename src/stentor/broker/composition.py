@@ -40,6 +40,7 @@ from stentor.broker.partitions.copies import Copies
 from stentor.broker.partitions.letting_go import LettingGo
 from stentor.broker.partitions.replicas import Replicas
 from stentor.broker.partitions.serving import Serving
+from stentor.broker.partitions.tail_cache import TailBudget, budget_of
 from stentor.broker.queues.desk import QueueDesk
 from stentor.broker.queues.heads import QueueHeads
 from stentor.broker.services.desk import ServiceDesk
@@ -95,6 +96,7 @@ class Ground:
         self.timers = Timers(environment.loop, environment.watch, environment.failures)
         self.permissions = Permissions()
         self.memory = MemoryBudget(environment.config.memory_budget_bytes or share_of(machine_memory()))
+        self.tails = TailBudget(budget_of(machine_memory()))
 
 
 class SharedWork(NamedTuple):
@@ -138,7 +140,15 @@ class Parts:
 
     def _build_partitions(self, ground: Ground) -> None:
         environment, identity, standing = ground.environment, ground.identity, ground.standing
-        self.copies = Copies(environment, identity, standing, ground.directory, ground.journal, ground.memory)
+        self.copies = Copies(
+            environment,
+            identity,
+            standing,
+            directory=ground.directory,
+            journal=ground.journal,
+            memory=ground.memory,
+            tails=ground.tails,
+        )
         self.desk = ChainDesk(
             environment,
             standing,
@@ -271,6 +281,7 @@ class Parts:
             health=self.health,
             services=self.services,
             memory=ground.memory,
+            tails=ground.tails,
         )
         desk = self._desk(ground, after_delete)
         self._welcome = GreetingServices(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stentor.broker.health import HealthWatch
     from stentor.broker.partitions.interfaces import Follower
     from stentor.broker.partitions.partition import Partition
+    from stentor.broker.partitions.tail_cache import TailBudget
     from stentor.broker.services.desk import ServiceDesk
     from stentor.broker.sessions.admission import Admission
     from stentor.broker.sessions.inline_sync import InlineSync
@@ -47,6 +48,7 @@ class Overview:
         health: HealthWatch,
         services: ServiceDesk,
         memory: MemoryBudget,
+        tails: TailBudget,
     ) -> None:
         self._clock = environment.clock
         self._watch = environment.watch
@@ -61,6 +63,7 @@ class Overview:
         self._health = health
         self._services = services
         self._memory = memory
+        self._tails = tails
         self._started_at = environment.clock.monotonic()
         self._gathering: asyncio.Task[BrokerStatistics] | None = None
 
@@ -144,7 +147,11 @@ class Overview:
             bytes_out=sum(session.connection.bytes_out for session in sessions),
             memory_log_bytes=sum(each.log.bytes for each in self._partitions.values() if each.log.in_memory),
             memory=MemoryStatistics(
-                bytes=self._memory.used, bytes_max=self._memory.limit, refused=self._memory.refused
+                bytes=self._memory.used,
+                bytes_max=self._memory.limit,
+                refused=self._memory.refused,
+                tail_cache_bytes=self._tails.used,
+                tail_cache_bytes_max=self._tails.limit,
             ),
             loop=msgspec.structs.replace(self._watch.statistics(), parked=self._turns.parked),
         )

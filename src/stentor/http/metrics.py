@@ -36,6 +36,8 @@ _BROKER_GAUGES: Final[dict[str, Callable[[BrokerCounts], float]]] = {
     "memory_log_bytes": lambda broker: broker.memory_log_bytes,
     "memory_bytes": lambda broker: broker.memory.bytes,
     "memory_bytes_max": lambda broker: broker.memory.bytes_max,
+    "tail_cache_bytes": lambda broker: broker.memory.tail_cache_bytes,
+    "tail_cache_bytes_max": lambda broker: broker.memory.tail_cache_bytes_max,
 }
 _LOOP: Final[dict[str, tuple[str, str, Callable[[LoopStatistics], float]]]] = {
     "steps_total": ("Steps of the loop that were measured", "counter", lambda loop: loop.steps),

@@ -48,11 +48,13 @@ class ReceivingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory that messages are kept in, beside the disk: memory topics and the jobs of queues."""
+    """The memory that messages are kept in, beside the disk: memory topics, the jobs of queues, the newest of all."""
 
     bytes: int = 0  # used now
     bytes_max: int = 0  # the broker's budget
     refused: int = 0  # publishes that were refused because it was used up
+    tail_cache_bytes: int = 0  # what the newest batches take that are kept for live readers, beside that budget
+    tail_cache_bytes_max: int = 0  # the most that they may take
 
 
 class LoopStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from stentor.testing import broker
 NAMES = {
     "broker": "id version uptime_s connections refusals failures receiving syncs_in_loop streams topics partitions"
     " bytes_in bytes_out memory_log_bytes memory loop",
-    "broker.memory": "bytes bytes_max refused",
+    "broker.memory": "bytes bytes_max refused tail_cache_bytes tail_cache_bytes_max",
     "broker.loop": "steps over_50_ms over_200_ms lately_ms lately_by longest_ms longest_by longest_at_us parked counts"
     " cpu_counts",
     "broker.receiving": "bytes bytes_max loans waiting closed_frames",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stentor.broker.catalogue import HeldTopic, TopicRecord
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.broker.partitions.chain_work import ChainMember, ChainWork
+    from stentor.broker.partitions.tail_cache import TailBudget
     from stentor.core.memory_budget import MemoryBudget
     from stentor.core.replica_events import Truncate
     from stentor.core.standing import Standing
@@ -37,9 +38,11 @@ class Copies:
         environment: Environment,
         identity: BrokerIdentity,
         standing: Standing,
+        *,
         directory: DataDirectory,
         journal: ReplicaJournal,
         memory: MemoryBudget,
+        tails: TailBudget,
     ) -> None:
         self._environment = environment
         self._identity = identity
@@ -47,6 +50,7 @@ class Copies:
         self._directory = directory
         self._journal = journal
         self._memory = memory
+        self._tails = tails
         self.unopened: dict[Key, str] = {}  # topics by name: copies that are on this disk, and cannot be opened
 
     # --- opening --------------------------------------------------------------------------------
@@ -146,6 +150,7 @@ class Copies:
             reads=environment.reads,
             chain=chain,
             memory=self._memory,
+            tails=self._tails,
             slices=environment.slices,
         )
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from stentor.broker.disk_threads import DiskThreads
     from stentor.broker.partitions.chain_work import ChainWork
     from stentor.broker.partitions.interfaces import Publisher, Sender
+    from stentor.broker.partitions.tail_cache import TailBudget
     from stentor.broker.slices import Slices
     from stentor.core.memory_budget import MemoryBudget
     from stentor.core.records import Key
@@ -141,6 +142,7 @@ class Partition:
         reads: DiskThreads,
         chain: ChainWork | None = None,
         memory: MemoryBudget | None = None,
+        tails: TailBudget | None = None,
         slices: Slices | None = None,
     ) -> None:
         self.topic = topic
@@ -149,7 +151,7 @@ class Partition:
         self.schemas = schemas  # versions of the topic's schema; 0: its messages are any bytes
         self.log = log
         self.replica = replica
-        self.tail = TailCache()
+        self.tail = TailCache(budget=tails)
         self.reads = reads
         self.loop = syncs.loop
         self.sync = LogSync(self, syncs, clock)
@@ -195,6 +197,11 @@ class Partition:
         """Have the broker's budget know what this copy holds now."""
         if self._memory.counts:
             self._memory.note()
+
+    def give_back_memory(self) -> None:
+        """Keep nothing of a copy that has gone away."""
+        self.tail.clear()
+        self.note_memory()
 
     # --- publishing -----------------------------------------------------------------------------
 

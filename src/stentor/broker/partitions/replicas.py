@@ -223,7 +223,7 @@ class Replicas:
         await self.settle(old)
         with suppress(StentorError):  # its disk may be why it is replaced
             old.log.close()
-        old.note_memory()
+        old.give_back_memory()
 
     async def settle(self, partition: Partition) -> None:
         """Bring what it has to disk."""
@@ -346,7 +346,7 @@ class Replicas:
             await self.settle(partition)
             self._copies.forget(key)
             await asyncio.to_thread(partition.log.delete)
-            partition.note_memory()
+            partition.give_back_memory()
         except BaseException as failure:
             self._drops[key].set_exception(failure)
             self._drops[key].exception()  # whoever waits sees it; nobody needs to
