@@ -129,6 +129,7 @@ class Queue(_QueueFace):
     def __init__(self, client: Client, core: QueueCore) -> None:
         super().__init__(core)
         self._client = client
+        self._timeout: float | None = None  # the last one that `get` was given, and found to be one
 
     def put(
         self,
@@ -180,14 +181,21 @@ class Queue(_QueueFace):
         consumer = self._core.consumer
         if consumer is None or self._core.rests:
             consumer = self._client._call(self._core.consume())  # noqa: SLF001
+        if timeout is not None and timeout is not self._timeout:
+            Deadline(timeout)  # raises if it is no time
+            self._timeout = timeout
+        job = None if consumer.closed else consumer.take_one()
+        return self._wait_for_job(consumer, timeout) if job is None else job
+
+    def _wait_for_job(self, consumer: QueueConsumer, timeout: float | None) -> Job:
         deadline = Deadline(timeout)
         while True:
-            job = None if consumer.closed else consumer.take_one()
-            if job is not None:
-                return job
             job = self._client._call(consumer.take(1, deadline))[0]  # noqa: SLF001
             if consumer.may_begin(job):  # this thread may have stood still since the loop looked
                 return job
+            taken = None if consumer.closed else consumer.take_one()
+            if taken is not None:
+                return taken
 
     def __iter__(self) -> Iterator[Job]:
         while True:
