@@ -356,6 +356,7 @@ class Parts:
             control=self.cluster.control,
             copies=ground.partitions,
             cut_cursors=self.cursors.cut,
+            keeper=self.cluster.store_keeper,
         )
 
     def _listen(self, ground: Ground) -> None:

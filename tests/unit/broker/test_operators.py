@@ -1,10 +1,12 @@
 """What only an operator decides: taking logs as they are, changing settings of a live topic."""
 
+import asyncio
 import os
 
 import pytest
 
-from stentor.errors import CorruptData, DeadlineExceeded, InvalidArgument, PublishError
+from stentor.broker.cluster.store_room import StoreKeeper
+from stentor.errors import CorruptData, DeadlineExceeded, InvalidArgument, PublishError, StoreFull
 from stentor.testing import broker
 
 
@@ -73,3 +75,32 @@ def test_settings_that_a_topic_does_not_name_are_the_brokers(tmp_path):
         assert (named.partitions, named.flush, named.retention_age_s) == (2, "interval", 3600)
         client.publish("automatic", "x")
         assert client.describe_topic("automatic").settings.partitions == 3
+
+
+@pytest.fixture
+def full_store(monkeypatch):
+    """The coordination store has no room for what clients cause."""
+
+    async def refuse(_, size, what):
+        raise StoreFull("no room", object=what)
+
+    return lambda: monkeypatch.setattr(StoreKeeper, "check", refuse)
+
+
+def test_draining_a_broker_needs_room_in_the_coordination_store(local, client, full_store):
+    (one,) = client.brokers()
+    full_store()
+    with pytest.raises(StoreFull, match="no room"):
+        client.drain_broker(one.info.id, timeout=0.5)
+    assert not client.brokers()[0].draining
+
+
+def test_what_is_so_already_is_not_written_again(local, client, full_store):
+    (one,) = client.brokers()
+    client.create_topic("orders", retention_age_s=60)
+    client.drain_broker(one.info.id)
+    entries = asyncio.run(local.inner.parts.ground.store.range("")).entries
+    full_store()
+    client.drain_broker(one.info.id)
+    client.alter_topic("orders", retention_age_s=60)
+    assert asyncio.run(local.inner.parts.ground.store.range("")).entries == entries

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from stentor.broker.cluster.control import Control
     from stentor.broker.cluster.store_follower import FollowedStore
+    from stentor.broker.cluster.store_room import StoreKeeper
     from stentor.broker.environment import BrokerIdentity
     from stentor.core.records import Key
     from stentor.core.replica import Replica
@@ -52,6 +53,7 @@ class Operators:
         control: Control,
         copies: Mapping[Key, RecoverableCopy],
         cut_cursors: Callable[[str, int, int], Awaitable[dict[str, bytes]]],
+        keeper: StoreKeeper,
     ) -> None:
         self._identity = identity
         self._store, self._catalogue = followed.store, followed.catalogue
@@ -59,6 +61,7 @@ class Operators:
         self._control = control
         self._copies = copies
         self._cut_cursors = cut_cursors  # by topic and partition, back to this end
+        self._keeper = keeper
 
     def brokers(self, known: list[messages.BrokerInfo]) -> list[messages.BrokerState]:
         """All registered brokers, as this one sees them."""
@@ -88,8 +91,15 @@ class Operators:
         held = await self._store.get(key)
         if held is None:
             raise self._unknown(name)
-        changed = msgspec.structs.replace(decode_broker(held.value), draining=draining)
-        swap = await self._store.swap(expect={key: held.revision}, put={key: encode(changed)})
+        record = decode_broker(held.value)
+        if record.draining == draining:
+            known = self._catalogue.brokers.get(name)
+            if known is None or known.draining != draining:
+                await self._follower.look_again()  # another broker has written it, and the watch has yet to say so
+            return
+        value = encode(msgspec.structs.replace(record, draining=draining))
+        await self._keeper.check(len(value), name)
+        swap = await self._store.swap(expect={key: held.revision}, put={key: value})
         if not swap.succeeded:
             raise NotReady(f"Broker {name} was changed by someone else.", hint="Try again.", object=name)
         await self._follower.look_again()

@@ -4,8 +4,8 @@ etcd keeps what every key ever was until somebody compacts its history, and take
 has reached a quota: then no topic can be made, and no head that dies is replaced. So
 
 - the controller compacts what is older than ten minutes, where the etcd is this cluster's alone;
-- every broker refuses what clients cause (topics made and altered, schemas) while more than half of the quota is in
-  use. Changes of chains, leases of brokers and deletions go on, in the other half;
+- every broker refuses what clients cause (topics made and altered, schemas, brokers drained) while more than half
+  of the quota is in use. Changes of chains, leases of brokers and deletions go on, in the other half;
 - then only a minute of history is kept: whoever follows the store and is further behind reads all of it again.
 
 What is compacted is free for other changes, but the file does not shrink: only an operator can defragment a member,

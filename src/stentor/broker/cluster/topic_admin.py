@@ -265,6 +265,8 @@ class TopicAdmin:
     def _altered(self, record: TopicRecord, changes: TopicChanges) -> TopicRecord:
         name, settings = record.name, record.settings
         merged = merge_settings(settings, changes)
+        if merged == settings:
+            return record
         if merged.partitions != settings.partitions:
             raise InvalidArgument(
                 f"Topic {name} has {settings.partitions} partitions, and that cannot be changed.",
