@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 
 
 class Clock(Protocol):
@@ -138,8 +138,8 @@ class CoordinationStore(Protocol):
         """How full it is."""
         ...
 
-    async def is_shared(self) -> bool:
-        """Whether it holds keys of others beside ours, or does not say."""
+    async def is_shared(self, kinds: Collection[str]) -> bool:
+        """Return whether it holds keys of others, or does not say. Ours: these, and all below those that end in /."""
         ...
 
     async def compact(self, revision: int) -> None:

@@ -3,12 +3,13 @@
 Keys: `topics/<name>` holds a TopicRecord, `chains/<topic id>/<partition>` a ChainRecord, `brokers/<id>` a
 BrokerRecord, `controller` a ControllerKey, `active` the broker that serves active-passive topics,
 `recorded/<topic id>/<partition>` how far a partition has been recorded, `deleted/<topic id>` marks directories
-that may be removed, and `identity/…` holds the cluster's id, its secret and its feature level.
+that may be removed, `live/<id>` says that a broker is there, and `identity/…` holds the cluster's id, its secret and
+its feature level.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 CONTROLLER = "controller"
 ACTIVE = "active"
+KEY_KINDS: Final = (
+    "topics/", "chains/", "brokers/", "recorded/", "deleted/", "identity/", "live/", CONTROLLER, ACTIVE,
+)  # fmt: skip
+"""All keys of a cluster; what ends in / has more behind it."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True):

@@ -46,7 +46,7 @@ from stentor.errors import (
 from stentor.ports import Changed, CoordinationStatistics, Entry, Range, Resync, StoreRoom, Swap
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+    from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
     from typing import Any
 
 _VERSION: Final = 2
@@ -344,7 +344,7 @@ class EmbeddedStore:
     async def room(self) -> StoreRoom:
         return StoreRoom(revision=self._revision, bytes=0, bytes_in_use=0)
 
-    async def is_shared(self) -> bool:
+    async def is_shared(self, kinds: Collection[str]) -> bool:  # noqa: ARG002 - nobody else can write to it
         return False
 
     async def compact(self, revision: int) -> None:

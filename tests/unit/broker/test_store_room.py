@@ -53,7 +53,8 @@ class Store:
     async def revoke(self, lease):
         self.leases.append(lease)
 
-    async def is_shared(self):
+    async def is_shared(self, kinds):
+        assert {"topics/", "deleted/", "controller"} <= set(kinds)
         return self.others
 
     async def compact(self, revision):
@@ -175,6 +176,43 @@ def test_who_compacts(settings, others, controls, compacts):
     for _ in range(30):
         keeping.look()
     assert bool(store.compactions) == compacts
+
+
+@pytest.mark.parametrize("controls", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "others", "says"),
+    [
+        ({}, False, "The controller compacts its history"),
+        ({}, True, "Others use this etcd, too"),
+        ({"coordination_compaction": "on"}, True, "The controller compacts its history"),
+        ({"coordination_compaction": "off"}, False, "No broker compacts its history"),
+    ],
+)
+def test_every_broker_says_who_compacts_as_soon_as_it_is_full(settings, others, says, controls):
+    keeping = Keeping(store := Store(), controls=controls, **settings)
+    store.in_use, store.others = QUOTA // 2, others
+    keeping.look()
+    (problem,) = keeping.keeper.problems()
+    assert problem.hint.startswith(says)
+
+
+def test_a_controller_whose_compaction_is_refused_says_so_until_it_is_not():
+    keeping = Keeping(store := Store())
+    store.in_use = QUOTA // 2
+    compact = store.compact
+
+    async def refuse(_):
+        raise CoordinationRefused("not for this user")
+
+    store.compact = refuse
+    for _ in range(5):
+        keeping.look()
+    (problem,) = keeping.keeper.problems()
+    assert "not for this user" in problem.hint
+    store.compact = compact
+    keeping.look()
+    (problem,) = keeping.keeper.problems()
+    assert problem.hint.startswith("The controller compacts its history")
 
 
 def test_a_compaction_that_is_refused_is_said_once(caplog):

@@ -13,6 +13,7 @@ from stentor import limits
 from stentor.coordination.etcd import EtcdSettings, EtcdStore, TlsFiles, open_etcd
 from stentor.coordination.etcd.config import parse_url
 from stentor.errors import CoordinationUnavailable, InvalidArgument, StentorError, UnknownSwap
+from stentor.testing.etcd import LocalEtcd
 
 NOTICED_S = 5.0  # what "a few seconds" are, with some room for a busy machine
 
@@ -403,6 +404,32 @@ def test_clusters_that_share_an_etcd_do_not_see_each_other(etcd_stores, tell, fo
         await theirs.close()
 
     tell(etcd_stores, story())
+
+
+@pytest.fixture(scope="module")
+def own_etcd(local_etcd):
+    """An etcd that nobody else has written to."""
+    with LocalEtcd() as local:
+        yield local
+
+
+@pytest.mark.parametrize("prefix", ["/stentor/prod", "/stentor/topics2", "/other"])
+def test_a_cluster_below_the_prefix_of_another_shares_its_etcd(own_etcd, prefix):
+    async def story():
+        ours, theirs = open_etcd(own_etcd.url), open_etcd(own_etcd.url + prefix)
+        kinds = ("topics/", "controller")
+        await ours.swap(expect={}, put={"topics/a": b"", "topics/b": b"", "controller": b""})
+        assert not await ours.is_shared(kinds)
+        made = await theirs.swap(expect={}, put={"topics/a": b"", "controller": b""})
+        assert made.succeeded
+        assert await ours.is_shared(kinds)
+        assert await theirs.is_shared(kinds)
+        await theirs.swap(expect={}, put={}, delete=("topics/a", "controller"))
+        assert not await ours.is_shared(kinds)
+        await ours.close()
+        await theirs.close()
+
+    asyncio.run(story())
 
 
 def test_a_foreign_key_that_is_no_text_does_not_stop_us(etcd_stores, tell, follow, administrate):

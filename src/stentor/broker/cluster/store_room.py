@@ -20,6 +20,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from stentor.broker.catalogue import KEY_KINDS
 from stentor.errors import StentorError, StoreFull
 from stentor.limits import MIB
 from stentor.wire.statistics import Problem, StoreRoomStatistics
@@ -97,6 +98,7 @@ class StoreKeeper:
         self._samples: deque[tuple[float, int]] = deque(maxlen=_SAMPLES_MAX)  # when the store had which revision
         self._looking = False
         self.is_full = False  # clients are refused
+        self._is_shared: bool | None = None  # with others, as it was seen last
         self._refused_by = ""  # what etcd says against compacting, as it was logged
         self.compacted_to = 0
         self.refused = 0
@@ -146,7 +148,10 @@ class StoreKeeper:
     async def _care(self) -> None:
         try:
             await self._look()
-            if self._is_controller():
+            controls = self._is_controller()
+            if self._compaction == "auto" and (controls or self.is_full):
+                self._is_shared = await self._store.is_shared(KEY_KINDS)
+            if controls:
                 await self._compact()
                 if self.is_full:
                     await self._have_it_counted()
@@ -171,18 +176,21 @@ class StoreKeeper:
 
     async def _compact(self) -> None:
         revision = self._old_revision()
-        if revision <= self.compacted_to or self._compaction == "off":
+        if revision <= self.compacted_to or not self._may_compact:
             return
         try:
-            if self._compaction == "auto" and await self._store.is_shared():
-                return
             await self._store.compact(revision)
         except StentorError as error:
             if str(error) != self._refused_by:
                 self._refused_by = str(error)
                 logger.warning("the history of the coordination store cannot be compacted: %s", error)
             return
-        self.compacted_to = revision
+        self.compacted_to, self._refused_by = revision, ""
+
+    @property
+    def _may_compact(self) -> bool:
+        """Whether a controller with this setting would compact."""
+        return self._compaction == "on" or (self._compaction == "auto" and not self._is_shared)
 
     async def _have_it_counted(self) -> None:
         """Make etcd count what a compaction has freed: it does so with later changes, and clients make none now."""
@@ -219,9 +227,15 @@ class StoreKeeper:
         return []
 
     def _hint(self) -> str:
-        if self.compacted_to:
-            return "Its history is being compacted. If this lasts, delete topics, or raise its quota and ours."
-        return "Nobody compacts its history: set coordination_compaction=on, or etcd's --auto-compaction-retention."
+        if self._refused_by:
+            return f"Its history cannot be compacted: {self._refused_by}"
+        if self._may_compact:
+            return "The controller compacts its history. If this lasts, delete topics, or raise its quota and ours."
+        if self._compaction == "off":
+            why = "No broker compacts its history (coordination_compaction=off)"
+        else:
+            why = "Others use this etcd, too, so brokers do not compact its history"
+        return f"{why}: set coordination_compaction=on, or etcd's --auto-compaction-retention."
 
     def statistics(self) -> StoreRoomStatistics:
         """The store's room in numbers."""

@@ -15,7 +15,7 @@ from stentor.errors import CoordinationUnavailable, LeaseExpired
 from stentor.ports import Changed, CoordinationStatistics, Entry, Range, Resync, StoreRoom, Swap
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Collection, Mapping
 
     from stentor.coordination.etcd.messages import Answer
 
@@ -117,16 +117,22 @@ class EtcdStore:
             alarm=any(_NO_SPACE in error for each in found for error in each.errors),
         )
 
-    async def is_shared(self) -> bool:
-        begin = self._keys.full("")
-        ours = {"key": begin, "range_end": messages.end_of(begin), "count_only": True}
+    async def is_shared(self, kinds: Collection[str]) -> bool:
+        everything = {"key": b"\0", "range_end": b"\0", "count_only": True}
         try:
-            mine = await self._gateway.call(messages.RANGE, ours, messages.RangeAnswer)
-            everything = {"key": b"\0", "range_end": b"\0", "count_only": True, "revision": str(mine.header.revision)}
             found = await self._gateway.call(messages.RANGE, everything, messages.RangeAnswer)
+            # Not all below our prefix is ours: below the default one another cluster may have its own.
+            mine = [await self._count(kind, found.header.revision) for kind in kinds]
         except Refusal:  # whoever may not see other keys is not alone
             return True
-        return found.count != mine.count
+        return found.count != sum(mine)
+
+    async def _count(self, kind: str, revision: int) -> int:
+        begin = self._keys.full(kind)
+        request = {"key": begin, "count_only": True, "revision": str(revision)}
+        if kind.endswith("/"):
+            request["range_end"] = messages.end_of(begin)
+        return (await self._gateway.call(messages.RANGE, request, messages.RangeAnswer)).count
 
     async def compact(self, revision: int) -> None:
         try:
