@@ -450,6 +450,10 @@ BUSY_S: Final = 0.5
 """A broker whose syncs wait for longer than this, while others come to an end, has too much to do: its members are not
 reported for standing still, since the work would only move to others."""
 
+STALL_TIMES: Final = 4
+"""Where all disks of a chain are slow, a member that stands still leaves only after this many times as long as a write
+takes on the fastest of the others (C14)."""
+
 UNABLE_S: Final = 0.5
 """How long a broker must report that its disk accepts no writes before it leaves its chains (C31). The disks of
 replicas fill up together, so the first to notice may not be the only one."""

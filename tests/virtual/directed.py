@@ -312,16 +312,31 @@ def slow_member() -> None:
 
 def all_slow() -> None:
     """C14: where all members are slow, nobody leaves; nor where as many are slow that too few would stay (C8)."""
-    for seed, count in ((93, 3), (94, 2)):
+    for seed, count, adds_us in ((93, 3, 1_500_000), (94, 2, 1_500_000), (95, 3, 2_500_000), (96, 3, 6_000_000)):
         with scene(seed) as s:
             s.go(3)
             for name in s.chain[:count]:
-                s.disks[name].adds_us = 1_500_000
+                s.disks[name].adds_us = adds_us
             if count == len(s.chain):
                 s.nobody_leaves(20)
             else:
                 s.go(20)
                 require(len(s.chain) >= 2, "two left, one after the other", s.record)
+
+
+def hangs_among_slow() -> None:
+    """C14, C31: all members are slow, and the disk of one hangs: that one leaves, and no other."""
+    for place in range(3):
+        with scene(98 + place) as s:
+            name = s.chain[place]
+            s.go(3)
+            for disk in s.disks.values():
+                disk.adds_us = 1_500_000
+            s.go(6)
+            s.hang(name)
+            require(s.go(15, lambda s=s, name=name: name not in s.chain), "the one that hangs stays", s.record)
+            s.go(10)
+            require(len(s.chain) == 2, "not only the one that hangs left", s.record)
 
 
 def useless_joiner() -> None:
@@ -641,7 +656,7 @@ RUNS: dict[str, Callable[[], None]] = {
         restored_head, restored_in_vain, shortened_head, shortened_alone, early_retention, restored_store,
         replaced_controller, lost_proposal, shorter_head, isolated_head, mute_head, sidelined_head, paused_head,
         grey_member, full_member, blame, all_full, useless_joiner, slow_joiner, joiner_hangs, neighbours_cut,
-        slow_member, all_slow,
+        slow_member, all_slow, hangs_among_slow,
         one_way_cut, unheard_complaint, standstill, lone_observer, lapsed_leases, wave_of_silence,
         storeless_controller, one_of_three_returns, liar, poisoned_producer, unreached_head, overtaken_reading,
         undrained_meanwhile, state_in_pieces,

@@ -471,7 +471,7 @@ def _knows_although_short(self):
 
 
 def _first_complaint(self, key, record):
-    found = [complaint for complaint in self._complaints_now(key, record) if complaint.member in record.chain]
+    found = [said.complaint for said in self._complaints_now(key, record) if said.complaint.member in record.chain]
     return min(found, key=lambda complaint: record.chain.index(complaint.member), default=None)
 
 
@@ -563,6 +563,8 @@ mutation(
 )
 mutation("slow", "C14: a member that is slow while the others are not leaves", (controller, "slowest", _nobody))
 mutation("all-slow", "C14: where all are slow, nobody leaves", (controller, "slowest", _any_slow_one))
+mutation("all-stall", "C14: nor where all are so slow that they stall", (controller, "is_as_slow_as_all", _never))
+mutation("hangs-among", "C14: but one that hangs leaves all the same", (limits, "STALL_TIMES", 1_000_000))
 mutation(
     "passed-on", "C15: the controller hears of a cut also where it cuts itself off", (Membership, "_passes_on", _never)
 )

@@ -41,6 +41,8 @@ DIRECTED = {
     "grey": "grey_member",
     "slow": "slow_member",
     "all-slow": "all_slow",
+    "all-stall": "all_slow",
+    "hangs-among": "hangs_among_slow",
     "passed-on": "unheard_complaint",
     "own-lag": "standstill",
     "second-observer": "lone_observer",

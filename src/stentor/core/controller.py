@@ -35,14 +35,12 @@ from stentor.core.records import ChainRecord, HeldRecord, Key, Member
 from stentor.core.reports import ReportBook
 from stentor.core.reservation import all_lost, begun_anew, extended
 from stentor.core.revival import renewed, revived
-from stentor.core.slowness import SlowBrokers, slowest
+from stentor.core.slowness import SlowBrokers, SyncPace, is_as_slow_as_all, slowest
 from stentor.core.statistics import ControllerStatistics
 from stentor.core.witnesses import Witnesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from stentor.core.slowness import SyncPace
 
 _replace = msgspec.structs.replace
 _COMPLAINT_US: Final = 1_500_000
@@ -80,6 +78,12 @@ class Change(msgspec.Struct, frozen=True):
     record: ChainRecord
 
 
+class _Heard(msgspec.Struct, frozen=True):
+    complaint: Complaint
+    since_us: int  # since when it holds
+    heard_us: int  # when it was said last
+
+
 class Propose(msgspec.Struct, frozen=True):
     """Swap all of these, comparing the controller key too; then report `proposed`."""
 
@@ -101,7 +105,7 @@ class Controller:
         self.may_remove = True  # False on the minority's side: it judges nobody
         self._reports = ReportBook()
         self._ready: dict[Key, JoinerReady] = {}
-        self._complaints: dict[Key, dict[Member, tuple[Complaint, int]]] = {}  # and when each was heard last
+        self._complaints: dict[Key, dict[Member, _Heard]] = {}
         self._witnesses = Witnesses()
         self.able: frozenset[str] = frozenset()  # brokers that said lately that their disks take writes (C31)
         self.unable: frozenset[str] = frozenset()  # those that said that theirs do not
@@ -204,8 +208,11 @@ class Controller:
                 self._ready[key] = message
             case Complaint():
                 others = self._complaints.get(key, {}).items()
-                kept = {member: said for member, said in others if said[0].epoch == message.epoch}
-                self._complaints[key] = {**kept, message.member: (message, self._now_us)}
+                kept = {member: said for member, said in others if said.complaint.epoch == message.epoch}
+                before = kept.get(message.member)
+                goes_on = before is not None and self._now_us - before.heard_us <= _COMPLAINT_US
+                since_us = before.since_us if before is not None and goes_on else self._now_us
+                self._complaints[key] = {**kept, message.member: _Heard(message, since_us, self._now_us)}
                 self._witnesses.note(message, self._now_us)
             case _:
                 return
@@ -319,7 +326,7 @@ class Controller:
             return revived(key, record, self._reports, self.alive) or self._begun_anew(key, record, plan)
         if not self._answers(survivors):
             return None
-        survivors = self._without_reported(key, record, self._without_unable(record, survivors))
+        survivors = self._without_reported(key, record, self._without_unable(key, record, survivors))
         survivors = self._without_slow(key, record, survivors)
         if survivors != record.chain:
             return self._shrunk(record, survivors)
@@ -396,12 +403,20 @@ class Controller:
             for member in survivors
         )
 
-    def _without_unable(self, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
+    def _without_unable(self, key: Key, record: ChainRecord, survivors: tuple[Member, ...]) -> tuple[Member, ...]:
         """C31: members whose disks take no writes leave, if enough stay that can; when all disks are full, nobody.
 
         Others that could take their places count, too: until they have joined, nothing is committed (C8).
         """
-        rest = tuple(member for member in survivors if member.broker not in self.unable)
+        unable = {member for member in survivors if member.broker in self.unable}
+        excused = {
+            member
+            for member in unable
+            if self.paces.get(member.broker, SyncPace()).stalls and is_as_slow_as_all(member, survivors, self.paces)
+        }
+        if excused:
+            self._stale.later(key)
+        rest = tuple(member for member in survivors if member not in unable - excused)
         spare = len(self._others(survivors) & self.able)
         return rest if self._may_go_on(record, rest, self.able, spare) else survivors
 
@@ -497,26 +512,37 @@ class Controller:
         return held or self._slow.is_away(broker, self._now_us)
 
     def _is_reported(self, key: Key, record: ChainRecord, member: Member) -> bool:
-        return any(complaint.member == member for complaint in self._complaints_now(key, record))
+        return any(said.complaint.member == member for said in self._complaints_now(key, record))
 
     def _complaint(self, key: Key, record: ChainRecord) -> Complaint | None:
         """What is complained about now: the last of the chain, since those before it may only wait for it."""
         places = {member: place for place, member in enumerate(record.chain)}
-        found = [complaint for complaint in self._complaints_now(key, record) if complaint.member in places]
+        found = [
+            said.complaint
+            for said in self._complaints_now(key, record)
+            if said.complaint.member in places and not self._is_excused(record, said)
+        ]
         return max(found, key=lambda complaint: places[complaint.member], default=None)
 
-    def _complaints_now(self, key: Key, record: ChainRecord) -> list[Complaint]:
+    def _is_excused(self, record: ChainRecord, said: _Heard) -> bool:
+        """Return whether a member only stands still as all others do: where all disks are slow, nobody leaves (C14)."""
+        for_us = self._now_us - said.since_us
+        return said.complaint.stalls and is_as_slow_as_all(
+            said.complaint.member, record.chain, self.paces, for_us=for_us
+        )
+
+    def _complaints_now(self, key: Key, record: ChainRecord) -> list[_Heard]:
         """Of this epoch, not long ago, and about brokers that somebody hears: all others are judged as silent (C15).
 
         One that has too much to do is not helped by others that have more to do, and its chains not by leaving it.
         """
         return [
-            complaint
-            for complaint, heard_us in self._complaints.get(key, {}).values()
-            if complaint.epoch == record.epoch
-            and self._now_us - heard_us <= _COMPLAINT_US
-            and complaint.member.broker in self.heard_somewhere
-            and not (complaint.stalls and complaint.member.broker in self.overloaded)
+            said
+            for said in self._complaints.get(key, {}).values()
+            if said.complaint.epoch == record.epoch
+            and self._now_us - said.heard_us <= _COMPLAINT_US
+            and said.complaint.member.broker in self.heard_somewhere
+            and not (said.complaint.stalls and said.complaint.member.broker in self.overloaded)
         ]
 
     def _wanted_joiner(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> Member | None:

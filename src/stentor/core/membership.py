@@ -58,6 +58,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_de
     )
     sync_us: int = 0  # how long its syncs took lately (C14)
     slow: bool = False  # each of them for a while, longer than a second
+    waits_us: int = 0  # for how long a write has waited for its disk
+    stalls: bool = False  # it takes no writes only because of that
     resigned: bool = False  # it is the controller by `controller_revision`, and gives that up (C29)
     controller: str = ""  # who the controller is, for a receiver that does not reach the store
     controller_incarnation: int = 0
@@ -221,6 +223,8 @@ class Membership:
             busy=self.busy,
             sync_us=self.pace.mean_us,
             slow=self.pace.slow,
+            waits_us=self.pace.waits_us,
+            stalls=self.pace.stalls,
             resigned=self.resigned,
             controller="" if controller is None else controller.broker,
             controller_incarnation=0 if controller is None else controller.incarnation,
@@ -275,7 +279,8 @@ class Membership:
         found = {self.me: self.pace}
         for name, peer in self._peers.items():
             if peer.opinion is not None and self._view(peer, now_us) == "heard":
-                found[name] = SyncPace(peer.opinion.sync_us, peer.opinion.slow)
+                said = peer.opinion
+                found[name] = SyncPace(said.sync_us, said.slow, said.waits_us, said.stalls)
         return found
 
     def suspicions(self, now_us: int) -> dict[str, frozenset[str]]:

@@ -8,12 +8,16 @@ whether every one of them took longer than a second for five seconds. Such a mem
     it is the only one                      the slowest goes; another may only once that one is back
 
 It comes back after a pause that doubles each time, and is forgotten once it was well for as long as the pause.
+
+Where each sync takes longer than `REPLICA_STALL_S`, members seem to stand still, or to be unable to write. So brokers
+also say for how long a write waits for their disk at this moment, and nobody leaves for standing still as long as the
+others do. One that stands still for some times as long hangs, and has to go.
 """
 
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -36,6 +40,19 @@ class SyncPace(msgspec.Struct, frozen=True):
 
     mean_us: int = 0  # 0: there were none, or the broker is older than this rule
     slow: bool = False  # for SYNC_SLOW_FOR_S each of them took longer than SYNC_SLOW_S
+    waits_us: int = 0  # for how long the oldest write under way has waited for the disk
+    stalls: bool = False  # the disk counts as taking no writes only because one has waited for so long
+
+    @property
+    def longest_us(self) -> int:
+        """The longer of what syncs took, and what the one under way takes."""
+        return max(self.mean_us, self.waits_us)
+
+
+class SyncUnderWay(Protocol):
+    """A sync that has no end yet."""
+
+    began_us: int | None  # None until a thread takes it up
 
 
 class SyncTimes:
@@ -47,6 +64,15 @@ class SyncTimes:
         self._sums = [0] * _SECONDS
         self._slow_since_us: int | None = None  # when the first sync began of those that were all slow
         self._ended_us = 0  # when the last one ended
+        self._under_way: dict[SyncUnderWay, None] = {}  # in the order in which threads take them up
+
+    def begins(self, sync: SyncUnderWay) -> None:
+        """A sync waits for a thread."""
+        self._under_way[sync] = None
+
+    def is_over(self, sync: SyncUnderWay) -> None:
+        """It came to an end, or failed."""
+        self._under_way.pop(sync, None)
 
     def note(self, began_us: int, ended_us: int) -> None:
         """A sync came to its end."""
@@ -67,12 +93,16 @@ class SyncTimes:
         first = now_us // 1_000_000 - _SECONDS
         recent = [place for place in range(_SECONDS) if self._seconds[place] > first]
         count = sum(self._counts[place] for place in recent)
+        oldest = next(iter(self._under_way), None)
+        began_us = None if oldest is None else oldest.began_us
+        waits_us = 0 if began_us is None else max(0, now_us - began_us)
         if not count:
-            return SyncPace()
+            return SyncPace(waits_us=waits_us)
         since = self._slow_since_us
         return SyncPace(
             sum(self._sums[place] for place in recent) // count,
             since is not None and now_us - since >= _WINDOW_US,
+            waits_us,
         )
 
 
@@ -83,6 +113,20 @@ def slowest(members: Iterable[Member], paces: Mapping[str, SyncPace]) -> Member 
         return None
     slow = [member for member, pace in known.items() if pace.slow and _stands_out(member, known)]
     return max(slow, key=lambda member: known[member].mean_us, default=None)
+
+
+def is_as_slow_as_all(
+    member: Member, members: Iterable[Member], paces: Mapping[str, SyncPace], *, for_us: int | None = None
+) -> bool:
+    """Return whether a member that has stood still `for_us` does what the disks of all members do (None: for as long as
+    its own write waits); then its leaving helps nobody.
+    """
+    own = paces.get(member.broker, SyncPace())
+    others = [paces.get(other.broker, SyncPace()).longest_us for other in members if other != member]
+    fastest_us = min(others, default=0)
+    if min(own.longest_us, fastest_us) <= _SLOW_US:
+        return False
+    return (own.waits_us if for_us is None else for_us) <= limits.STALL_TIMES * fastest_us
 
 
 def _stands_out(member: Member, known: Mapping[Member, SyncPace]) -> bool:

@@ -194,6 +194,27 @@ def test_a_single_broker_probes_its_disk_rarely_and_often_while_it_is_not_well(t
     assert disk.pause_s() < 1.0
 
 
+def test_a_disk_that_is_late_is_told_from_one_that_is_full(tmp_path):
+    disk = disk_health.DiskHealth(tmp_path, 0)
+    late = int((limits.REPLICA_STALL_S + limits.DISK_PROBE_S) / limits.PEER_HEARTBEAT_S)
+    assert all(disk.tick() for _ in range(20))
+    assert (disk.stalls, disk.waits_us) == (False, 1_500_000)
+    assert not all(disk.tick() for _ in range(late))
+    assert disk.stalls
+    waits_us = disk.waits_us
+    disk._probes += 1
+    assert disk.tick()
+    assert (disk.stalls, disk.waits_us) == (False, waits_us), "as long as the last one took, until one is faster"
+    disk._probes += 1
+    disk.tick()
+    assert disk.waits_us == 0
+    disk.found_full()
+    for _ in range(late + 5):
+        disk.tick()
+        disk.found_full()
+    assert not disk.stalls
+
+
 def no_descriptor(*_, **__):
     raise OSError(errno.EMFILE, "Too many open files")
 

@@ -2,12 +2,14 @@
 
 from itertools import count
 
+import msgspec
 import pytest
 
 from stentor import limits
 from stentor.core.chain_messages import Complaint, JoinerReady, ReplicaReport
 from stentor.core.controller import BrokerRecord, Controller, TopicPlan
 from stentor.core.records import ChainRecord, HeldRecord, Member
+from stentor.core.slowness import SyncPace
 
 KEY = (1, 0)
 
@@ -293,6 +295,44 @@ def test_whoever_starves_its_successor_leaves_if_another_broker_says_that_it_sta
     cluster.controller.heard_member(KEY, stands_still("b", by="a"))
     cluster.settle(steps=1)
     assert cluster.chain == "ac"
+
+
+def test_where_all_are_slow_nobody_leaves_for_standing_still_unless_much_longer():
+    cluster = Cluster()
+    cluster.controller.heard_paces(dict.fromkeys("abc", SyncPace(1_500_000, waits_us=2_000_000)))
+    proposals = {}
+    for tenth in range(100):
+        cluster.controller.heard_member(KEY, stands_still("c", by="b"))
+        proposals[tenth] = cluster.controller.plan(tenth * 100_000)
+    first = next(tenth for tenth, found in proposals.items() if found)
+    assert limits.STALL_TIMES * 20 < first <= limits.STALL_TIMES * 20 + 2
+    assert [m.broker for m in proposals[first][0].changes[0].record.chain] == ["a", "b"]
+
+
+def test_a_complaint_that_is_not_repeated_begins_again():
+    cluster = Cluster()
+    cluster.controller.heard_paces(dict.fromkeys("abc", SyncPace(2_500_000, waits_us=2_000_000)))
+    for second in range(0, 60, 2):
+        cluster.controller.heard_member(KEY, stands_still("c", by="b"))
+        assert cluster.controller.plan(second * 1_000_000) == []
+
+
+def test_a_slow_disk_that_keeps_nobody_else_waiting_is_no_excuse():
+    cluster = Cluster()
+    cluster.controller.heard_paces({**dict.fromkeys("bc", SyncPace(waits_us=2_000_000)), "a": SyncPace(4_000)})
+    cluster.controller.heard_member(KEY, stands_still("c", by="b"))
+    cluster.settle(steps=1)
+    assert cluster.chain == "ab"
+
+
+@pytest.mark.parametrize(("stalls", "left"), [(True, "abc"), (False, "ac")])
+def test_where_all_are_slow_a_disk_that_is_full_leaves_and_one_that_is_late_does_not(stalls, left):
+    cluster = Cluster()
+    slow = SyncPace(2_500_000, waits_us=2_500_000)
+    cluster.controller.heard_paces({"a": slow, "b": msgspec.structs.replace(slow, stalls=stalls), "c": slow})
+    cluster.controller.heard_disks(frozenset("ac"), frozenset("b"))
+    cluster.settle(steps=1)
+    assert cluster.chain == left
 
 
 def test_what_is_said_of_another_chain_counts_too():

@@ -4,7 +4,7 @@ import pytest
 
 from stentor import limits
 from stentor.core.records import Member
-from stentor.core.slowness import SlowBrokers, SyncPace, SyncTimes, slowest
+from stentor.core.slowness import SlowBrokers, SyncPace, SyncTimes, is_as_slow_as_all, slowest
 
 S = 1_000_000
 A, B, C = (Member(name, 1, 1) for name in "abc")
@@ -67,3 +67,53 @@ def test_the_pause_doubles_for_who_is_slow_again_and_begins_anew_after_a_good_ti
     well_us = 3 * first_us + S + 2 * first_us
     slow.leaves(KEY, "b", well_us)
     assert not slow.is_away("b", well_us + first_us)
+
+
+class UnderWay:
+    """A sync that has no end yet."""
+
+    def __init__(self, began_us=None):
+        self.began_us = began_us
+
+
+def test_a_pace_says_for_how_long_the_oldest_sync_under_way_has_waited():
+    syncs, first, second = SyncTimes(), UnderWay(), UnderWay(3 * S)
+    syncs.begins(first)
+    syncs.begins(second)
+    assert syncs.pace(4 * S).waits_us == 0, "no thread has taken it up"
+    first.began_us = 1 * S
+    assert syncs.pace(4 * S).waits_us == 3 * S
+    syncs.is_over(first)
+    assert syncs.pace(4 * S).waits_us == 1 * S
+    syncs.is_over(second)
+    assert syncs.pace(4 * S) == SyncPace()
+
+
+def waits(seconds):
+    return SyncPace(4_000, waits_us=int(seconds * S))
+
+
+@pytest.mark.parametrize(
+    ("paces", "for_s", "as_slow"),
+    [
+        ({"a": waits(2.1), "b": waits(2.0), "c": waits(1.9)}, 2, True),
+        ({"a": SLOW, "b": waits(2.0), "c": SLOW}, 6, True),
+        ({"a": SLOW, "b": waits(2.0), "c": SLOW}, 6.1, False),  # four times as long as the others
+        ({"a": SLOW, "b": waits(2.0), "c": waits(8)}, 6.1, False),  # one of which hangs as well
+        ({"a": waits(2.0), "b": waits(2.0), "c": FAST}, 2, False),
+        ({"a": waits(2.0), "b": FAST, "c": waits(2.0)}, 2, False),  # it is not the disk
+        ({"a": waits(2.0), "b": waits(2.0)}, 2, False),  # of an older broker nothing is known
+        ({"a": waits(100), "b": waits(100), "c": waits(100)}, 100, True),  # all hang
+    ],
+)
+def test_a_member_that_stands_still_is_as_slow_as_all_for_some_times_as_long_as_the_fastest_takes(
+    paces, for_s, as_slow
+):
+    assert is_as_slow_as_all(B, (A, B, C), paces, for_us=int(for_s * S)) == as_slow
+
+
+def test_without_another_time_a_member_counts_from_when_its_own_write_began():
+    others = {"a": SLOW, "c": SLOW}
+    assert is_as_slow_as_all(B, (A, B, C), {**others, "b": waits(6)})
+    assert not is_as_slow_as_all(B, (A, B, C), {**others, "b": waits(6.1)})
+    assert not is_as_slow_as_all(B, (B,), {"b": waits(2)}), "nobody to compare with"

@@ -39,7 +39,8 @@ class DiskHealth:
         self._reserve_bytes = reserve_bytes
         self._probes = 0  # finished ones
         self._seen_probes = 0
-        self._waiting_ticks = 0  # for how long the same probe has been under way
+        self._waiting_ticks = 0  # for how long the same probe has been under way, with the pause before it
+        self._took_ticks = 0  # the same, of the last one that has finished
         self._full = False
         self._full_ticks = 0  # an append found no room, whatever the probe says
         self._failure = ""
@@ -69,6 +70,8 @@ class DiskHealth:
     def tick(self) -> bool:
         """Called with every heartbeat: whether writes are taken."""
         finished = self._probes != self._seen_probes
+        if finished:
+            self._took_ticks = self._waiting_ticks
         self._waiting_ticks = 0 if finished else self._waiting_ticks + 1
         self._seen_probes = self._probes
         self._full_ticks = max(0, self._full_ticks - 1)
@@ -91,9 +94,25 @@ class DiskHealth:
             return f"The disk of {self._path.parent} is full: less than {self._reserve_bytes} bytes are free."
         if self._failure:
             return f"The disk of {self._path.parent} takes no writes: {self._failure}."
-        if self._waiting_ticks > self._stall_ticks():
+        if self._is_late:
             return f"The disk of {self._path.parent} has not finished a small write for {limits.REPLICA_STALL_S:g} s."
         return ""
+
+    @property
+    def stalls(self) -> bool:
+        """Whether the disk takes no writes only because a small one has waited for long: it may only be slow."""
+        return self._is_late and not (self._full or self._full_ticks or self._failure)
+
+    @property
+    def waits_us(self) -> int:
+        """For how long a small write waits for the disk: the one under way, or the last one if it took longer."""
+        pause_ticks = int(self.interval_s / limits.PEER_HEARTBEAT_S)
+        ticks = max(self._waiting_ticks, self._took_ticks) - pause_ticks
+        return max(0, int(ticks * limits.PEER_HEARTBEAT_S * 1_000_000))
+
+    @property
+    def _is_late(self) -> bool:
+        return self._waiting_ticks > self._stall_ticks()
 
     def pause_s(self) -> float:
         """Until the next probe: one that finds something wrong is soon followed by another, to see when it is over."""

@@ -10,6 +10,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stentor import limits
 from stentor.broker.disk_threads import SyncLoad
 from stentor.core.cluster_events import Ticked
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from stentor.broker.cluster.peer_links import Peers
     from stentor.broker.cluster.store_follower import StoreFollower
     from stentor.broker.environment import BrokerIdentity, Environment
+    from stentor.core.slowness import SyncPace
     from stentor.core.standing import Standing
 
 logger = logging.getLogger(__name__)
@@ -83,13 +86,18 @@ class Liveness:
         if self._identity.alone:
             writes, busy = True, False  # nobody could take over from it
         if self._peers.names or control.machine.controller is None:  # alone, its own controller has nothing to do
-            control.tick(Ticked(self.load(), busy, writes, self._sync_times.pace(now_us)))
+            control.tick(Ticked(self.load(), busy, writes, self._pace(now_us)))
             self._look_at_others(now_us)
         if now_us - self._pinged_us > limits.HEARTBEAT_S * 1_000_000:
             self._pinged_us = now_us
             failures.each("a ping of the cluster", self.on_ping)
         self._standing.awake_since_us = membership.awake_since_us
         failures.each("a part of the beat", self.on_beat)
+
+    def _pace(self, now_us: int) -> SyncPace:
+        """How long writes take: of logs, and the small one that a broker with nothing to sync makes now and then."""
+        pace, disk = self._sync_times.pace(now_us), self._disk
+        return msgspec.structs.replace(pace, waits_us=max(pace.waits_us, disk.waits_us), stalls=disk.stalls)
 
     def told_everything(self) -> None:
         """The controller has told all records there are: nothing that was missed is left (C25)."""

@@ -91,6 +91,7 @@ class LogSync:
         """In a disk thread, now."""
         self.under_way = True
         self._unsynced_bytes = 0
+        self._threads.times.begins(self)
         self._threads.submit(self._sync, self._synced)
 
     def start_if_idle(self) -> None:
@@ -128,6 +129,7 @@ class LogSync:
             return
         if self.began_us is not None and error is None:
             self._threads.times.note(self.began_us, int(self.clock.monotonic() * 1_000_000))
+        self._threads.times.is_over(self)
         self.under_way, self.began_us = False, None
         if self._cut is not None and error is None:
             self._begin_cut()
