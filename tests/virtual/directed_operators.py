@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from tests.virtual.operators import Operators
 from tests.virtual.scene import Scene, require, scene
 from tests.virtual.workload import TOPIC
+
+from stentor.broker import broker
+from stentor.broker.catalogue import deleted_key
+from stentor.broker.cluster import deletion_marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,6 +102,31 @@ def copy_with_a_hole() -> None:
         require(not damaged, "messages are lost that another broker had", damaged)
 
 
+def deleted_while_away() -> None:
+    """E8, C27: the mark of a deleted topic stays until a broker that was away has removed its copies, and then goes."""
+    patches = patch.multiple(deletion_marks, MARK_AGE_S=3.0), patch.object(broker, "MARKS_LOOK_S", 1.0)
+    with patches[0], patches[1], scene(140) as s:
+        s.ask(lambda client: client.create_topic("gone", replicas=3), 5)
+        topic_id = s.broker(s.chain[0]).parts.ground.catalogue.topics["gone"].record.id
+        away = next(name for name in s.disks if name != s.controller)
+        s.kill(away, power=False)
+        s.go(2)
+        s.ask(lambda client: client.delete_topic("gone"), 5)
+        s.go(15)
+        require(deleted_key(topic_id) in s.store.entries, "the mark went before a broker that was away has heard of it")
+        s.start(away)
+        require(s.go(15, lambda: deleted_key(topic_id) not in s.store.entries), "the mark stays", s.store.entries)
+        s.go(1)
+        for name in s.disks:
+            parts = s.broker(name).parts
+            require(topic_id not in parts.copies.topics_on_disk(), "a broker has something of it", name)
+            require(not parts.ground.catalogue.deleted, "a broker knows of the mark", name)
+        s.ask(lambda client: client.create_topic("gone", replicas=3), 5)
+        s.ask(lambda client: client.delete_topic("gone"), 5)
+        gone = lambda: not any(key.startswith("deleted/") for key in s.store.entries)  # noqa: E731 - said once
+        require(s.go(20, gone), "the next mark stays", s.store.entries)
+
+
 def _help(s: Scene, replicas: int) -> None:
     operators = Operators(s.cluster)
     require(operators.awaited(s.key), "nobody waits for an operator", s.record)
@@ -113,5 +143,5 @@ def _goes_on(s: Scene, operators: Operators, replicas: int) -> None:
 
 
 RUNS: dict[str, Callable[[], None]] = {
-    run.__name__: run for run in (torn_alone, all_failed, failed_beside_torn, copy_with_a_hole)
+    run.__name__: run for run in (torn_alone, all_failed, failed_beside_torn, copy_with_a_hole, deleted_while_away)
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.broker.cluster.deletion_marks import MARKS_LOOK_S
 from stentor.broker.cluster.store_room import ROOM_LOOK_S
 from stentor.broker.composition import Ground, Parts
 from stentor.broker.disk_threads import DiskThreads
@@ -146,6 +147,7 @@ class Broker:
         every(limits.HEALTH_CHECK_S, parts.health.look_soon)
         every(limits.TAIL_CACHE_IDLE_S, partial(_forget_idle_tails, parts))
         every(ROOM_LOOK_S, parts.cluster.store_keeper.look_soon)
+        every(MARKS_LOOK_S, parts.deletion_marks.look_soon)
         every(service_limits.ASK_SWEEP_S, parts.services.look)
         every(service_limits.RESPONDERS_TELL_S, parts.services.directory.tell_all)
 

@@ -3,8 +3,8 @@
 Keys: `topics/<name>` holds a TopicRecord, `chains/<topic id>/<partition>` a ChainRecord, `brokers/<id>` a
 BrokerRecord, `controller` a ControllerKey, `active` the broker that serves active-passive topics,
 `recorded/<topic id>/<partition>` how far a partition has been recorded, `deleted/<topic id>` marks directories
-that may be removed, `live/<id>` says that a broker is there, and `identity/…` holds the cluster's id, its secret and
-its feature level.
+that may be removed, `tidied/<id>` how far a broker has done so, `live/<id>` says that a broker is there, and
+`identity/…` holds the cluster's id, its secret and its feature level.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CONTROLLER = "controller"
 ACTIVE = "active"
 KEY_KINDS: Final = (
-    "topics/", "chains/", "brokers/", "recorded/", "deleted/", "identity/", "live/", CONTROLLER, ACTIVE,
+    "topics/", "chains/", "brokers/", "recorded/", "deleted/", "identity/", "live/", "tidied/", CONTROLLER, ACTIVE,
 )  # fmt: skip
 """All keys of a cluster; what ends in / has more behind it."""
 
@@ -106,6 +106,11 @@ def deleted_key(topic_id: int) -> str:
     return f"deleted/{topic_id:016x}"
 
 
+def tidied_key(broker: str) -> str:
+    """Where a broker says up to which revision it holds nothing of deleted topics."""
+    return f"tidied/{broker}"
+
+
 def _key(rest: str) -> Key:
     """The partition that the rest of a key names."""
     topic_id, _, partition = rest.partition("/")
@@ -157,7 +162,8 @@ class Catalogue:
         self.confirmed: dict[Key, HeldRecord] = {}  # the same, as far as the store itself has said so (C28)
         self.brokers: dict[str, BrokerRecord] = {}
         self.recorded: dict[Key, tuple[int, int]] = {}  # end and revision
-        self.deleted: set[int] = set()
+        self.deleted: dict[int, int] = {}  # topics, and at which revision they were marked
+        self.tidied: dict[str, int] = {}  # broker -> up to which of these it holds nothing of them
         self.active = ""  # active-passive: the one broker that serves (C26)
         self.active_revision = 0
         self.identity: dict[str, bytes] = {}  # what the whole cluster has in common (cluster.trust)
@@ -182,8 +188,8 @@ class Catalogue:
                 self.changes += 1
         elif kind == "recorded":
             self.put_recorded(_key(rest), _recorded.decode(entry.value).end, entry.revision)
-        elif kind == "deleted":
-            self.deleted.add(int(rest, 16))
+        elif kind in ("deleted", "tidied"):
+            self._put_mark(kind, rest, entry)
         elif kind == "identity":
             self.identity[rest] = entry.value
             news.identity = True
@@ -192,6 +198,15 @@ class Catalogue:
         elif kind == ACTIVE and entry.revision > self.active_revision:
             self.active, self.active_revision = entry.value.decode(), entry.revision
             news.active = True
+
+    def _put_mark(self, kind: str, rest: str, entry: Entry) -> None:
+        """A topic was deleted, or a broker says up to which of these deletions it has nothing of them."""
+        if kind == "deleted":
+            self.deleted[int(rest, 16)] = entry.revision
+            return
+        # Only what is older than the key is believed: another etcd, to which keys were copied, counts otherwise.
+        told = int(entry.value) if entry.value.isdigit() else 0
+        self.tidied[rest] = told if told < entry.revision else 0
 
     def put_topic(self, topic: HeldTopic, news: News) -> None:
         """A topic's record; only a newer one is news."""
@@ -257,8 +272,10 @@ class Catalogue:
             news.brokers = True
         elif kind == "recorded" and self.recorded.get(_key(rest), (0, revision + 1))[1] <= revision:
             del self.recorded[_key(rest)]
-        elif kind == "deleted":
-            self.deleted.discard(int(rest, 16))
+        elif kind == "deleted" and self.deleted.get(int(rest, 16), revision + 1) <= revision:
+            del self.deleted[int(rest, 16)]
+        elif kind == "tidied":
+            self.tidied.pop(rest, None)
         elif kind == CONTROLLER:
             news.controller = (None, 0)
 
@@ -293,6 +310,8 @@ class Catalogue:
         known += [chain_key(key) for key in self.chains]
         known += [broker_key(broker) for broker in self.brokers]
         known += [recorded_key(key) for key in self.recorded]
+        known += [tidied_key(broker) for broker in self.tidied]
+        known += [deleted_key(topic_id) for topic_id in self.deleted]  # last: topics above are gone for good by them
         for key in known:
             if key not in keys:
                 self.delete(key, revision, news)

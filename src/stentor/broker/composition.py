@@ -20,6 +20,7 @@ from stentor.broker.background import Background
 from stentor.broker.books import Books
 from stentor.broker.catalogue import Catalogue
 from stentor.broker.cluster.cluster import Cluster
+from stentor.broker.cluster.deletion_marks import DeletionMarks
 from stentor.broker.cluster.operators import Operators
 from stentor.broker.cluster.routes import Routes
 from stentor.broker.cluster.storeless_start import StorelessStart
@@ -33,6 +34,7 @@ from stentor.broker.environment import BrokerIdentity
 from stentor.broker.groups.desk import GroupDesk
 from stentor.broker.groups.heads import GroupHeads
 from stentor.broker.health import HealthWatch
+from stentor.broker.held_topics import held_topics
 from stentor.broker.overview import Overview
 from stentor.broker.partitions.chain_desk import ChainDesk
 from stentor.broker.partitions.compactions import Compactions
@@ -253,6 +255,14 @@ class Parts:
             desk=self.cursors,
             heads=heads,
             positions=self.positions,
+            background=ground.background,
+        )
+
+        self.deletion_marks = DeletionMarks(
+            ground.environment.clock,
+            identity,
+            cluster=cluster,
+            held=partial(held_topics, ground.partitions, self.copies),
             background=ground.background,
         )
 

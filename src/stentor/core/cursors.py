@@ -107,6 +107,10 @@ class Cursors(Folded[CursorRecord, tuple[str, int], NamedCursor]):
         """Topics that have cursors here, or will have when everything is committed."""
         return {topic_id for _, topic_id in self._applied}
 
+    def topics_held(self) -> set[int]:
+        """Return these, and those that have some as long as not everything is committed."""
+        return self.topics() | {topic_id for _, topic_id in self._committed}
+
     def is_news(self, record: CursorRecord) -> bool:
         """Whether a record would change anything, or something of its cursor is not committed yet."""
         if any(_concern(record, pending) for _, records in self._pending for pending in records):

@@ -142,6 +142,11 @@ class Transactions(Folded[TransactionRecord, tuple[str, str], HeldTransaction]):
         others = (held.unfinished.size for key, held in self._applied.items() if held.unfinished and key != mine)
         return transaction.size + sum(others)
 
+    def all_unfinished(self) -> list[GroupTransaction]:
+        """Return what is not done, by all that the log says, or by what is committed."""
+        held = (*self._committed.values(), *self._applied.values())
+        return [each.unfinished for each in held if each.unfinished is not None]
+
     # --- derived from the log -------------------------------------------------------------------
 
     def snapshot(self) -> bytes:

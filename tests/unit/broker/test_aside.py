@@ -68,7 +68,7 @@ def test_a_copy_stays_while_the_chain_is_short(local, monkeypatch):
 
 def test_of_a_topic_that_nobody_knows_only_what_was_deleted_goes(local, monkeypatch):
     lost, deleted = put_aside(local, 1), put_aside(local, 2)
-    local.inner.parts.ground.catalogue.deleted.add(2)
+    local.inner.parts.ground.catalogue.deleted[2] = 1
     later(local, monkeypatch, AGE_S + 1)
     local.inner.parts.letting_go.clear_aside()
     assert lost.exists()

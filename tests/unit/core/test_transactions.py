@@ -139,3 +139,13 @@ def test_whatever_else_is_in_the_log_says_nothing(log):
     for body in (b"", b"rubbish", bytes(batch.encode_at(5, [b"g"], [b'{"type":"moved"}']).body)):
         log.state.apply(at(1), body)
     assert log.state.last("g", "m") is None
+
+
+def test_what_is_unfinished_counts_until_it_is_committed_that_it_is_done(log):
+    log.add(made(1))
+    assert log.state.all_unfinished() == [made(1)], "not committed yet"
+    log.state.commit(1)
+    log.add(TransactionDone("g", "m", 1))
+    assert log.state.all_unfinished() == [made(1)], "it may be cut back"
+    log.state.commit(2)
+    assert log.state.all_unfinished() == []

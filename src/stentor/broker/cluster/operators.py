@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from stentor import limits
-from stentor.broker.catalogue import CONTROLLER, broker_key, chain_key, decode_broker, encode
+from stentor.broker.catalogue import CONTROLLER, broker_key, chain_key, decode_broker, encode, tidied_key
 from stentor.core.records import HeldRecord
 from stentor.errors import InvalidArgument, NotReady, PartitionNotFound
 from stentor.wire import messages
@@ -124,7 +124,7 @@ class Operators:
                 hint="Start it again and drain it, or wait until its replicas are replaced.",
                 object=name,
             )
-        await self._store.swap(expect={}, put={}, delete=(broker_key(name),))
+        await self._store.swap(expect={}, put={}, delete=(broker_key(name), tidied_key(name)))
         await self._follower.look_again()
 
     def _unknown(self, name: str) -> InvalidArgument:

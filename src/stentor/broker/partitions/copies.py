@@ -230,6 +230,13 @@ class Copies:
                 self._directory.remove(found)
                 self._journal.remove(found.topic_id, found.partition)
 
+    def topics_on_disk(self) -> set[int]:
+        """Return the topics that this disk has something of; copies that are kept aside for ever do not count."""
+        found = {each.topic_id for each in self._directory.partitions()} | {key[0] for key in self._journal.replicas()}
+        if self._environment.config.aside_age_s:
+            found |= {each.topic_id for each in self._directory.aside()}
+        return found
+
     def put_all_aside(self) -> None:
         """This data directory is an old copy: nothing of it counts."""
         for key in self._journal.replicas():
