@@ -324,6 +324,23 @@ def all_slow() -> None:
                 require(len(s.chain) >= 2, "two left, one after the other", s.record)
 
 
+def joins_among_slow() -> None:
+    """C11, C14: all disks are slow, and a member that was restarted comes back."""
+    for seed, adds_us in ((201, 2_500_000), (202, 4_000_000)):
+        with scene(seed) as s:
+            s.go(3)
+            for disk in s.disks.values():
+                disk.adds_us = adds_us
+            s.go(5)
+            name = s.chain[1]
+            s.kill(name, power=False)
+            s.go(4)
+            require(name not in s.chain, "the one that is gone stays", s.record)
+            s.start(name)
+            require(s.go(60, lambda s=s: len(s.chain) == 3), "it does not come back", s.record)
+            s.nobody_leaves(20)
+
+
 def hangs_among_slow() -> None:
     """C14, C31: all members are slow, and the disk of one hangs: that one leaves, and no other."""
     for place in range(3):
@@ -656,7 +673,7 @@ RUNS: dict[str, Callable[[], None]] = {
         restored_head, restored_in_vain, shortened_head, shortened_alone, early_retention, restored_store,
         replaced_controller, lost_proposal, shorter_head, isolated_head, mute_head, sidelined_head, paused_head,
         grey_member, full_member, blame, all_full, useless_joiner, slow_joiner, joiner_hangs, neighbours_cut,
-        slow_member, all_slow, hangs_among_slow,
+        slow_member, all_slow, hangs_among_slow, joins_among_slow,
         one_way_cut, unheard_complaint, standstill, lone_observer, lapsed_leases, wave_of_silence,
         storeless_controller, one_of_three_returns, liar, poisoned_producer, unreached_head, overtaken_reading,
         undrained_meanwhile, state_in_pieces,

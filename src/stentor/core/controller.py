@@ -408,17 +408,19 @@ class Controller:
 
         Others that could take their places count, too: until they have joined, nothing is committed (C8).
         """
-        unable = {member for member in survivors if member.broker in self.unable}
-        excused = {
-            member
-            for member in unable
-            if self.paces.get(member.broker, SyncPace()).stalls and is_as_slow_as_all(member, survivors, self.paces)
-        }
-        if excused:
-            self._stale.later(key)
-        rest = tuple(member for member in survivors if member not in unable - excused)
+        rest = tuple(member for member in survivors if not self._is_unable(key, member, survivors))
         spare = len(self._others(survivors) & self.able)
         return rest if self._may_go_on(record, rest, self.able, spare) else survivors
+
+    def _is_unable(self, key: Key, member: Member, neighbours: tuple[Member, ...]) -> bool:
+        """Return whether its disk takes no writes, and is not just as slow as those of its neighbours (C14)."""
+        if member.broker not in self.unable:
+            return False
+        stalls = self.paces.get(member.broker, SyncPace()).stalls
+        if not stalls or not is_as_slow_as_all(member, neighbours, self.paces):
+            return True
+        self._stale.later(key)  # it may hang, and nothing tells when that is plain
+        return False
 
     def _may_go_on(self, record: ChainRecord, rest: tuple[Member, ...], able: frozenset[str], spare: int = 0) -> bool:
         """Whether these, with the spare ones, are enough to commit (C8), and said lately that they can write (C31)."""
@@ -487,7 +489,8 @@ class Controller:
     def _with_joiner(self, key: Key, record: ChainRecord, plan: TopicPlan, load: Load) -> ChainRecord | None:
         joining = record.joining
         if joining is not None:
-            gone = self.alive.get(joining.broker) != joining.incarnation or joining.broker in self.unable
+            gone = self.alive.get(joining.broker) != joining.incarnation
+            gone = gone or self._is_unable(key, joining, (*record.chain, joining))
             reported = self._is_reported(key, record, joining)
             if reported:
                 self._held_off.hold(key, record.epoch, joining, self._now_us)
@@ -512,7 +515,11 @@ class Controller:
         return held or self._slow.is_away(broker, self._now_us)
 
     def _is_reported(self, key: Key, record: ChainRecord, member: Member) -> bool:
-        return any(said.complaint.member == member for said in self._complaints_now(key, record))
+        neighbours = (*record.chain, member)
+        return any(
+            said.complaint.member == member and not self._is_excused(neighbours, said)
+            for said in self._complaints_now(key, record)
+        )
 
     def _complaint(self, key: Key, record: ChainRecord) -> Complaint | None:
         """What is complained about now: the last of the chain, since those before it may only wait for it."""
@@ -520,16 +527,14 @@ class Controller:
         found = [
             said.complaint
             for said in self._complaints_now(key, record)
-            if said.complaint.member in places and not self._is_excused(record, said)
+            if said.complaint.member in places and not self._is_excused(record.chain, said)
         ]
         return max(found, key=lambda complaint: places[complaint.member], default=None)
 
-    def _is_excused(self, record: ChainRecord, said: _Heard) -> bool:
+    def _is_excused(self, neighbours: tuple[Member, ...], said: _Heard) -> bool:
         """Return whether a member only stands still as all others do: where all disks are slow, nobody leaves (C14)."""
         for_us = self._now_us - said.since_us
-        return said.complaint.stalls and is_as_slow_as_all(
-            said.complaint.member, record.chain, self.paces, for_us=for_us
-        )
+        return said.complaint.stalls and is_as_slow_as_all(said.complaint.member, neighbours, self.paces, for_us=for_us)
 
     def _complaints_now(self, key: Key, record: ChainRecord) -> list[_Heard]:
         """Of this epoch, not long ago, and about brokers that somebody hears: all others are judged as silent (C15).
