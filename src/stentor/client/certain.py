@@ -22,8 +22,9 @@ hand-over, so that a store can refuse whoever comes with a smaller one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import repeat, starmap
 from typing import Any, Final
 
 OWN_SHARE: Final = 0.9
@@ -41,6 +42,13 @@ boottime: Final[Callable[[], float]] = time.monotonic if _BOOTTIME is None else 
 """Returns seconds by a clock that never jumps and counts suspension; where there is none, by the monotonic clock. It is
 asked twice for every job, so there is no function of ours around it.
 """
+
+
+def readings(clock: Callable[[], float]) -> Iterator[float]:
+    """Return what a clock shows each time it is asked, without end: to be zipped behind what is handed out."""
+    if clock is boottime and _BOOTTIME is not None:
+        return starmap(time.clock_gettime, repeat((_BOOTTIME,)))
+    return starmap(clock, repeat(()))
 
 
 def clock_of(loop: Any) -> Callable[[], float]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from stentor.client.arrow import tables
-from stentor.client.certain import clock_of
+from stentor.client.certain import clock_of, readings
 from stentor.client.deadline import Deadline
 from stentor.client.group_core import join_group
 from stentor.client.group_hooks import in_hook
@@ -158,12 +158,13 @@ class Group(_GroupFace):
         self._taking._progress = self._progress  # noqa: SLF001 - two halves of one thing
 
     def __iter__(self) -> Iterator[Message]:
-        progress, clock, certainty = self._progress, self._clock, self._core.tie.certainty
+        progress, certainty = self._progress, self._core.tie.certainty
         self._ask()
         self._begin_loop()
         try:
-            for message in self._taking:
-                if clock() >= certainty.sure_until and not self._may_hand_out():
+            # The clock is read once a message was taken, and before it is handed out.
+            for message, now in zip(self._taking, readings(self._clock), strict=False):
+                if now >= certainty.sure_until and not self._may_hand_out():
                     continue
                 progress.working = message
                 if progress.held is not None:

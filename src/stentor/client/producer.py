@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from zlib import crc32
 
 from stentor import limits
@@ -152,18 +152,23 @@ class _ProducerFace:
         step, count = self._batch_messages, len(lanes)
         for start in range(0, len(values), step):
             rows: list[list[Any]] = [[] for _ in lanes]
-            for value, key in zip(values[start : start + step], keys[start : start + step], strict=True):
-                rows[crc32(key or b"") % count] += value, key
+            part, part_keys = values[start : start + step], keys[start : start + step]
+            hashes = map(crc32, cast("Sequence[bytes]", part_keys))
+            for value, key, hashed in zip(part, part_keys, hashes, strict=True):
+                rows[hashed % count] += value, key
             for lane, some in zip(lanes, rows, strict=True):
                 if some:
                     yield self._extend(lane, some)
 
     def _extend(self, lane: Lane, rows: list[Any]) -> bool:
         """Add rows to a lane; whether the sender must wait now."""
-        for value, key in zip(rows[0::2], rows[1::2], strict=True):
-            check_message(key, value)
+        sizes = list(map(len, rows))
+        # All at once: one by one would take longer than what else is done for a message.
+        if max(sizes) > min(self._small_bytes, limits.MESSAGE_KEY_BYTES_MAX):
+            for value, key in zip(rows[0::2], rows[1::2], strict=True):
+                check_message(key, value)
         lane.rows.extend(rows)
-        lane.bytes += sum(map(len, rows[0::2]))
+        lane.bytes += sum(sizes[0::2])
         if lane.bytes >= self._batch_bytes or len(lane.rows) >= self._rows_max:
             return self._seal(lane)
         if not lane.awake:
