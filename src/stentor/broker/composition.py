@@ -240,6 +240,7 @@ class Parts:
             serving=self.serving,
             cursors=self.cursors,
             heads=GroupHeads(ground.environment, ground.catalogue, self.serving, heads, ground.background),
+            long_requests=ground.environment.long_requests,
         )
         queue_heads = QueueHeads(ground.environment.clock, self.serving, ground.background, cluster.trust)
         self.letting_go.on_pinned = queue_heads.pinned

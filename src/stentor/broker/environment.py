@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stentor import limits
 from stentor.broker.disk_threads import DiskThreads
 from stentor.broker.failures import Failures
+from stentor.broker.long_requests import LongRequests
 from stentor.broker.loop_watch import LoopWatch
 from stentor.broker.slices import Slices
 from stentor.broker.write_coalescing import WriteCoalescing
@@ -53,6 +54,7 @@ class Environment:
         self.watch = LoopWatch(self.loop, clock)
         self.failures = Failures(self.loop, clock.monotonic)
         self.slices = Slices(self.loop, clock.monotonic, self.failures)
+        self.long_requests = LongRequests(self.loop, self.slices, self.watch)
         self.turns = Turns(self.loop, clock.monotonic, self.watch.note)
         self.coalescing = WriteCoalescing(self.loop)
         self.syncs = disk_threads(self.loop, threads=limits.SYNC_THREADS, name="sync")

@@ -89,6 +89,12 @@ def read(body: memoryview, count: int) -> Contents:
         raise CorruptData("A batch body's Arrow metadata is cut off.") from error
 
 
+def expanded_bytes(body: memoryview, count: int) -> int:
+    """How many bytes a body takes once it is not compressed."""
+    found = read(body, count)
+    return _expanded(body[found.begin :], found.buffers) if found.compression else len(body)
+
+
 def header_count(body: memoryview, count: int) -> int:
     """How many headers all messages of a body have together."""
     return read(body, count).nodes[_PAIRS]
@@ -173,9 +179,7 @@ def _compression(data: memoryview, metadata: memoryview, batch: int, buffers: tu
     compression = _field(metadata, batch, 3, optional=True)
     if not compression:
         return 0, 0
-    pairs = zip(buffers[::2], buffers[1::2], strict=True)
-    sizes = [_I64.unpack_from(data, offset)[0] for offset, length in pairs if length]
-    expanded = sum(size for size in sizes if size > 0)
+    expanded = _expanded(data, buffers)
     if expanded > limits.BATCH_EXPANDED_BYTES_MAX:
         raise CorruptData(
             f"A compressed batch would expand to {expanded} bytes; the limit is {limits.BATCH_EXPANDED_BYTES_MAX}."
@@ -185,6 +189,13 @@ def _compression(data: memoryview, metadata: memoryview, batch: int, buffers: tu
     if found >= len(COMPRESSIONS):
         raise CorruptData("A batch body has an unknown compression.")
     return found, expanded
+
+
+def _expanded(data: memoryview, buffers: tuple[int, ...]) -> int:
+    """How many bytes compressed buffers say that they expand to: each begins with its own size."""
+    pairs = zip(buffers[::2], buffers[1::2], strict=True)
+    sizes = [_I64.unpack_from(data, offset)[0] for offset, length in pairs if length]
+    return sum(size for size in sizes if size > 0)
 
 
 def _check_buffers(buffers: tuple[int, ...], data_bytes: int) -> None:

@@ -247,6 +247,11 @@ def header_count(header: BatchHeader, body: bytes | memoryview) -> int:
     return arrow_message.header_count(deltas.rows(header, memoryview(body)), header.count)
 
 
+def expanded_bytes(header: BatchHeader, body: memoryview) -> int:
+    """How many bytes a body says that it expands to. CorruptData if it cannot be read."""
+    return arrow_message.expanded_bytes(body, header.count) if header.encoding == ENCODING_ARROW else len(body)
+
+
 def has_keys(header: BatchHeader, body: bytes | memoryview) -> bool:
     """Whether every message of a checked body has a key that is not empty."""
     plain = deltas.rows(header, memoryview(body))

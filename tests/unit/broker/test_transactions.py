@@ -1,13 +1,17 @@
 """Transactions of groups on one broker: positions and outputs count together, or not at all."""
 
 import asyncio
+from array import array
 from contextlib import suppress
 
+import msgspec
+import pyarrow as pa
 import pytest
 
 import stentor
 from stentor import limits
 from stentor.broker.groups import transactions
+from stentor.broker.long_requests import LongRequests
 from stentor.client import transaction_copies
 from stentor.client.transaction_copies import TransactionCopies
 from stentor.client.transaction_core import MemberTransactions
@@ -26,8 +30,9 @@ from stentor.errors import (
     TopicReserved,
     UnknownOutcome,
 )
-from stentor.wire import batch, group_messages
+from stentor.wire import arrow_body, batch, group_messages
 from stentor.wire.frames import Kind
+from stentor.wire.header import HEADER_BYTES, check_header
 
 
 @pytest.fixture
@@ -757,6 +762,137 @@ def test_outputs_are_sent_under_ids_that_anybody_may_use(orders):
         )
         with pytest.raises(InvalidArgument, match="numbered"):
             ask(orders, request, Kind.TRANSACTION)
+
+
+def outputs_of(client, count, *, partitions=None, rows=None):
+    """Batches of one producer to the partitions of `wide`."""
+    encoded = batch.encode_at(5, [b"k"], [b"v"]) if rows is None else batch.encode_arrow(rows, compression="zstd")
+    topic = client._core.routes["wide"].id
+    found = []
+    for number in range(count):
+        header = batch.address(
+            encoded,
+            topic_id=topic,
+            partition=number if partitions is None else partitions[number],
+            producer_id=7,
+            generation=1,
+            sequence=0,
+        )
+        found.append(("wide", bytes(header) + bytes(encoded.body)))
+    return found
+
+
+def commit_outputs(client, group, outputs):
+    (key, since), *_ = group._core.tie.life.holding.items()
+    position = group_messages.GroupPosition(topic_id=key[0], partition=key[1], offset=1, since=since)
+    request = group_messages.CommitTransaction(
+        group="billing", member=group.member, number=1, positions=[position], outputs=outputs
+    )
+    ask(client, request, Kind.TRANSACTION)
+
+
+def empty_rows(count):
+    nothing = pa.nulls(count, pa.binary())
+    columns = [
+        arrow_body.timestamps_array(array("q", [5]) * count),
+        nothing,
+        nothing,
+        arrow_body.headers_array(None, count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_body.SCHEMA)
+
+
+@pytest.fixture
+def wide(orders):
+    orders.create_topic("wide", partitions=20)
+    orders.publish("wide", b"x")
+    return orders
+
+
+def test_two_outputs_for_one_partition_are_refused_before_any_is_read(wide, monkeypatch):
+    """Each may expand to a million rows (C35)."""
+    read = []
+    monkeypatch.setattr(batch, "validate", lambda *output: read.append(output))
+    with wide.group("billing", "orders") as group:
+        group.get(timeout=10)
+        with pytest.raises(InvalidArgument, match="one batch to each partition"):
+            commit_outputs(wide, group, outputs_of(wide, 3, partitions=[0, 1, 0]))
+    assert not read
+
+
+def test_outputs_with_too_many_messages_are_refused_before_any_is_read(wide, monkeypatch):
+    outputs = outputs_of(wide, 2, rows=empty_rows(limits.BATCH_MESSAGES_MAX // 2 + 1))
+    read = []
+    monkeypatch.setattr(batch, "validate", lambda *output: read.append(output))
+    with wide.group("billing", "orders") as group:
+        group.get(timeout=10)
+        with pytest.raises(LimitExceeded, match="sends 1000002 messages"):
+            commit_outputs(wide, group, outputs)
+    assert not read
+
+
+def test_outputs_that_expand_to_too_much_are_refused_before_that_is_done(wide, monkeypatch):
+    outputs = outputs_of(wide, 3, rows=empty_rows(1_000))
+    expanded = batch.expanded_bytes(check_header(outputs[0][1]), memoryview(outputs[0][1])[HEADER_BYTES:])
+    assert expanded > 12_000 > len(outputs[0][1])
+    read, validate = [], batch.validate
+
+    def reading(output, header):
+        if header.topic_id == wide._core.routes["wide"].id:
+            read.append(header)
+        validate(output, header)
+
+    monkeypatch.setattr(batch, "validate", reading)
+    with wide.group("billing", "orders") as group:
+        group.get(timeout=10)
+        with monkeypatch.context() as small:
+            small.setattr(limits, "BATCH_EXPANDED_BYTES_MAX", expanded * 5 // 2)
+            with pytest.raises(LimitExceeded, match="expands to"):
+                commit_outputs(wide, group, outputs)
+    assert len(read) == 2
+
+
+def test_other_work_goes_on_while_outputs_are_read(wide, monkeypatch):
+    """One output is a piece of a long request, and not the whole transaction."""
+    pieces, walk = [], LongRequests.walk
+
+    async def counted(self, whose, walking):
+        def counting():
+            found = walking
+            while True:
+                try:
+                    next(found)
+                except StopIteration as end:
+                    return end.value
+                pieces.append(1)
+                yield
+
+        return await walk(self, whose, counting())
+
+    monkeypatch.setattr(LongRequests, "walk", counted)
+    with wide.group("billing", "orders") as group:
+        group.get(timeout=10)
+        commit_outputs(wide, group, outputs_of(wide, 20))
+    assert len(pieces) == 20
+
+
+def test_a_topic_that_changes_while_outputs_are_read_is_judged_again(wide, monkeypatch):
+    read = transactions.TransactionDesk._read_outputs
+
+    def change(self, *about):
+        topics = yield from read(self, *about)
+        held = topics[0]
+        self._catalogue.by_id[held.record.id] = self._catalogue.topics["wide"] = msgspec.structs.replace(held)
+        return topics
+
+    with wide.group("billing", "orders") as group:
+        group.get(timeout=10)
+        outputs = outputs_of(wide, 1)
+        with monkeypatch.context() as changing:
+            changing.setattr(transactions.TransactionDesk, "_read_outputs", change)
+            with pytest.raises(NotReady, match="changed just now"):
+                commit_outputs(wide, group, outputs)
+        commit_outputs(wide, group, outputs)
 
 
 def test_a_message_whose_partition_was_lost_before_the_transaction_began(orders):

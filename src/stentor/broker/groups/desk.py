@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stentor.broker.cursors.desk import CursorDesk
     from stentor.broker.environment import BrokerIdentity
     from stentor.broker.groups.heads import GroupHeads, Lead
+    from stentor.broker.long_requests import LongRequests
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
     from stentor.core.cursors import CursorRecord
@@ -76,6 +77,7 @@ class GroupDesk:
         serving: Serving,
         cursors: CursorDesk,
         heads: GroupHeads,
+        long_requests: LongRequests,
     ) -> None:
         self._identity = identity
         self._clock = clock
@@ -84,6 +86,7 @@ class GroupDesk:
         self._serving = serving
         self._cursors = cursors
         self._heads = heads
+        self._long_requests = long_requests
         self.transactions = TransactionDesk(
             identity,
             clock,
@@ -91,6 +94,7 @@ class GroupDesk:
             permissions=permissions,
             catalogue=catalogue,
             heads=heads,
+            long_requests=long_requests,
             check_owner=self._check_owner,
         )
         self._numbers = itertools.count(1)

@@ -2,6 +2,10 @@
 
 A request is judged, and its record appended, in one turn of the loop: by all that the log says then (C22). Whatever is
 wrong with an output is told before anything is written: once a transaction is decided, its outputs must be possible.
+
+Reading the outputs takes long. It comes before that turn, in slices (`long_requests`), and after everything that costs
+nothing to look at: how many outputs there are, how large they are, and for which partitions. A topic that is changed
+meanwhile may allow other outputs, so the client is asked to try again.
 """
 
 from __future__ import annotations
@@ -33,12 +37,13 @@ from stentor.wire import group_messages as m
 from stentor.wire.header import HEADER_BYTES, check_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
-    from stentor.broker.catalogue import Catalogue
+    from stentor.broker.catalogue import Catalogue, HeldTopic
     from stentor.broker.cluster.trust import Trust
     from stentor.broker.environment import BrokerIdentity
     from stentor.broker.groups.heads import GroupHeads
+    from stentor.broker.long_requests import LongRequests
     from stentor.broker.partitions.partition import Partition
     from stentor.core.records import Key
     from stentor.ports import Clock
@@ -82,6 +87,7 @@ class TransactionDesk:
         permissions: Permissions,
         catalogue: Catalogue,
         heads: GroupHeads,
+        long_requests: LongRequests,
         check_owner: Callable[[Partition, TransactionAsker, m.CommitGroup | m.CommitTransaction], None],
     ) -> None:
         self._identity = identity
@@ -90,6 +96,7 @@ class TransactionDesk:
         self._permissions = permissions
         self._catalogue = catalogue
         self._heads = heads
+        self._long_requests = long_requests
         self._check_owner = check_owner
 
     def _check(self, group: str) -> None:
@@ -102,9 +109,13 @@ class TransactionDesk:
     async def commit(self, client: TransactionAsker, request: m.CommitTransaction) -> None:
         """Decide a transaction: positions and outputs, or nothing of it. To say it twice does no harm."""
         self._check(request.group)
+        self._check_owner(self._heads.partition(request.group), client, request)
+        headers = self._check_numbers(request)
+        reading = self._read_outputs(client.principal, request.outputs, headers)
+        topics = await self._long_requests.walk(client, reading)
         partition = self._heads.partition(request.group)
         self._check_owner(partition, client, request)
-        self._check_outputs(client.principal, request)
+        self._check_unchanged(topics)
         positions: dict[int, dict[int, int]] = {}
         for each in request.positions:
             positions.setdefault(each.topic_id, {})[each.partition] = each.offset
@@ -255,24 +266,53 @@ class TransactionDesk:
 
     # --- outputs --------------------------------------------------------------------------------
 
-    def _check_outputs(self, principal: Principal, request: m.CommitTransaction) -> None:
+    def _check_numbers(self, request: m.CommitTransaction) -> list[BatchHeader]:
+        """Look at how many outputs there are, and at their headers, before any is read; return the headers."""
+        if (size := sum(len(output) for _, output in request.outputs)) > group_limits.TRANSACTION_BYTES_MAX:
+            raise too_large(size)
         token = self._token(request.group, printable(request.member)) if self._trust.holders else b""
         proven_id = lasting_id(token) if token else 0
-        seen: set[tuple[int, int]] = set()
-        producers: set[int] = set()
-        for topic, output in request.outputs:
-            header = check_header(output)
-            batch.validate(output, header)
-            self._check_target(principal, topic, header, output)
+        headers = [check_header(output) for _, output in request.outputs]
+        for header in headers:
             named = 0 < header.producer_id < LASTING or header.producer_id == proven_id != 0
             if (header.generation, header.sequence) != (request.number, 0) or not named:
                 raise InvalidArgument("The outputs of a transaction are not numbered as its outputs.")
-            seen.add((header.topic_id, header.partition))
-            producers.add(header.producer_id)
-        if len(seen) != len(request.outputs) or len(producers) > 1:
+        partitions = {(header.topic_id, header.partition) for header in headers}
+        if len(partitions) != len(headers) or len({header.producer_id for header in headers}) > 1:
             raise InvalidArgument("A transaction sends one batch to each partition, all under one producer id.")
+        if (count := sum(header.count for header in headers)) > limits.BATCH_MESSAGES_MAX:
+            raise LimitExceeded(
+                f"A transaction sends {count} messages; the limit is {limits.BATCH_MESSAGES_MAX}.",
+                hint="Take fewer messages in each transaction.",
+            )
+        return headers
 
-    def _check_target(self, principal: Principal, name: str, header: BatchHeader, output: bytes) -> None:
+    def _read_outputs(
+        self, principal: Principal, outputs: list[tuple[str, bytes]], headers: list[BatchHeader]
+    ) -> Generator[None, None, list[HeldTopic]]:
+        """Judge the outputs, one in each piece; return the topics that they are for."""
+        topics, expanded = [], 0
+        for (name, output), header in zip(outputs, headers, strict=True):
+            expanded += batch.expanded_bytes(header, memoryview(output)[HEADER_BYTES:])
+            if expanded > limits.BATCH_EXPANDED_BYTES_MAX:
+                raise LimitExceeded(
+                    f"What a transaction sends expands to {expanded} bytes or more; the limit is"
+                    f" {limits.BATCH_EXPANDED_BYTES_MAX}.",
+                    hint="Take fewer messages in each transaction.",
+                )
+            batch.validate(output, header)
+            topics.append(self._check_target(principal, name, header, output))
+            yield
+        return topics
+
+    def _check_unchanged(self, topics: list[HeldTopic]) -> None:
+        """Whether what the outputs were judged by is still so."""
+        for topic in topics:
+            if self._catalogue.by_id.get(topic.record.id) is not topic:
+                name = topic.record.name
+                raise NotReady(f"Topic {name} was changed just now.", hint="Try again in a moment.", object=name)
+
+    def _check_target(self, principal: Principal, name: str, header: BatchHeader, output: bytes) -> HeldTopic:
         topic = self._catalogue.by_id.get(header.topic_id)
         if topic is None and header.topic_id in self._catalogue.deleted:
             raise TopicNotFound(f"Topic {printable(name)} was deleted.", hint="Make it again.", object=printable(name))
@@ -295,6 +335,7 @@ class TransactionDesk:
             queue_rows.check(header, rows, record.name, ordered=settings.ordered_by == "key")
         elif settings.compacted:
             table_rows.check_keys(header, rows, record.name)
+        return topic
 
 
 def too_large(size: int) -> LimitExceeded:
