@@ -40,6 +40,7 @@ from stentor.broker.cluster.store_follower import FollowedStore
 from stentor.broker.cluster.trust import Trust
 from stentor.broker.environment import BrokerIdentity
 from stentor.broker.failures import Failures
+from stentor.broker.long_requests import LongRequests
 from stentor.broker.loop_watch import LoopWatch
 from stentor.broker.partitions.partition import Partition
 from stentor.broker.partitions.replication import unpack_offer
@@ -573,6 +574,8 @@ class StubBroker:
         )
         inline_sync = InlineSync(clock, WriteCoalescing(self.loop))  # type: ignore[arg-type]
         turns = Turns(self.loop, clock.monotonic)  # type: ignore[arg-type]
+        watch = LoopWatch(self.loop, clock)  # type: ignore[arg-type]
+        slices = Slices(self.loop, clock.monotonic, self.failures)  # type: ignore[arg-type]
         self.welcome = GreetingServices(
             identity=identity,
             trust=Trust(identity, followed=FollowedStore(nothing, catalogue, nothing, nothing), background=nothing),
@@ -590,8 +593,9 @@ class StubBroker:
                 has_few_sessions=lambda: True,
                 services=self._services(identity, clock, nothing),
                 turns=turns,
-                watch=LoopWatch(self.loop, clock),  # type: ignore[arg-type]
-                slices=Slices(self.loop, clock.monotonic, self.failures),  # type: ignore[arg-type]
+                watch=watch,
+                slices=slices,
+                long_requests=LongRequests(self.loop, slices, watch),
             ),
             peers=PeerServices(
                 heard=lambda _, body: peer.decode(body) and None,

@@ -246,6 +246,7 @@ class Catalogue:
         """The store does not have what a peer has told: go back to what it has."""
         held = self.confirmed.get(key)
         self.changes += 1
+        self.tally.put(key, None if held is None else held.record)
         if held is None:
             del self.chains[key]
         else:

@@ -244,8 +244,14 @@ class Parts:
         )
         queue_heads = QueueHeads(ground.environment.clock, self.serving, ground.background, cluster.trust)
         self.letting_go.on_pinned = queue_heads.pinned
-        clock = ground.environment.clock
-        queues = QueueDesk(identity, clock, trust=cluster.trust, serving=self.serving, heads=queue_heads)
+        queues = QueueDesk(
+            identity,
+            ground.environment.clock,
+            trust=cluster.trust,
+            serving=self.serving,
+            heads=queue_heads,
+            long_requests=ground.environment.long_requests,
+        )
         self.shared = SharedWork(groups, queues)
         self.cursor_care = CursorCare(
             identity,
@@ -314,6 +320,7 @@ class Parts:
                 turns=environment.turns,
                 watch=environment.watch,
                 slices=environment.slices,
+                long_requests=environment.long_requests,
             ),
             peers=self._peer_services(ground, inline_sync),
             peer_arrived=self.replicas.peer_connected,
@@ -355,6 +362,7 @@ class Parts:
             cursors=self.cursors,
             groups=self.shared.groups,
             queues=self.shared.queues,
+            long_requests=ground.environment.long_requests,
             services=self.services,
             sights=self.overview,
             after_delete=after_delete,

@@ -95,6 +95,10 @@ class Cursors(Folded[CursorRecord, tuple[str, int], NamedCursor]):
         """A cursor, as it is committed."""
         return self._committed.get((name, topic_id))
 
+    def keys(self) -> list[tuple[str, int]]:
+        """Return the names of all cursors, each with its topic, as they are committed."""
+        return list(self._committed)
+
     def of_topic(self, topic_id: int) -> dict[str, NamedCursor]:
         """All cursors of a topic, as they are committed."""
         return {name: cursor for (name, topic), cursor in self._committed.items() if topic == topic_id}

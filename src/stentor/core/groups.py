@@ -195,9 +195,9 @@ class Groups(Folded[GroupStep, str, HeldGroup]):
         """All groups, as they are committed."""
         return sorted(self._committed)
 
-    def items(self) -> Iterable[tuple[str, HeldGroup]]:
-        """The same, each with what is known of it."""
-        return self._committed.items()
+    def unordered(self) -> list[str]:
+        """Return the names of all groups, as they are committed, in no order."""
+        return list(self._committed)
 
     def is_settled(self, name: str) -> bool:
         """Whether everything that the log says of a group is committed."""

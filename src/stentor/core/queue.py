@@ -28,7 +28,7 @@ from __future__ import annotations
 import re
 import zlib
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -100,6 +100,8 @@ class QueueState:
         self._numbers = array("I")
         self._hashes = array("Q")
         self.jobs: dict[int, NotedJob] = {}
+        self._waiting: dict[int, int] = {}  # of these: how many nobody holds, by their attempts
+        self._working: dict[int, int] = {}  # and how many somebody holds; the dead are in neither
         self.holders: dict[bytes, Holder] = {}
         self.gone: OrderedDict[bytes, Holder] = OrderedDict()  # in the order in which they left
         self._by_number: dict[int, Holder] = {}
@@ -238,11 +240,10 @@ class QueueState:
 
     def statistics(self) -> dict[str, int]:
         """How many jobs there are, of every kind."""
-        noted = sum(1 for job in self.jobs.values() if not job.holder and not job.dead)
         return {
-            "waiting": self._marks.count(FRESH) + noted,
+            "waiting": self._marks.count(FRESH) + sum(self._waiting.values()),
             "held": sum(holder.held for holder in self.holders.values()),
-            "tried": sum(1 for job in self.jobs.values() if job.attempts and not job.dead and not job.holder),
+            "tried": sum(count for attempts, count in self._waiting.items() if attempts),
             "dead": len(self.dead) + (0 if self.burial is None else len(self.burial.offsets)),
             "holders": len(self.holders),
             "finished": self.finished,
@@ -257,7 +258,8 @@ class QueueState:
 
     def dying(self, attempts_max: int) -> int:
         """Return how many jobs die if the attempt that comes, or is under way, fails."""
-        noted = sum(not job.dead and job.attempts + (not job.holder) >= attempts_max for job in self.jobs.values())
+        noted = sum(count for attempts, count in self._waiting.items() if attempts + 1 >= attempts_max)
+        noted += sum(count for attempts, count in self._working.items() if attempts >= attempts_max)
         first = attempts_max == 1
         return noted + (sum(map(self._marks.count, (FRESH, HELD, BEGUN))) if first else 0)
 
@@ -338,8 +340,21 @@ class QueueState:
             job = NotedJob(due_us=due_us, pause_us=terms.delay_us, priority=terms.priority, expires_us=expires_us)
             self._put(offset, job)
 
+    def _tally(self, job: NotedJob, step: int) -> None:
+        """Count a job that is noted as it is now; uncount it before it changes. There may be a million (C35)."""
+        if job.dead:
+            return
+        counts = self._working if job.holder else self._waiting
+        count = counts.get(job.attempts, 0) + step
+        if count:
+            counts[job.attempts] = count
+        else:
+            del counts[job.attempts]
+
     def _put(self, offset: int, job: NotedJob) -> None:
+        """Note a job; one that was noted before is not counted now."""
         self.jobs[offset] = job
+        self._tally(job, 1)
         self._marks[offset - self._base] = NOTED
         self._tell(offset)
 
@@ -440,8 +455,10 @@ class QueueState:
             hand.add(first, count)
         for offset in step.noted:
             job = self.jobs[offset]
+            self._tally(job, -1)
             job.attempts += 1
             job.holder, job.begun = holder.number, False
+            self._tally(job, 1)
             holder.attempts.append(job.attempts)
             holder.held += 1
             hand.add(offset, 1)
@@ -512,6 +529,7 @@ class QueueState:
             self._let_go(job.holder, begun=job.begun)
         self._marks[place] = ENDED
         if job is not None:
+            self._tally(job, -1)
             self._tell(offset)
 
     def _back(self, back: r.JobBack, now_us: int) -> None:
@@ -520,6 +538,8 @@ class QueueState:
             job, mark = NotedJob(), self._marks[place]
             if mark in (HELD, BEGUN):
                 job.attempts, job.holder, job.begun = 1, self._numbers[place], mark == BEGUN
+        else:
+            self._tally(job, -1)
         if job.holder:
             self._let_go(job.holder, begun=job.begun)
             job.holder, job.begun = 0, False
@@ -625,6 +645,9 @@ class QueueState:
         except (msgspec.MsgspecError, zlib.error, ValueError) as error:
             raise CorruptData(f"A snapshot of a queue cannot be read: {error}.") from error
         self.jobs, self.holders, self.gone = found.jobs, found.holders, OrderedDict(found.gone)
+        alive = [job for job in self.jobs.values() if not job.dead]
+        self._waiting = dict(Counter(job.attempts for job in alive if not job.holder))
+        self._working = dict(Counter(job.attempts for job in alive if job.holder))
         self._by_number = {holder.number: holder for holder in self.holders.values()}
         try:
             self._find_hands()
@@ -653,6 +676,9 @@ class QueueState:
         marks, base = self._marks, self._base
         assert len(self._numbers) <= len(marks)
         assert self.jobs.keys() == {base + place for place, mark in enumerate(marks) if mark == NOTED}
+        alive = [job for job in self.jobs.values() if not job.dead]
+        assert self._waiting == Counter(job.attempts for job in alive if not job.holder)
+        assert self._working == Counter(job.attempts for job in alive if job.holder)
         held = dict.fromkeys(self._by_number, 0)
         begun = held.copy()
         for place, mark in enumerate(marks):

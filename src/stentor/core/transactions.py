@@ -24,6 +24,7 @@ group's positions as they count already.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -127,6 +128,10 @@ class Transactions(Folded[TransactionRecord, tuple[str, str], HeldTransaction]):
             for (name, _), held in self._committed.items()
             if name == group and held.unfinished is not None
         ]
+
+    def unfinished_counts(self) -> Counter[str]:
+        """Return how many transactions of each group are not done, as it is committed."""
+        return Counter(name for (name, _), held in self._committed.items() if held.unfinished is not None)
 
     def is_busy(self, group: str) -> bool:
         """Whether something of a group is not done, by all that the log says."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -66,11 +65,7 @@ class Operators:
     def brokers(self, known: list[messages.BrokerInfo]) -> list[messages.BrokerState]:
         """All registered brokers, as this one sees them."""
         catalogue, control = self._catalogue, self._control
-        replicas: Counter[str] = Counter()
-        heads: Counter[str] = Counter()
-        for held in catalogue.chains.values():
-            replicas.update(member.broker for member in held.record.chain)
-            heads[held.record.chain[0].broker] += 1
+        load = catalogue.tally.load
         return [
             messages.BrokerState(
                 info=info,
@@ -78,8 +73,8 @@ class Operators:
                 view=control.view(info.id),
                 controller=info.id == control.machine.controller_broker,
                 draining=catalogue.brokers[info.id].draining,
-                replicas=replicas[info.id],
-                heads=heads[info.id],
+                replicas=load.replicas[info.id],
+                heads=load.heads[info.id],
             )
             for info in known
         ]

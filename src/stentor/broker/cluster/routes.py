@@ -5,18 +5,29 @@ A client gets the whole route table once and then what changes; changes of one t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from stentor.broker.long_requests import encoded
 from stentor.wire import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from stentor.broker.catalogue import Catalogue, HeldTopic, News
     from stentor.broker.environment import BrokerIdentity, Environment
     from stentor.core.cluster import ClusterMember
+    from stentor.core.records import HeldRecord
+
+
+_PARTITIONS_PIECE: Final = 256  # whose routes are looked at, and perhaps encoded, in one piece
+
+
+class _Encoded(NamedTuple):
+    topic: HeldTopic
+    chains: list[HeldRecord | None]  # what the route says
+    route: Any
 
 
 class Watcher(Protocol):
@@ -62,6 +73,7 @@ class Routes:
         self._brokers = False
         self._announcing = False
         self._known: set[str] = set()
+        self._encoded: dict[int, _Encoded] = {}  # routes as they were sent, by topic
 
     def take_news(self, news: News) -> None:
         """What the store says."""
@@ -119,13 +131,36 @@ class Routes:
         self._version += 1
         return self._version
 
+    def prepare(self) -> Generator[None, None, None]:
+        """Encode the routes that are not encoded yet, in pieces; then `table` has little to do (C35)."""
+        self._encoded = {key: known for key, known in self._encoded.items() if key in self._catalogue.by_id}
+        partitions = 0
+        for name in list(self._catalogue.topics):
+            topic = self._catalogue.topics.get(name)
+            if topic is not None:
+                self._route(topic)
+                partitions += 1 + topic.record.settings.partitions
+                if partitions >= _PARTITIONS_PIECE:
+                    partitions = 0
+                    yield
+
     def table(self, listener: str) -> messages.RouteTable:
         """Everything, for a client that begins to watch."""
         return messages.RouteTable(
             version=self._version,
             brokers=self.brokers(listener),
-            topics=[self._catalogue.route(topic) for topic in self._catalogue.topics.values()],
+            topics=[self._route(topic) for topic in self._catalogue.topics.values()],
         )
+
+    def _route(self, topic: HeldTopic) -> Any:
+        """Where a topic's partitions are, encoded; once for all who ask, until it changes."""
+        chains, topic_id = self._catalogue.chains, topic.record.id
+        held = [chains.get((topic_id, index)) for index in range(topic.record.settings.partitions)]
+        known = self._encoded.get(topic_id)
+        # Records are never changed, only replaced: comparing them stops at the first glance where nothing happened.
+        if known is None or known.topic is not topic or known.chains != held:
+            known = self._encoded[topic_id] = _Encoded(topic, held, encoded(self._catalogue.route(topic)))
+        return known.route
 
     def _gone(self) -> list[str]:
         known, self._known = self._known, set(self._catalogue.brokers)

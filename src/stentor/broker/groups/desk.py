@@ -16,6 +16,7 @@ from stentor.broker.cluster.trust import GROUPS, HOLDERS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
 from stentor.broker.groups.heads import foreign, groups_of
 from stentor.broker.groups.transactions import TransactionDesk, transactions_of
+from stentor.broker.long_requests import PIECE, Shared, encoded, in_pieces, sorting
 from stentor.core import group_limits, refusals
 from stentor.core.cursors import Forgotten, Moved
 from stentor.core.group_coordinator import HeldPartitions, MemberBeat
@@ -27,7 +28,7 @@ from stentor.wire import cursor_records
 from stentor.wire import group_messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from stentor.broker.catalogue import Catalogue
     from stentor.broker.cluster.trust import Trust
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from stentor.security.permissions import Permissions
 
 _NAMED_MAX = 10  # partitions that an error names
+_KEYS_PIECE = 1_024  # cursors whose topic one piece of a long request looks at
 
 
 class Asker(Protocol):
@@ -97,6 +99,7 @@ class GroupDesk:
             long_requests=long_requests,
             check_owner=self._check_owner,
         )
+        self._listed = Shared(self._list)
         self._numbers = itertools.count(1)
         self._connections: weakref.WeakKeyDictionary[Asker, int] = weakref.WeakKeyDictionary()
 
@@ -238,54 +241,89 @@ class GroupDesk:
 
     # --- operators ------------------------------------------------------------------------------
 
-    async def describe(self, request: m.DescribeGroup) -> m.GroupDescribed:
+    async def describe(self, client: object, request: m.DescribeGroup) -> m.GroupDescribed:
         """One group, with its members and partitions."""
         self._check(request.group)
         lead = await self._heads.confirmed(request.group)
         group = self._existing(lead, request.group)
-        shares: dict[tuple[int, int], str] = {key: owner.member for key, owner in group.owners.items()}
-        positions = {
-            (topic_id, index): position
-            for topic_id, cursor in cursors_of(lead.partition).named(request.group).items()
-            for index, position in cursor.positions.items()
-        }
-        partitions = [
-            m.GroupShare(
-                topic=topic.record.name,
-                topic_id=key[0],
-                partition=key[1],
-                member=shares.get(key, ""),
-                position=positions.get(key),
-            )
-            for key in sorted(shares.keys() | positions.keys())
-            if (topic := self._catalogue.by_id.get(key[0])) is not None
-        ]
-        return m.GroupDescribed(group=self._state(lead, request.group, group, partitions))
+        return await self._long_requests.walk(client, self._describing(lead, request.group, group))
+
+    def _describing(self, lead: Lead, name: str, group: HeldGroup) -> Generator[None, None, m.GroupDescribed]:
+        cursors = cursors_of(lead.partition).named(name)
+        yield
+        keys = group.owners.keys() | {(topic, index) for topic, cursor in cursors.items() for index in cursor.positions}
+        partitions = []
+        for number, key in enumerate(sorted(keys), 1):
+            if number % PIECE == 0:
+                yield
+            topic, owner, cursor = self._catalogue.by_id.get(key[0]), group.owners.get(key), cursors.get(key[0])
+            if topic is not None:
+                share = m.GroupShare(
+                    topic=topic.record.name,
+                    topic_id=key[0],
+                    partition=key[1],
+                    member="" if owner is None else owner.member,
+                    position=None if cursor is None else cursor.positions.get(key[1]),
+                )
+                partitions.append(encoded(share))
+        unfinished = len(transactions_of(lead.partition).unfinished(name))
+        return m.GroupDescribed(group=self._state(name, group, partitions, unfinished))
 
     async def list_all(self) -> m.GroupList:
         """The groups that are led here."""
         self._check("any")
-        found = []
-        for lead in self._heads.led():
-            await self._serving.find_end(lead.partition, stale=False)
-            found += [self._state(lead, name, lead.groups.get(name) or EMPTY, []) for name in lead.groups.names()]
-        return m.GroupList(groups=sorted(found, key=lambda state: state.name))
+        return await self._listed.get()
 
-    def reading(self, topic_id: int, name: str) -> list[str]:
+    async def _list(self) -> m.GroupList:
+        leads = self._heads.led()
+        for lead in leads:
+            await self._serving.find_end(lead.partition, stale=False)
+        return await self._long_requests.walk(self, self._listing(leads))
+
+    def _listing(self, leads: list[Lead]) -> Generator[None, None, m.GroupList]:
+        led, unfinished = {}, {}
+        for lead in leads:
+            led.update(dict.fromkeys(lead.groups.unordered(), lead))
+            yield
+            unfinished[lead] = transactions_of(lead.partition).unfinished_counts()
+            yield
+        found, weight = [], 0
+        for name in (yield from sorting(list(led))):
+            lead = led[name]
+            group = lead.groups.get(name)
+            if group is None:
+                continue
+            found.append(encoded(self._state(name, group, [], unfinished[lead][name])))
+            weight += 1 + len(group.members)
+            if weight >= PIECE:
+                weight = 0
+                yield
+        return m.GroupList(groups=found)
+
+    def reading(self, topic_id: int, name: str) -> Generator[None, None, list[str]]:
         """The groups that are led here and read a topic, or have read it: with members, or with positions in it.
 
         Cursors that somebody moves by hand, as Spark does, are positions of a group without members.
         """
         found: set[str] = set()
+        covers: dict[str, bool] = {}  # many groups read the same
         for lead in self._heads.led() if self._enabled else ():
-            found |= cursors_of(lead.partition).of_topic(topic_id).keys()
-            for group, held in lead.groups.items():
-                patterns = {pattern for each in held.members.values() for pattern in each.topics}
-                if any(matches(pattern, name) for pattern in patterns):
-                    found.add(group)
-        return sorted(found)[: group_limits.TOPIC_GROUPS_MAX]
+            for keys in in_pieces(cursors_of(lead.partition).keys(), _KEYS_PIECE):
+                found.update(cursor for cursor, topic in keys if topic == topic_id)
+                yield
+            for names in in_pieces(lead.groups.unordered()):
+                for group in names:
+                    held = lead.groups.get(group)
+                    for pattern in () if held is None else _patterns(held):
+                        if pattern not in covers:
+                            covers[pattern] = matches(pattern, name)
+                        if covers[pattern]:
+                            found.add(group)
+                            break
+                yield
+        return (yield from sorting(list(found)))[: group_limits.TOPIC_GROUPS_MAX]
 
-    def _state(self, lead: Lead, name: str, group: HeldGroup, partitions: list[m.GroupShare]) -> m.GroupState:
+    def _state(self, name: str, group: HeldGroup, partitions: list[m.GroupShare], unfinished: int) -> m.GroupState:
         return m.GroupState(
             name=name,
             generation=group.generation,
@@ -296,7 +334,7 @@ class GroupDesk:
                 for member, each in group.members.items()
             ],
             partitions=partitions,
-            unfinished=len(transactions_of(lead.partition).unfinished(name)),
+            unfinished=unfinished,
         )
 
     async def delete(self, request: m.DeleteGroup) -> None:
@@ -330,3 +368,8 @@ class GroupDesk:
                 f"There is no group {name}.", hint="`stentor group list` shows the groups there are.", object=name
             )
         return group
+
+
+def _patterns(group: HeldGroup) -> set[str]:
+    """Return what the members of a group read."""
+    return {pattern for each in group.members.values() for pattern in each.topics}

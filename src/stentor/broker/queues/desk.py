@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from stentor import limits
+from stentor.broker.long_requests import PIECE
 from stentor.broker.partitions.read_end import until_known
 from stentor.core import queue_events as q
 from stentor.core import refusals
@@ -19,10 +20,11 @@ from stentor.wire import queue_messages as m
 from stentor.wire.messages import Done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from stentor.broker.cluster.trust import Trust
     from stentor.broker.environment import BrokerIdentity
+    from stentor.broker.long_requests import LongRequests
     from stentor.broker.partitions.serving import Serving
     from stentor.broker.queues.heads import QueueHeads, QueueLead
     from stentor.core.queue_events import QueueEvent
@@ -33,18 +35,28 @@ class QueueDesk:
     """Takes what is asked about jobs to the heads that decide it."""
 
     def __init__(
-        self, identity: BrokerIdentity, clock: Clock, *, trust: Trust, serving: Serving, heads: QueueHeads
+        self,
+        identity: BrokerIdentity,
+        clock: Clock,
+        *,
+        trust: Trust,
+        serving: Serving,
+        heads: QueueHeads,
+        long_requests: LongRequests,
     ) -> None:
         self._identity = identity
         self._clock = clock
         self._trust = trust
         self._serving = serving
         self.heads = heads
+        self._long_requests = long_requests
 
-    async def serve(self, request: Any, shown: bytes = NOBODY) -> Any:
+    async def serve(self, client: object, request: Any, shown: bytes = NOBODY) -> Any:
         """Answer one request about a queue, by somebody who has shown a secret: this is its hash (C36)."""
         if not self._trust.queues:
             raise refusals.being_upgraded("queues")
+        if isinstance(request, m.DescribeQueue):
+            return await self._describe(client, request)
         return await _HANDLERS[type(request)](self, request, shown)
 
     def _lead(self, request: m.QueueRequest) -> QueueLead:
@@ -204,16 +216,20 @@ class QueueDesk:
         await self._decided(lead, q.PurgeJobs)
         return Done()
 
-    async def _describe(self, request: m.DescribeQueue, _: bytes) -> m.QueueDescribed:
+    async def _describe(self, client: object, request: m.DescribeQueue) -> m.QueueDescribed:
         lead = await self.heads.confirmed(request.topic_id, request.partition)
-        counts, jobs = lead.state.statistics(), self._jobs(lead, request.jobs_max)
-        dying = lead.state.dying(lead.head.policy.attempts_max)
+        described = await self._long_requests.walk(client, self._describing(lead, request.jobs_max))
         await until_known(lead.partition, lead.state.end)  # what was looked at is so (C20)
+        return described
+
+    def _describing(self, lead: QueueLead, most: int) -> Generator[None, None, m.QueueDescribed]:
+        jobs = yield from self._jobs(lead, most)
+        counts, dying = lead.state.statistics(), lead.state.dying(lead.head.policy.attempts_max)
         consumers = counts.pop("holders")
         return m.QueueDescribed(head=self._identity.broker_id, consumers=consumers, jobs=jobs, dying=dying, **counts)
 
-    def _jobs(self, lead: QueueLead, most: int) -> list[m.JobState]:
-        """The first jobs that have not ended."""
+    def _jobs(self, lead: QueueLead, most: int) -> Generator[None, None, list[m.JobState]]:
+        """The first jobs that have not ended, in pieces."""
         state, now_us = lead.state, self._clock.now_us()
         found: list[m.JobState] = []
         offset = state.first_open()
@@ -237,6 +253,8 @@ class QueueDesk:
                 state_name = "waiting" if mark == FRESH else "held"
                 found.append(m.JobState(offset=offset, state=state_name, attempts=state.attempts(offset)))
             offset = state.next_open(offset + 1)
+            if len(found) % PIECE == 0:
+                yield
         return found
 
 
@@ -278,5 +296,4 @@ _HANDLERS: dict[type, Callable[[QueueDesk, Any, bytes], Any]] = {
     m.LeaveQueue: QueueDesk._leave,  # noqa: SLF001
     m.ConfirmBurial: QueueDesk._confirm_burial,  # noqa: SLF001
     m.PurgeQueue: QueueDesk._purge,  # noqa: SLF001
-    m.DescribeQueue: QueueDesk._describe,  # noqa: SLF001
 }

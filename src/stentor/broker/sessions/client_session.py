@@ -12,6 +12,7 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.cluster import schemas
+from stentor.broker.long_requests import LongRequests, encoding
 from stentor.broker.loop_watch import LoopWatch, Measured
 from stentor.broker.partitions.followers import FEW
 from stentor.broker.partitions.interfaces import Request
@@ -40,6 +41,7 @@ from stentor.wire import batch, frames, messages, queue_rows, table_rows
 from stentor.wire.frames import Ack, Kind
 from stentor.wire.group_messages import CommitTransaction
 from stentor.wire.header import HEADER_BYTES, check_header
+from stentor.wire.queue_messages import QueueDescribed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +64,21 @@ _REPLY: Final = int(Kind.REPLY)
 _TOPICS_REMEMBERED_MAX: Final = 100  # shown to people, who look for a few
 
 
+_LARGE: Final = (
+    messages.BrokerList,
+    messages.ClientList,
+    messages.CursorList,
+    messages.GroupDescribed,
+    messages.GroupList,
+    QueueDescribed,
+    messages.Statistics,
+    messages.TopicDescribed,
+    messages.TopicList,
+)
+"""Answers that are encoded in slices. A route table is not: no change of routes may be sent before it, and most of it
+is encoded when it is made."""
+
+
 class Desk(Protocol):
     """Who answers requests."""
 
@@ -80,6 +97,7 @@ class ClientServices(msgspec.Struct, frozen=True):
     turns: Turns
     watch: LoopWatch
     slices: Slices
+    long_requests: LongRequests
 
 
 class ClientSession(BatchSession):
@@ -108,6 +126,7 @@ class ClientSession(BatchSession):
         self._turns = services.turns
         self._watch = services.watch
         self._slices = services.slices
+        self._long_requests = services.long_requests
         self._telling = False  # all its streams, how far their partitions are
         self._publishing: dict[str, None] = {}  # topics that this client has published to
         self._producers: set[int] = set()  # lasting producer ids that this client may send under
@@ -348,7 +367,11 @@ class ClientSession(BatchSession):
         """Encode an answer when the client takes it: what it asked for and does not read costs no copy."""
         async with self._responding:
             await self._has_room.wait()
-            self._answer_soon(frames.frame(Kind.RESPONSE, correlation, messages.encode(response)))
+            if isinstance(response, _LARGE):
+                body = await self._long_requests.walk(self._responding, encoding(response))  # in a line of its own
+            else:
+                body = messages.encode(response)
+            self._answer_soon(frames.frame(Kind.RESPONSE, correlation, body))
             if len(self._answers[-1]) > limits.WRITE_BUFFER_BYTES_MAX:
                 self._flush_answers()  # so that the next one waits for it
 

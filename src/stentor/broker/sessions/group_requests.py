@@ -65,9 +65,11 @@ async def find_transaction(
     return await desk.groups.transactions.find(client, request)
 
 
-async def describe_group(desk: HasGroups, _: GroupAsker, request: messages.DescribeGroup) -> messages.GroupDescribed:
+async def describe_group(
+    desk: HasGroups, client: GroupAsker, request: messages.DescribeGroup
+) -> messages.GroupDescribed:
     """One group."""
-    return await desk.groups.describe(request)
+    return await desk.groups.describe(client, request)
 
 
 async def list_groups(desk: HasGroups, _: GroupAsker, __: messages.ListGroups) -> messages.GroupList:

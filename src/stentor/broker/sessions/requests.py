@@ -10,6 +10,7 @@ import msgspec
 
 from stentor import limits
 from stentor.broker.cluster.memory_topics import memory_defaults
+from stentor.broker.long_requests import PIECE, Shared, encoded, in_pieces, sorting
 from stentor.broker.sessions import group_requests
 from stentor.core import decisions, queue_limits, refusals
 from stentor.core.cursors import RECORDER
@@ -28,7 +29,7 @@ from stentor.wire.header import HEADER_BYTES, extents, unpack
 from stentor.wire.statistics import as_map
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 
     from stentor.broker.catalogue import Catalogue, HeldTopic
     from stentor.broker.cluster.cluster import Cluster
@@ -38,13 +39,16 @@ if TYPE_CHECKING:
     from stentor.broker.config import BrokerConfig
     from stentor.broker.cursors.desk import CursorDesk
     from stentor.broker.groups.desk import GroupDesk
+    from stentor.broker.long_requests import LongRequests
     from stentor.broker.partitions.partition import Partition
     from stentor.broker.partitions.serving import Serving
     from stentor.broker.queues.desk import QueueDesk
     from stentor.broker.services.desk import ServiceDesk
     from stentor.broker.sessions.client_session import ClientSession
+    from stentor.core.cursors import NamedCursor
     from stentor.core.records import Key
     from stentor.core.standing import Standing
+    from stentor.security.permissions import Principal
     from stentor.wire.statistics import BrokerStatistics
 
 
@@ -76,6 +80,7 @@ class Requests:
         services: ServiceDesk,
         queues: QueueDesk,
         sights: Sights,
+        long_requests: LongRequests,
         after_delete: Callable[[], Awaitable[None]],
     ) -> None:
         self._config = config
@@ -93,6 +98,8 @@ class Requests:
         self.services = services
         self.queues = queues
         self._sights = sights
+        self._connected = Shared(sights.connected)
+        self._long_requests = long_requests
         self._after_delete = after_delete
 
     async def serve(self, client: ClientSession, request: Any) -> Any:
@@ -148,8 +155,8 @@ class Requests:
                 hint="Look at the network between the two; another broker may reach it.",
             )
 
-    async def _create(self, _: ClientSession, request: messages.CreateTopic) -> messages.TopicDescribed:
-        return self._described(await self._change(self._create_topic(request)))
+    async def _create(self, client: ClientSession, request: messages.CreateTopic) -> messages.TopicDescribed:
+        return await self._described(client, await self._change(self._create_topic(request)))
 
     def _defaults(self, wanted: messages.TopicChanges) -> messages.TopicSettings:
         """What this broker gives to topics that do not say otherwise; a table never loses what it holds by itself, nor
@@ -188,9 +195,9 @@ class Requests:
                 raise
             return self._catalogue.get(request.name)
 
-    async def _alter(self, _: ClientSession, request: messages.AlterTopic) -> messages.TopicDescribed:
+    async def _alter(self, client: ClientSession, request: messages.AlterTopic) -> messages.TopicDescribed:
         self._check_wait(request.changes)
-        return self._described(await self._change(self._topics.alter(request.name, request.changes)))
+        return await self._described(client, await self._change(self._topics.alter(request.name, request.changes)))
 
     def _check_wait(self, changes: messages.TopicChanges) -> None:
         """Whether retention can wait for the cursor that is named, if one is."""
@@ -198,8 +205,11 @@ class Requests:
             check_cursor_name(changes.retention_waits_for)
             self._cursors.check_enabled()
 
-    async def _register_schema(self, _: ClientSession, request: messages.RegisterSchema) -> messages.TopicDescribed:
-        return self._described(await self._change(self._topics.register_schema(request.name, request.columns)))
+    async def _register_schema(
+        self, client: ClientSession, request: messages.RegisterSchema
+    ) -> messages.TopicDescribed:
+        changed = await self._change(self._topics.register_schema(request.name, request.columns))
+        return await self._described(client, changed)
 
     async def _delete(self, _: ClientSession, request: messages.DeleteTopic) -> messages.Done:
         await self._change(self._delete_topic(request.name))
@@ -209,37 +219,39 @@ class Requests:
         await self._topics.delete(name)
         await self._after_delete()
 
-    async def _describe(self, _: ClientSession, request: messages.DescribeTopic) -> messages.TopicDescribed:
+    async def _describe(self, client: ClientSession, request: messages.DescribeTopic) -> messages.TopicDescribed:
         topic = self._catalogue.get(request.name)
         await self._cursors.learn_soon(topic.record.id)
-        groups = self.groups.reading(topic.record.id, topic.record.name)
-        return messages.TopicDescribed(topic=msgspec.structs.replace(self._described(topic).topic, groups=groups))
+        groups = await self._long_requests.walk(client, self.groups.reading(topic.record.id, topic.record.name))
+        described = await self._described(client, topic)
+        return messages.TopicDescribed(topic=msgspec.structs.replace(described.topic, groups=groups))
 
     async def _list(self, client: ClientSession, request: messages.ListTopics) -> messages.TopicList:
-        pattern = check_pattern(request.pattern)
-        principal = client.caller.principal
-        found = [
-            topic
-            for name, topic in self._catalogue.topics.items()
-            if matches(pattern, name, internal=request.internal)
-            and self._permissions.allows(principal, Action.DESCRIBE, name)
-        ]
-        found.sort(key=lambda topic: topic.record.name)
-        infos, partitions = [], 0
-        for topic in found:
-            infos.append(self._info(topic))
-            partitions += topic.record.settings.partitions
-            if partitions >= limits.STATISTICS_SLICE:
-                partitions = 0
-                await asyncio.sleep(0)
+        check_pattern(request.pattern)
+        return await self._long_requests.walk(client, self._listing(client.caller.principal, request))
+
+    def _listing(self, principal: Principal, request: messages.ListTopics) -> Generator[None, None, messages.TopicList]:
+        names = []
+        for some in in_pieces(list(self._catalogue.topics)):
+            names += [name for name in some if matches(request.pattern, name, internal=request.internal)]
+            yield
+        infos = []
+        for number, name in enumerate((yield from sorting(names)), 1):
+            topic = self._catalogue.topics.get(name)
+            if topic is not None and self._permissions.allows(principal, Action.DESCRIBE, name):
+                infos.append(encoded((yield from self._info(topic))))
+            if number % PIECE == 0:
+                yield
         return messages.TopicList(topics=infos)
 
-    def _info(self, topic: HeldTopic) -> messages.TopicInfo:
+    def _info(self, topic: HeldTopic) -> Generator[None, None, messages.TopicInfo]:
+        partitions = []
+        for key in topic.keys:
+            partitions.append(encoded(self._partition_info(key)))
+            if len(partitions) % PIECE == 0:
+                yield
         return messages.TopicInfo(
-            name=topic.record.name,
-            id=topic.record.id,
-            settings=topic.record.settings,
-            partitions=[self._partition_info(key) for key in topic.keys],
+            name=topic.record.name, id=topic.record.id, settings=topic.record.settings, partitions=partitions
         )
 
     def _partition_info(self, key: Key) -> messages.PartitionInfo:
@@ -256,15 +268,16 @@ class Requests:
             info = msgspec.structs.replace(info, epoch=held.record.epoch, chain=chain)
         return msgspec.structs.replace(info, recorded=self._cursors.shown(key))
 
-    def _described(self, topic: HeldTopic) -> messages.TopicDescribed:
-        info = self._info(topic)
+    async def _described(self, client: ClientSession, topic: HeldTopic) -> messages.TopicDescribed:
+        info = await self._long_requests.walk(client, self._info(topic))
         return messages.TopicDescribed(topic=msgspec.structs.replace(info, schemas=topic.record.schemas))
 
     async def _watch_routes(self, client: ClientSession, request: messages.WatchRoutes) -> messages.RouteTable:
         refusal = self._serving.refuse_all()
         if refusal is not None and not (self._standing.storeless and request.stale):
             raise refusal
-        client.watches_routes = True
+        await self._long_requests.walk(client, self._routes.prepare())
+        client.watches_routes = True  # in one step with the table, which no change may come between
         return self._routes.table(client.listener)
 
     # --- partitions -----------------------------------------------------------------------------
@@ -311,19 +324,9 @@ class Requests:
         await self._cursors.move(request.topic, request.name, request.positions, by=printable(by), back=request.back)
         return messages.Done()
 
-    async def _list_cursors(self, _: ClientSession, request: messages.ListCursors) -> messages.CursorList:
+    async def _list_cursors(self, client: ClientSession, request: messages.ListCursors) -> messages.CursorList:
         found = await self._cursors.of_topic(request.topic)
-        return messages.CursorList(
-            cursors=[
-                messages.CursorState(
-                    name=name,
-                    positions=cursor.positions,
-                    moved_by=cursor.moved_by,
-                    moved_at_us=cursor.moved_at_us,
-                )
-                for name, cursor in found.items()
-            ]
-        )
+        return await self._long_requests.walk(client, _cursors(found))
 
     async def _delete_cursor(self, _: ClientSession, request: messages.DeleteCursor) -> messages.Done:
         await self._cursors.delete(request.topic, request.name)
@@ -332,7 +335,7 @@ class Requests:
     # --- the broker and its cluster -------------------------------------------------------------
 
     async def _clients(self, _: ClientSession, __: messages.ListClients) -> messages.ClientList:
-        return messages.ClientList(clients=await self._sights.connected())
+        return messages.ClientList(clients=await self._connected.get())
 
     async def _statistics(self, _: ClientSession, __: messages.GetStatistics) -> messages.Statistics:
         return messages.Statistics(statistics=as_map(await self._sights.gather()))
@@ -350,6 +353,19 @@ class Requests:
 
     async def _recover(self, _: ClientSession, request: messages.RecoverPartition) -> messages.PartitionRecovered:
         return await self._operators.recover(request.topic, request.partition)
+
+
+def _cursors(found: Mapping[str, NamedCursor]) -> Generator[None, None, messages.CursorList]:
+    shown = []
+    for names in in_pieces(list(found)):
+        for name in names:
+            cursor = found[name]
+            state = messages.CursorState(
+                name=name, positions=cursor.positions, moved_by=cursor.moved_by, moved_at_us=cursor.moved_at_us
+            )
+            shown.append(encoded(state))
+        yield
+    return messages.CursorList(cursors=shown)
 
 
 async def _touch(desk: Requests, session: ClientSession, request: messages.Touch) -> messages.Touched:
@@ -405,7 +421,7 @@ async def _find_responders(
 
 
 async def _queue(desk: Requests, client: ClientSession, request: queue_messages.QueueRequest) -> Any:
-    return await desk.queues.serve(request, client.caller.holder)
+    return await desk.queues.serve(client, request, client.caller.holder)
 
 
 _HANDLERS: Final[dict[type, tuple[Action, Callable[[Requests, ClientSession, Any], Awaitable[Any]]]]] = {
