@@ -22,6 +22,7 @@ caller's correlation id towards the caller.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
 
 
 ENDED_AT_ONCE: Final = 1_000
-"""Requests that end in one step when a responder is lost or a deadline comes: a few milliseconds. A connection may have
-a hundred thousand; the rest ends in further steps (`go_on`)."""
+"""Requests that end in one step when a responder or a caller is lost or a deadline comes, or are handed over in one: a
+few milliseconds. A connection may have a hundred thousand; for the rest there are further steps (`go_on`)."""
+
+HANDED_AT_ONCE: Final = 100
+"""Requests that a responder gets at once when it begins: a connection may begin a thousand in one turn of the loop."""
 
 _GONE_MIN: Final = 64  # requests that were given up, before a queue is looked through for them
 
@@ -80,7 +84,7 @@ class Replied(msgspec.Struct, frozen=True):
 class _Responder:
     """One connection that serves one topic."""
 
-    __slots__ = ("asks", "connection", "listed", "paused", "service", "stopped", "window")
+    __slots__ = ("asks", "connection", "filling", "listed", "paused", "service", "stopped", "window")
 
     def __init__(self, connection: int, service: _Service, window: int) -> None:
         self.connection = connection
@@ -90,6 +94,7 @@ class _Responder:
         self.paused = False  # its connection takes no more now
         self.stopped = False  # it takes no more at all
         self.listed = False  # it is among those of its service that have room
+        self.filling = False  # it gets what waits in further steps
 
     @property
     def has_room(self) -> bool:
@@ -160,6 +165,8 @@ class Services:
         self._callers: dict[int, _Caller] = {}
         self._numbers = 0
         self._ending: deque[_Waiting] = deque()  # their responders are gone: they end in turn
+        self._filling: deque[_Responder] = deque()  # they have room for what waits, and get it in turn
+        self._gone: deque[_Caller] = deque()  # their connections are closed: what they asked is given up in turn
         self._queued = 0
         self._queued_bytes = 0
         self.handed_over = 0
@@ -201,7 +208,7 @@ class Services:
             stopped = self._stopped.setdefault(connection, [])
             stopped[:] = [other for other in stopped if other.asks] + [responder]
         self._leave(responder)
-        return self.go_on()
+        return self._end_some()
 
     def gone(self, connection: int) -> list[ServiceEffect]:
         """A connection is closed: as a responder, as a caller, or as both."""
@@ -210,11 +217,11 @@ class Services:
             self._leave(responder)
         for responder in serving + self._stopped.pop(connection, []):
             self._ending.extend(responder.asks.values())
-        effects = self.go_on()
-        caller = self._callers.pop(connection, None)
-        for ask in [] if caller is None else list(caller.asks.values()):
-            effects += self._give_up(ask)
-        return effects
+        caller = self._callers.get(connection)
+        if caller is not None:
+            self._gone.append(caller)
+        effects = self._end_some()
+        return effects + self._give_up_some(ENDED_AT_ONCE - len(effects))
 
     def _leave(self, responder: _Responder) -> None:
         service = responder.service
@@ -230,10 +237,38 @@ class Services:
 
     @property
     def unfinished(self) -> bool:
-        """Whether requests end in further steps."""
-        return bool(self._ending)
+        """Whether requests end or are handed over in further steps."""
+        return bool(self._ending or self._gone or self._filling)
 
-    def go_on(self) -> list[ServiceEffect]:
+    def go_on(self, now: float) -> list[ServiceEffect]:
+        """End some of the requests whose responders or callers are gone; hand over some to those who have room."""
+        effects = self._end_some()
+        effects += self._give_up_some(ENDED_AT_ONCE - len(effects))
+        return effects + self._fill_some(now, ENDED_AT_ONCE - len(effects))
+
+    def _fill_some(self, now: float, most: int) -> list[ServiceEffect]:
+        """Hand over some of what waits to those who have room for much of it, each a little in turn."""
+        effects: list[ServiceEffect] = []
+        while self._filling and len(effects) < most:
+            responder = self._filling.popleft()
+            responder.filling = False
+            effects += self._fill(responder, now, min(HANDED_AT_ONCE, most - len(effects)))
+        return effects
+
+    def _give_up_some(self, most: int) -> list[ServiceEffect]:
+        """Give up some of what callers asked that are gone."""
+        effects: list[ServiceEffect] = []
+        while self._gone and most > 0:
+            caller = self._gone[0]
+            for ask in list(islice(caller.asks.values(), most)):
+                effects += self._give_up(ask)
+                most -= 1
+            if not caller.asks:
+                self._gone.popleft()
+                self._callers.pop(caller.number, None)
+        return effects
+
+    def _end_some(self) -> list[ServiceEffect]:
         """End some of the requests whose responders are gone."""
         effects: list[ServiceEffect] = []
         lost, nobody = _lost(), _nobody("")
@@ -263,8 +298,9 @@ class Services:
         effects: list[ServiceEffect] = []
         for responder in self._serving.get(connection, {}).values():
             responder.paused = False
-            effects += self._has_room(responder, now)
-        return effects
+            if not responder.filling:
+                effects += self._fill(responder, now, 0)  # nothing yet: it may serve a thousand topics
+        return effects + self._fill_some(now, HANDED_AT_ONCE)
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -333,13 +369,21 @@ class Services:
 
     def _has_room(self, responder: _Responder, now: float) -> Iterator[ServiceEffect]:
         """A responder can take more: what waits first, then it stands in line for what comes."""
+        return iter(()) if responder.filling else self._fill(responder, now, HANDED_AT_ONCE)
+
+    def _fill(self, responder: _Responder, now: float, most: int) -> Iterator[ServiceEffect]:
+        """Hand over so much of what waits. If there is more that it has room for, it gets that in further steps."""
         queue = responder.service.queue
         while queue and responder.has_room:
+            if most <= 0:
+                responder.filling = True
+                self._filling.append(responder)
+                return
             ask = queue.popleft()
             if ask.caller is None:
                 responder.service.gone -= 1
                 continue
-            body = ask.body
+            body, most = ask.body, most - 1
             self._take_out(ask)
             if ask.deadline <= now:
                 yield self._end(ask, _late())
@@ -453,7 +497,7 @@ class Services:
         waiting = [ask for service in self._services.values() for ask in service.queue if ask.caller is not None]
         effects: list[ServiceEffect] = [self._unqueue(ask, NotHandled("The broker is stopping.")) for ask in waiting]
         while self._ending:
-            effects += self.go_on()
+            effects += self._end_some()
         return effects
 
     # --- what others see ------------------------------------------------------------------------
@@ -492,7 +536,9 @@ class Services:
             assert service.gone <= max(_GONE_MIN, len(service.queue) // 2) + 1, "what was given up has no bound"
             for responder in service.responders.values():
                 assert len(responder.asks) <= responder.window, "a responder has more than it takes"
-                assert not (responder.has_room and self._live(service)), "a request waits beside a free responder"
+                waits = responder.has_room and not responder.filling and self._live(service)
+                assert not waits, "a request waits beside a free responder"
+                assert responder.filling == (responder in self._filling)
                 assert responder.listed == (responder in service.ready)
         at_work = [ask for every in self._serving.values() for each in every.values() for ask in each.asks]
         at_work += [ask for every in self._stopped.values() for each in every for ask in each.asks]

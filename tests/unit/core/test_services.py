@@ -5,7 +5,8 @@ import random
 import pytest
 
 from stentor.core import service_limits as bounds
-from stentor.core.services import ENDED_AT_ONCE, CancelAsk, HandOver, RefuseAsk, Services
+from stentor.core import services as core_services
+from stentor.core.services import ENDED_AT_ONCE, HANDED_AT_ONCE, CancelAsk, HandOver, RefuseAsk, Services
 from stentor.errors import InvalidArgument, LimitExceeded
 from stentor.request_errors import NoResponders, NotHandled, ResponderLost
 
@@ -202,7 +203,7 @@ def test_a_lost_responder_with_very_many_requests_ends_them_in_steps():
     assert services.responder_of(100, 6) is None or services.unfinished
     while services.unfinished:
         services.check()
-        steps.append(services.go_on())
+        steps.append(services.go_on(0.0))
     assert max(map(len, steps)) <= ENDED_AT_ONCE
     told = {effect.correlation: type(effect.error) for step in steps for effect in step}
     assert len(told) == sum(map(len, steps)) == 5_000 - 2
@@ -210,6 +211,75 @@ def test_a_lost_responder_with_very_many_requests_ends_them_in_steps():
     assert set(told.values()) == {ResponderLost, NoResponders}
     assert (services.queued, services.in_work, services.counts()) == (0, 0, {})
     services.check()
+
+
+@pytest.mark.parametrize("stopped", ["", "paused", "gone"])
+def test_a_new_responder_gets_very_many_waiting_requests_in_steps(stopped):
+    """In the order in which they were asked, and none twice."""
+    services = serving(FIRST)
+    for number in range(5_000):
+        ask(services, number, body=b"%d" % number)
+    steps = [services.serve(SECOND, TOPIC, 3_000, 1.0)]
+    assert len(steps[0]) == HANDED_AT_ONCE
+    if stopped == "paused":
+        services.pause(SECOND)
+        assert services.go_on(1.0) == []
+        services.check()
+        steps.append(services.resume(SECOND, 1.0))
+    elif stopped == "gone":
+        services.gone(SECOND)
+    while services.unfinished:
+        services.check()
+        steps.append(services.go_on(1.0))
+    assert max(map(len, steps)) <= ENDED_AT_ONCE
+    if stopped == "gone":
+        assert (services.queued, services.in_work) == (4_999 - HANDED_AT_ONCE, 1)
+        return
+    handed = [int(effect.body) for step in steps for effect in step]
+    assert handed == list(range(1, 3_001))
+    assert (services.queued, services.in_work) == (1_999, 3_001)
+    services.check()
+
+
+def test_very_many_services_that_begin_or_go_on_at_once_hand_over_little_each():
+    services = Services()
+    for number in range(10):
+        services.serve(FIRST, f"t{number}", 1, 0.0)
+        for correlation in range(1_000):
+            ask(services, number * 1_000 + correlation, topic=f"t{number}")
+    services.check()
+    begun = [services.serve(SECOND, f"t{number}", 900, 1.0) for number in range(10)]
+    assert sum(map(len, begun)) == 10 * HANDED_AT_ONCE
+    services.pause(SECOND)
+    while services.unfinished:
+        assert services.go_on(1.0) == []
+    assert len(services.resume(SECOND, 1.0)) <= HANDED_AT_ONCE
+    while services.unfinished:
+        services.check()
+        assert len(services.go_on(1.0)) <= ENDED_AT_ONCE
+    assert (services.queued, services.in_work) == (10 * 99, 10 * 901)
+
+
+def test_a_lost_caller_with_very_many_requests_gives_them_up_in_steps():
+    services = serving(FIRST, window=3_000)
+    for number in range(5_000):
+        ask(services, number)
+    ask(services, 0, caller=OTHER)
+    steps = [services.gone(CALLER)]
+    services.check()
+    while services.unfinished:
+        steps.append(services.go_on(1.0))
+        services.check()
+    assert max(map(len, steps)) <= ENDED_AT_ONCE
+    assert len(steps) >= 5
+    cancelled = [effect for step in steps for effect in step]
+    assert len(cancelled) == 3_000
+    assert all(isinstance(effect, CancelAsk) for effect in cancelled)
+    assert (services.queued, services.in_work) == (1, 3_000)
+    for effect in cancelled:
+        services.replied(FIRST, effect.number, 1.0, last=True)
+    services.check()
+    assert (services.queued, services.in_work) == (0, 1)
 
 
 def test_a_deadline_of_very_many_requests_ends_them_in_steps():
@@ -336,9 +406,13 @@ def test_services_are_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_each_request_is_handed_out_once_and_ends_once(seed):  # noqa: C901, PLR0915 - one story
+def test_whatever_happens_each_request_is_handed_out_once_and_ends_once(  # noqa: C901, PLR0912, PLR0915 - one story
+    seed, monkeypatch
+):
     """Every step keeps the invariants; no request is handed out or answered twice."""
     chance = random.Random(seed)
+    if seed % 2:  # what waits is handed over in many steps
+        monkeypatch.setattr(core_services, "HANDED_AT_ONCE", 1)
     services, now = Services(), 0.0
     handed, ended, asked, here = {}, set(), {}, set()
 
@@ -385,3 +459,6 @@ def test_whatever_happens_each_request_is_handed_out_once_and_ends_once(seed):  
             perform(services.resume(who, now))
             perform(services.expire(now))
         services.check()
+        if chance.random() < 0.3:
+            perform(services.go_on(now))
+            services.check()

@@ -68,7 +68,7 @@ class ServiceDesk:
         self._numbers: dict[ServiceClient, int] = {}
         self._last_number = 0
         self._owed: dict[int, dict[int, int]] = {}  # credit for responders that take nothing now, by request
-        self._goes_on = False  # requests whose responders are gone end in the next turn
+        self._goes_on = False  # some requests end, or are handed over, in the next turn
         directory.own = self._services.counts
 
     def _number(self, client: ServiceClient) -> int:
@@ -93,6 +93,7 @@ class ServiceDesk:
             )
         number = self._number(client)
         self._perform(self._services.serve(number, request.topic, request.window, self._clock.monotonic()))
+        self._go_on_soon()
         self.directory.changed(request.topic)
 
     def stop_serving(self, client: ServiceClient, request: StopServing) -> None:
@@ -119,6 +120,7 @@ class ServiceDesk:
             for ask, size in self._owed.pop(number, {}).items():
                 client.pass_on(frames.frame(Kind.ASK_CREDIT, ask, asks.ASK_CREDIT.pack(size)))
             self._perform(self._services.resume(number, self._clock.monotonic()))
+            self._go_on_soon()
         else:
             self._services.pause(number)
 
@@ -136,14 +138,16 @@ class ServiceDesk:
             self.directory.changed(topic)
 
     def _go_on_soon(self) -> None:
-        """A lost responder may have had very many requests: their callers are told in turns of the loop (C35)."""
+        """Of very many requests, each turn of the loop ends or hands over some (C35): those of a lost responder or
+        caller, and those that a new responder has room for.
+        """
         if self._services.unfinished and not self._goes_on:
             self._goes_on = True
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         self._goes_on = False
-        self._perform(self._services.go_on())
+        self._perform(self._services.go_on(self._clock.monotonic()))
         self._go_on_soon()
 
     # --- requests -------------------------------------------------------------------------------
@@ -174,6 +178,7 @@ class ServiceDesk:
             caller.pass_on(frames.HEADER.pack(len(body), _REPLY, flags, 0, replied.correlation) + body)
         if replied.effects:
             self._perform(replied.effects)
+            self._go_on_soon()
 
     def credited(self, client: ServiceClient, correlation: int, body: memoryview) -> None:
         """A caller has taken a part of a streamed answer."""
