@@ -89,12 +89,6 @@ def read(body: memoryview, count: int) -> Contents:
         raise CorruptData("A batch body's Arrow metadata is cut off.") from error
 
 
-def expanded_bytes(body: memoryview, count: int) -> int:
-    """How many bytes a body takes once it is not compressed."""
-    found = read(body, count)
-    return _expanded(body[found.begin :], found.buffers) if found.compression else len(body)
-
-
 def header_count(body: memoryview, count: int) -> int:
     """How many headers all messages of a body have together."""
     return read(body, count).nodes[_PAIRS]

@@ -11,11 +11,13 @@ import pytest
 import stentor
 from stentor import limits
 from stentor.broker.cluster import trust
+from stentor.broker.groups import heads
 from stentor.broker.groups.desk import GroupDesk
 from stentor.broker.groups.heads import GroupHeads, groups_of
+from stentor.broker.slices import Slices
 from stentor.core import group_limits, refusals
 from stentor.core.cursors import partition_of
-from stentor.core.group_coordinator import GroupCoordinator, GroupTick
+from stentor.core.group_coordinator import ConnectionBroke, GroupCoordinator, GroupTick
 from stentor.errors import (
     DeadlineExceeded,
     GroupInUse,
@@ -550,3 +552,71 @@ def test_partitions_that_find_no_room_are_reported_once(filled, monkeypatch, cap
         wait_until(lambda: "nobody owns 27 partitions of group billing" in caplog.text, "it is said")
         assert values(take(group, 40)) == EVERYTHING
     assert caplog.text.count("nobody owns") == 1
+
+
+def join_many(client, names):
+    async def beat():
+        link = await client._core.ready_link()
+        for name in names:
+            await link.request(messages.GroupHeartbeat(group=name, member="m", number=1, topics=["orders.eu"]))
+
+    client._core.wait_for(beat())
+
+
+def test_only_the_groups_of_a_connection_hear_that_it_was_closed(filled, another, monkeypatch, wait_until):
+    """There may be very many, so they hear of it in slices (C35)."""
+    told, sliced = [], []
+    step, begin = GroupCoordinator.step, Slices.begin
+
+    def noting(self, event, now):
+        if isinstance(event, ConnectionBroke):
+            told.append(self.name)
+        return step(self, event, now)
+
+    def noting_work(self, what, *work):
+        sliced.append(what)
+        begin(self, what, *work)
+
+    leaving, staying = another(), another()
+    join_many(leaving, ["a", "b", "c"])
+    join_many(staying, ["d", "e"])
+    monkeypatch.setattr(GroupCoordinator, "step", noting)
+    monkeypatch.setattr(Slices, "begin", noting_work)
+    core = leaving._core
+    core.loop.call_soon_threadsafe(lambda: [link.connection.abort() for link in core.links.alive()])
+    wait_until(lambda: len(told) == 3)
+    assert sorted(told) == ["a", "b", "c"]
+    assert "telling groups of a connection that was closed" in sliced
+
+
+def test_a_connection_does_not_remember_groups_that_nobody_cares_for(filled, another, monkeypatch, wait_until):
+    monkeypatch.setattr(heads, "_GROUPS_LOOKED_AT", 5)
+    connections = []
+    spoke = GroupHeads._spoke
+
+    def noting(self, connection, group):
+        connections.append(connection)
+        spoke(self, connection, group)
+
+    monkeypatch.setattr(GroupHeads, "_spoke", noting)
+    client = another()
+    join_many(client, ["a", "b", "c", "d"])
+
+    async def leave():
+        link = await client._core.ready_link()
+        for name in "abcd":
+            await link.request(messages.LeaveGroup(group=name, member="m"))
+
+    idle = threading.Event()
+    ticked = GroupHeads._ticked
+
+    def noting_tick(self, loop):
+        if not any(lead.coordinators for lead in self._leads.values()):
+            idle.set()
+        ticked(self, loop)
+
+    monkeypatch.setattr(GroupHeads, "_ticked", noting_tick)
+    client._core.wait_for(leave())
+    assert idle.wait(10)
+    join_many(client, ["e"])
+    wait_until(lambda: connections[-1].groups == {"e"})

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from stentor import limits
 from stentor.broker.cluster.trust import GROUPS, HOLDERS
 from stentor.broker.cursors.heads import check_size, committed_soon, cursors_of, publish_record
-from stentor.broker.groups.heads import foreign, groups_of
+from stentor.broker.groups.heads import GroupConnection, foreign, groups_of
 from stentor.broker.groups.transactions import TransactionDesk, transactions_of
 from stentor.broker.long_requests import PIECE, Shared, encoded, in_pieces, sorting
 from stentor.core import group_limits, refusals
@@ -101,7 +102,7 @@ class GroupDesk:
         )
         self._listed = Shared(self._list)
         self._numbers = itertools.count(1)
-        self._connections: weakref.WeakKeyDictionary[Asker, int] = weakref.WeakKeyDictionary()
+        self._connections: weakref.WeakKeyDictionary[Asker, GroupConnection] = weakref.WeakKeyDictionary()
 
     def look(self) -> None:
         """Called by a timer: this broker may have become the head of a group."""
@@ -158,13 +159,13 @@ class GroupDesk:
         lead, answer = await self._heads.beat(request.group, beat, self._connection(client))
         return self._assigned(request.group, lead, answer)
 
-    def _connection(self, client: Asker) -> int:
-        """The number of a connection; what follows when its client closes it."""
-        number = self._connections.get(client)
-        if number is None:
-            number = self._connections[client] = next(self._numbers)
-            client.on_left.append(lambda: self._heads.broke(number))
-        return number
+    def _connection(self, client: Asker) -> GroupConnection:
+        """A client's connection, as the heads of its groups know it; what follows when the client closes it."""
+        known = self._connections.get(client)
+        if known is None:
+            known = self._connections[client] = GroupConnection(next(self._numbers))
+            client.on_left.append(partial(self._heads.broke, known))
+        return known
 
     def _assigned(self, name: str, lead: Lead, answer: AnswerBeat) -> m.GroupAssigned:
         if answer.partitions is None:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_GROUPS_LOOKED_AT = 1_000
+
 
 class Lead:
     """One partition of the internal topic that this broker leads, in one epoch."""
@@ -69,6 +71,15 @@ class Lead:
         for waiting in self.waiting.values():
             if not waiting.done():
                 waiting.set_exception(NotReady("The head of the group changes.", hint="Try again in a moment."))
+
+
+class GroupConnection:
+    """The connection of a client, for as long as it is open, with the groups that it has spoken for."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.groups: set[str] = set()
+        self.look_at = _GROUPS_LOOKED_AT  # so many groups are looked through for those that are gone
 
 
 class GroupHeads:
@@ -202,13 +213,34 @@ class GroupHeads:
             self._slices.begin("comparing patterns of groups with topics", comparing, learnt.set)
             await learnt.wait()
 
-    def broke(self, connection: int) -> None:
-        """A client closed its connection."""
-        for lead in list(self._leads.values()):
-            for coordinator in list(lead.coordinators.values()):
-                self._try_step(lead, coordinator, machine.ConnectionBroke(connection))
+    def broke(self, connection: GroupConnection) -> None:
+        """A client closed its connection: its groups hear of it, which may be very many, in slices (C35)."""
+        event = machine.ConnectionBroke(connection.number)
+        hearing = (partial(self._hear, name, event) for name in list(connection.groups))
+        self._slices.begin("telling groups of a connection that was closed", hearing)
 
-    async def beat(self, group: str, beat: machine.MemberBeat, connection: int) -> tuple[Lead, machine.AnswerBeat]:
+    def _hear(self, name: str, event: machine.ConnectionBroke) -> None:
+        for lead in list(self._leads.values()):
+            coordinator = lead.coordinators.get(name)
+            if coordinator is not None:
+                self._try_step(lead, coordinator, event)
+
+    def _spoke(self, connection: GroupConnection, group: str) -> None:
+        """Remember whom a connection speaks for; what it named long ago may have nobody to care for any more."""
+        connection.groups.add(group)
+        if len(connection.groups) >= connection.look_at:
+            connection.look_at = 2 * len(connection.groups)
+            names = list(connection.groups)
+            looking = (partial(self._forget_idle, connection, name) for name in names)
+            self._slices.begin("forgetting groups of a connection", looking)
+
+    def _forget_idle(self, connection: GroupConnection, name: str) -> None:
+        if not any(name in lead.coordinators for lead in self._leads.values()):
+            connection.groups.discard(name)
+
+    async def beat(
+        self, group: str, beat: machine.MemberBeat, connection: GroupConnection
+    ) -> tuple[Lead, machine.AnswerBeat]:
         """A member's heartbeat, until it is answered."""
         lead = await self.confirmed(group)
         coordinator = lead.coordinators.get(group) or self._begin(lead, group)
@@ -217,7 +249,8 @@ class GroupHeads:
         self._tickets += 1
         ticket = self._tickets
         answer = lead.waiting[ticket] = lead.partition.loop.create_future()
-        self._step(lead, coordinator, machine.MemberHeard(beat, ticket, connection))
+        self._spoke(connection, group)
+        self._step(lead, coordinator, machine.MemberHeard(beat, ticket, connection.number))
         try:
             async with asyncio.timeout(group_limits.GROUP_BEAT_S):
                 return lead, await answer
