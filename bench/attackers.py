@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stentor import connect, limits
-from stentor.wire import batch, frames, messages, queue_messages, queue_rows, table_rows
+from stentor.wire import batch, frames, group_messages, messages, queue_messages, queue_rows, table_rows
 from stentor.wire.frames import Kind
 from stentor.wire.header import CONDITIONAL
 from stentor.wire.queue_messages import FetchJobs
@@ -382,6 +382,150 @@ def subtrees_that_expand(address: str, topic: int) -> None:
     time.sleep(FLOOD_S)
 
 
+# --- long requests (what walks over all that a broker has) ---------------------------------------
+
+GROUPS: Final = 10_000
+DELAYED_JOBS: Final = 400_000
+REQUESTS: Final = 64  # at once on a connection, as many as there may be
+
+
+def answered(raw: Raw, requests: list[Any]) -> None:
+    """Send requests at once, and wait until all are answered."""
+    raw.send(
+        b"".join(frames.frame(Kind.REQUEST, number, messages.encode(each)) for number, each in enumerate(requests))
+    )
+    for _ in requests:
+        while raw.receive()[0] not in (Kind.RESPONSE, Kind.ERROR):
+            pass
+
+
+def join_groups(raw: Raw) -> None:
+    """Be the only member of very many groups."""
+    for first in range(0, GROUPS, 50):
+        answered(
+            raw,
+            [
+                messages.GroupHeartbeat(
+                    group=f"g{number}", member="m", number=1, topics=["target"], silence_ms=3_000_000
+                )
+                for number in range(first, first + 50)
+            ],
+        )
+
+
+def many_groups(address: str) -> None:
+    """Groups whose members are not heard of for long, and are members yet."""
+    topic_id(address, "target")
+    raw = Raw(address, "joining")
+    join_groups(raw)
+    raw.send(frames.frame(Kind.GOODBYE, 0))
+
+
+def lists_of_groups(address: str, _: Any) -> None:
+    raws = [Raw(address, "listing") for _ in range(3)]
+    for request in (messages.ListGroups(), messages.DescribeTopic(name="target")):
+        for raw in raws:
+            raw.read_all().send(
+                b"".join(frames.frame(Kind.REQUEST, number, messages.encode(request)) for number in range(REQUESTS))
+            )
+        time.sleep(4)
+
+
+def closing_with_groups(address: str, _: Any) -> None:
+    """A connection that speaks for 10,000 groups is made, and closed; then ten strangers', each with one."""
+    raw = Raw(address, "joining")
+    join_groups(raw)
+    raw.socket.close()
+    for number in range(10):
+        raw = Raw(address, "stranger")
+        answered(raw, [messages.GroupHeartbeat(group=f"s{number}", member="m", number=1, topics=["target"])])
+        raw.socket.close()
+    time.sleep(4)
+
+
+def many_topics(address: str) -> None:
+    """6,400 partitions."""
+    with connect(address, name="preparing", timeout=60.0) as client:
+        for number in range(6):
+            client.create_topic(f"wide{number}", partitions=1_000)
+        for number in range(400):
+            client.create_topic(f"narrow{number}")
+
+
+def lists_of_topics(address: str, _: Any) -> None:
+    """64 lists, descriptions and route tables on each of three connections."""
+    raws = [Raw(address, "listing").read_all() for _ in range(3)]
+    for request in (
+        messages.ListTopics(),
+        messages.DescribeTopic(name="wide0"),
+        messages.WatchRoutes(),
+        messages.ListBrokers(),
+    ):
+        asked = messages.encode(request)
+        for raw in raws:
+            raw.send(b"".join(frames.frame(Kind.REQUEST, number, asked) for number in range(REQUESTS)))
+        time.sleep(2)
+
+
+def put_delayed(address: str) -> int:
+    topic = topic_id(address, "delayed", kind="queue")
+    raw, frame = Raw(address, "preparing"), jobs_frame(topic, 1_000, delay_us=10**10)
+    for _ in range(0, DELAYED_JOBS, 10_000):
+        raw.send(frame * 10)
+        for _ in range(10):
+            while raw.receive()[0] not in (Kind.PUBLISHED, Kind.ERROR):
+                pass
+    return topic
+
+
+def descriptions_of_jobs(address: str, topic: int) -> None:
+    raw = Raw(address, "describing")
+    for _ in range(10):
+        answered(raw, [queue_messages.DescribeQueue(topic_id=topic, partition=0, jobs_max=1_000)] * REQUESTS)
+
+
+def transaction_topic(address: str) -> int:
+    topic_id(address, "target")
+    return topic_id(address, "outputs", partitions=256)
+
+
+def transactions(address: str, topic: int) -> None:
+    """Sixteen transactions of 256 outputs at once, as many rows in each as may be; then outputs for one partition."""
+    raw = Raw(address, "joining")
+    answered(raw, [messages.GroupHeartbeat(group="g", member="m", number=1, topics=["target"])])
+    with connect(address, name="looking", timeout=60.0) as client:
+        source = int(client.describe_topic("target").id)
+    raw.read_all()
+    for rows, partitions in ((3_900, range(256)), (1_000_000, [0] * 256)):
+        encoded = empty_rows(rows)
+        outputs = []
+        for partition in partitions:
+            header = batch.address(
+                encoded, topic_id=topic, partition=partition, producer_id=7, generation=1, sequence=0
+            )
+            outputs.append(("outputs", bytes(header) + bytes(encoded.body)))
+        position = group_messages.GroupPosition(topic_id=source, partition=0, since=(1, 1), offset=0)
+        asked = group_messages.CommitTransaction(group="g", member="m", number=1, positions=[position], outputs=outputs)
+        body = messages.encode(asked)
+        raw.send(b"".join(frames.frame(Kind.TRANSACTION, number, body) for number in range(16)))
+        time.sleep(4)
+
+
+def empty_rows(count: int) -> batch.Encoded:
+    """So many messages without a key or value, in a kilobyte or two."""
+    from array import array
+
+    import pyarrow as pa
+
+    from stentor.wire import arrow_body
+
+    nothing = pa.nulls(count, pa.binary())
+    times = arrow_body.timestamps_array(array("q", [time.time_ns() // 1000]) * count)
+    columns = [times, nothing, nothing, arrow_body.headers_array(None, count)]
+    rows = pa.RecordBatch.from_arrays(columns, schema=arrow_body.SCHEMA)
+    return batch.encode_arrow(rows, compression="zstd")
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "small publishes at 6 MB/s": Attack(small_publishes, lambda address: topic_id(address, "target")),
     "tiny frames at 3 MB/s": Attack(tiny_frames),
@@ -400,5 +544,10 @@ ATTACKS: Final[dict[str, Attack]] = {
         jobs_with_keys, lambda address: topic_id(address, "ordered", kind="queue", ordered_by="key")
     ),
     "subtrees of rows that expand": Attack(subtrees_that_expand, rows_that_expand),
+    "lists of 10,000 groups": Attack(lists_of_groups, many_groups),
+    "a connection of 10,000 groups": Attack(closing_with_groups, lambda address: topic_id(address, "target")),
+    "lists of 6,400 partitions": Attack(lists_of_topics, many_topics),
+    "descriptions of 400,000 jobs": Attack(descriptions_of_jobs, put_delayed),
+    "transactions of 256 outputs": Attack(transactions, transaction_topic),
     "2,000 leases that end": Attack(consumers_that_vanish, put_for_consumers, after_s=LEASE_S + 4.0),
 }
