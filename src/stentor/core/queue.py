@@ -56,6 +56,7 @@ _TAKEN: Final = re.compile(b"[^\x00]")
 _WORK: Final = re.compile(b"[\x02\x04]")
 _MAYBE_HELD: Final = re.compile(b"[\x02-\x04]")
 _HAND_SPARE: Final = 1_024  # offsets that a hand may name in vain, beyond as many as its holder holds
+_SPARE: Final = 32  # numbers that are kept of a holder in vain, beyond twice as many as it holds (S7)
 
 
 _TIME_US_MAX: Final = 2**62
@@ -106,6 +107,8 @@ class QueueState:
         self.gone: OrderedDict[bytes, Holder] = OrderedDict()  # in the order in which they left
         self._by_number: dict[int, Holder] = {}
         self._hands: dict[int, Hand] = {}  # by the same numbers
+        self._holders_bytes = 0  # about the memory of all holders
+        self._lighter: set[int] = set()  # numbers of holders that have let go of jobs in the step that is applied
         self._last_number = 0
         self.dead: OrderedDict[int, None] = OrderedDict()  # jobs that wait to be buried, in order
         self.burial: Burial | None = None
@@ -252,9 +255,10 @@ class QueueState:
 
     @property
     def memory(self) -> int:
-        """About how many bytes of memory the jobs take that have not ended."""
+        """About how many bytes of memory the jobs take that have not ended, and who works on them."""
         arrays = len(self._marks) + 4 * len(self._numbers) + 8 * len(self._hashes)
-        return arrays + queue_jobs.NOTED_BYTES * len(self.jobs) + queue_jobs.NAME_BYTES * len(self._unique.until)
+        jobs = queue_jobs.NOTED_BYTES * len(self.jobs) + queue_jobs.NAME_BYTES * len(self._unique.until)
+        return arrays + jobs + self._holders_bytes
 
     def dying(self, attempts_max: int) -> int:
         """Return how many jobs die if the attempt that comes, or is under way, fails."""
@@ -386,6 +390,8 @@ class QueueState:
                 is_open=lambda offset: self.mark(offset) != ENDED,
             )
         self._apply(step, now_us)
+        while self._lighter:
+            self._shorten(self._lighter.pop())
 
     def _fits(self, step: r.QueueStep) -> bool:
         """Whether all jobs that a step speaks of are there. Every step of a head that works does."""
@@ -438,9 +444,34 @@ class QueueState:
             self._last_number += 1
             holder = self.holders[name] = self._by_number[self._last_number] = Holder(self._last_number)
             self._hands[self._last_number] = Hand()
+            self._weigh(holder)
         if secret:
             holder.secret = secret
         return holder
+
+    def _weigh(self, holder: Holder) -> None:
+        """Count the memory of a holder that has changed."""
+        hand = self._hands[holder.number]
+        size = holder.size + hand.runs.itemsize * len(hand.runs)
+        self._holders_bytes += size - hand.size
+        hand.size = size
+
+    def _shorten(self, number: int) -> None:
+        """Forget most of what a holder got and holds no more: whoever gives back what it gets leaves nothing behind."""
+        holder = self._by_number.get(number)
+        if holder is None:
+            return
+        hand, most = self._hands[number], 2 * max(0, holder.held) + _SPARE
+        if len(holder.noted) > most:
+            noted = zip(holder.noted, holder.attempts, strict=False)
+            kept = [each for each in noted if self.holder_at(*each) == number]
+            holder.noted, holder.attempts = [offset for offset, _ in kept], [attempt for _, attempt in kept]
+        if len(holder.fresh) // 2 > most:
+            given = (offset for first, count in pairs(holder.fresh) for offset in range(first, first + count))
+            holder.fresh = queue_jobs.ranges([offset for offset in given if self.holder_at(offset, 1) == number])
+        if len(hand.runs) // 2 > most:
+            hand.replace(list(self.held_by(holder)))
+        self._weigh(holder)
 
     def _took(self, step: r.Took) -> None:
         holder, base, marks = self._holder(step.holder, step.secret), self._base, self._marks
@@ -465,6 +496,7 @@ class QueueState:
             self._number(offset - base, 1, holder.number)
         if hand.span > 2 * holder.held + _HAND_SPARE:
             hand.replace(list(self.held_by(holder)))
+        self._weigh(holder)
 
     def _number(self, place: int, count: int, number: int) -> None:
         missing = place + count - len(self._numbers)
@@ -477,7 +509,8 @@ class QueueState:
 
     def _settled(self, step: r.Settled, now_us: int) -> None:
         holder = self._holder(step.holder)
-        holder.settled, holder.refused = step.sequence, step.refused
+        holder.settled, holder.refused, holder.lost = step.sequence, step.refused, step.lost
+        self._lighter.add(holder.number)
         marks, base = self._marks, self._base
         for offset in step.begun:
             self._begun(offset)
@@ -518,6 +551,7 @@ class QueueState:
         if holder is not None:  # else it left, and said nothing of this job: no head does that
             holder.held -= 1
             holder.begun -= begun
+            self._lighter.add(number)
 
     def _end(self, offset: int) -> None:
         """A job is no more."""
@@ -562,10 +596,13 @@ class QueueState:
             return
         for offset in list(self.held_by(holder)) if self._torn or holder.held else ():  # it does not say of these
             self._back(r.JobBack(offset), now_us)
+        self._holders_bytes -= self._hands[holder.number].size
         del self.holders[step.holder], self._by_number[holder.number], self._hands[holder.number]
+        holder.fresh, holder.noted, holder.attempts = [], [], []
         self.gone[step.holder] = holder
+        self._holders_bytes += holder.size
         if len(self.gone) > queue_jobs.GONE_MAX:
-            self.gone.popitem(last=False)
+            self._holders_bytes -= self.gone.popitem(last=False)[1].size
         if self.burial is not None and self.burial.holder == step.holder:
             self.burial = msgspec.structs.replace(self.burial, holder=b"")
 
@@ -668,6 +705,9 @@ class QueueState:
         for offset, number in numbers:
             if number in self._hands:  # of a damaged copy, it may be missing
                 self._hands[number].add(offset, 1)
+        self._holders_bytes = sum(holder.size for holder in self.gone.values())
+        for holder in self.holders.values():
+            self._weigh(holder)
 
     def check_invariants(self) -> None:
         """Called by tests and the simulator after every step."""

@@ -52,7 +52,7 @@ class JobsSettled(msgspec.Struct, frozen=True):
     begun: list[int] = []  # jobs and attempts whose handlers have begun
 
     def claims(self) -> list[int]:
-        """All jobs and attempts that it speaks of."""
+        """All jobs and attempts that it speaks of. Logs rely on their order (`queue_jobs.kept_flags`)."""
         firsts = [
             each for first, count in pairs(self.first) for offset in range(first, first + count) for each in (offset, 1)
         ]

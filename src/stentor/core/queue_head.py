@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from heapq import nsmallest
-from itertools import islice
+from itertools import compress, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,7 +53,7 @@ import msgspec
 
 from stentor.core import queue_events as q
 from stentor.core.holders import NOBODY, may_use
-from stentor.core.queue_jobs import Burial, pairs, ranges
+from stentor.core.queue_jobs import ALLOWED, REFUSED, Burial, flags_of, kept_flags, pairs, ranges
 from stentor.core.queue_ready import JOBS_AT_ONCE, QueueReady
 from stentor.core.queue_records import (
     Buried,
@@ -535,48 +535,54 @@ class QueueHead:
         state, name = self._state, asked.holder
         holder = state.holders.get(name) or state.gone.get(name)
         if holder is not None and asked.sequence == holder.settled:
-            return None, q.AnswerSettled(asked.ticket, holder.refused)
+            return None, q.AnswerSettled(asked.ticket, holder.refused or _refused(asked, flags_of(holder.lost)))
         if holder is None or name in state.gone or asked.sequence < holder.settled:
             return None, q.AnswerSettled(asked.ticket, asked.claims())
         if asked.first or asked.later or asked.begun:
             self._rested.pop(name, None)
-        done, refused = self._finished(holder, asked)
-        back = []
-        for each in asked.back:
-            if state.holds(holder, each.offset, each.attempt):
-                back.append(self._given_back(each))
-            else:
-                refused += each.offset, each.attempt
+        done, flags = self._finished(holder, asked)
         if state.ordered:
             ending += [offset for first, count in pairs(done) for offset in range(first, first + count)]
         begun = []
         for offset, attempt in pairs(asked.begun):
-            if not state.holds(holder, offset, attempt):
-                refused += offset, attempt
-            elif self.policy.holders and not state.has_begun(offset):
+            own = state.holds(holder, offset, attempt)
+            flags.append(ALLOWED if own else REFUSED)
+            if own and self.policy.holders and not state.has_begun(offset):
                 begun.append(offset)
-        return Settled(name, asked.sequence, done, back, refused, begun), q.AnswerSettled(asked.ticket, refused)
+        back = []
+        for each in asked.back:
+            own = state.holds(holder, each.offset, each.attempt)
+            flags.append(ALLOWED if own else REFUSED)
+            if own:
+                back.append(self._given_back(each))
+        refused = _refused(asked, flags.decode()) if REFUSED in flags else []
+        answer = q.AnswerSettled(asked.ticket, refused)
+        if not self.policy.holders:
+            return Settled(name, asked.sequence, done, back, refused), answer
+        lost = kept_flags(flags) if refused else b""
+        return Settled(name, asked.sequence, done, back, [], begun, lost), answer
 
-    def _finished(self, holder: Holder, asked: q.JobsSettled) -> tuple[list[int], list[int]]:
-        """Ranges of jobs that are finished, and jobs and attempts that were not the holder's own any more."""
+    def _finished(self, holder: Holder, asked: q.JobsSettled) -> tuple[list[int], bytearray]:
+        """Ranges of jobs that are finished, and for each claim whether it was the holder's own."""
         holds = self._state.holds
         done: list[int] = []
-        refused: list[int] = []
+        flags = bytearray()
         for first, count in pairs(asked.first):
             if self._state.holds_run(holder, first, count):
                 done += first, count
+                flags += bytes([ALLOWED]) * count
                 continue
             for offset in range(first, first + count):
-                if holds(holder, offset, 1):
+                own = holds(holder, offset, 1)
+                flags.append(ALLOWED if own else REFUSED)
+                if own:
                     done += offset, 1
-                else:
-                    refused += offset, 1
         for offset, attempt in pairs(asked.later):
-            if holds(holder, offset, attempt):
+            own = holds(holder, offset, attempt)
+            flags.append(ALLOWED if own else REFUSED)
+            if own:
                 done += offset, 1
-            else:
-                refused += offset, attempt
-        return done, refused
+        return done, flags
 
     def _given_back(self, given: q.GivenBack) -> JobBack:
         attempts = self._state.attempts(given.offset)
@@ -877,6 +883,16 @@ def _weight(asked: q.JobsSettled) -> int:
         + sum(asked.first[1::2]) // _RANGE_SHARE
         + (len(asked.later) // 2 + len(asked.begun) // 2 + len(asked.back))
     )
+
+
+def _refused(asked: q.JobsSettled, flags: str) -> list[int]:
+    """Return the claims of a settlement that are refused."""
+    if not flags:
+        return []
+    claims = asked.claims()
+    missing = len(claims) // 2 - len(flags)  # whoever says more than it said before had none of that
+    chosen = [flag == chr(REFUSED) for flag in flags] + [True] * missing
+    return [each for pair in compress(pairs(claims), chosen) for each in pair]
 
 
 def _size(asked: q.JobsSettled) -> int:

@@ -27,6 +27,14 @@ NOTED_BYTES: Final = 400
 NAME_BYTES: Final = 220
 """About the memory of the name of a unique job."""
 
+HOLDER_BYTES: Final = 1_000
+"""About the memory of a holder that has nothing, with what its head knows of it."""
+
+_NUMBER_BYTES: Final = 40  # in a list
+
+ALLOWED: Final = ord("0")
+REFUSED: Final = ord("1")
+
 HISTORY_MAX: Final = 5
 """Failures of a job that are remembered, the last ones."""
 
@@ -92,9 +100,10 @@ class NotedJob(msgspec.Struct, array_like=True, gc=False):
 class Hand:
     """Where the jobs are that a holder took, as runs of offsets; some of these it holds no more."""
 
-    __slots__ = ("runs", "span")
+    __slots__ = ("runs", "size", "span")
 
     def __init__(self) -> None:
+        self.size = 0  # about the memory of its holder, as it was counted last
         self.runs = array("q")  # [first, count, …]
         self.span = 0  # offsets in them
 
@@ -124,11 +133,18 @@ class Holder(msgspec.Struct, array_like=True):
     noted: list[int] = []  # other jobs,
     attempts: list[int] = []  # and which attempts those were
     settled: int = 0  # the number of its last request that ended jobs,
-    refused: list[int] = []  # and jobs that were not its own any more
+    refused: list[int] = []  # and jobs that were not its own any more, if it was settled below the level HOLDERS
     secret: bytes = b""  # the hash of what its owner shows (C36); empty: it was made without one
     reports: bool = False  # it says which jobs have begun
     begun: int = 0  # of those that it holds: which have
     fence: int = 0  # where the step is that handed out what it got last
+    lost: bytes = b""  # `kept_flags` of its last request that ended jobs; empty: nothing was refused
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory it takes."""
+        numbers = len(self.fresh) + len(self.noted) + len(self.attempts) + len(self.refused)
+        return HOLDER_BYTES + _NUMBER_BYTES * numbers + len(self.lost)
 
 
 class Burial(msgspec.Struct, frozen=True, array_like=True):
@@ -168,6 +184,20 @@ _decoder = msgspec.msgpack.Decoder(QueueSnapshot)  # made here, under the import
 def decode_snapshot(snapshot: bytes) -> QueueSnapshot:
     """A snapshot as it was taken; msgspec's errors if it is none."""
     return _decoder.decode(snapshot)
+
+
+def kept_flags(flags: bytes | bytearray) -> bytes:
+    """Return a digit for each claim, ALLOWED or REFUSED, as a bit each.
+
+    Who asks again says again what it claimed, so a bit is enough. As numbers, which anybody can choose, the claims of
+    one request would take a megabyte in each broker of the chain (S7).
+    """
+    return int(b"1" + flags, 2).to_bytes(len(flags) // 8 + 1)  # the first one says where they begin
+
+
+def flags_of(kept: bytes) -> str:
+    """Return the digits that `kept_flags` was given. Whatever a log holds stands for some."""
+    return f"{int.from_bytes(kept):b}"[1:]
 
 
 def pairs(flat: list[int]) -> Iterable[tuple[int, int]]:

@@ -71,8 +71,9 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):
     sequence: int  # of the request that this answers
     done: list[int]  # ranges
     back: list[JobBack]
-    refused: list[int]  # jobs and attempts that are not the holder's any more
+    refused: list[int]  # jobs and attempts that are not the holder's any more; from HOLDERS on, `lost` instead
     begun: list[int] = []  # jobs whose handlers have begun
+    lost: bytes = b""  # which claims of the request are refused (`queue_jobs.kept_flags`); empty: none
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag=3):
