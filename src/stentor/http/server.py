@@ -1,7 +1,8 @@
 """Health for load balancers, metrics for Prometheus, statistics as JSON, and one small page.
 
 Everything shown here comes from the broker's statistics. They are gathered in slices and written out in a thread: a
-scrape of thousands of partitions does not hold up the loop.
+scrape of thousands of partitions does not hold up the loop. Only one is written out at a time, for all who asked before
+it began: sixty threads that write would each take the interpreter from the loop in turn (C35).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import html
 import logging
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 from aiohttp import web
@@ -27,15 +28,18 @@ from stentor.transport.sparing import SparingLog
 from stentor.wire.statistics import as_map
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from stentor.security.permissions import Permissions
     from stentor.wire.messages import BrokerInfo
     from stentor.wire.statistics import BrokerStatistics, Health, QueueStatistics
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    Writer = Callable[[BrokerInfo, BrokerStatistics], Any]
 
 logger = logging.getLogger(__name__)
+
+_SLICE_BYTES: Final = 65_536  # of an answer, in one turn of the loop: there may be a hundred who read
 
 
 class Status(Protocol):
@@ -72,6 +76,9 @@ class HttpServer:
         self._runner: web.AppRunner | None = None
         self._server: Any = None
         self._guests = _Guests(connections_max)
+        self._writing = asyncio.Lock()
+        self._shared: dict[Writer, asyncio.Task[Any]] = {}  # what waits to be written
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.host = ""
         self.port = 0
 
@@ -126,6 +133,8 @@ class HttpServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+        for task in self._tasks:
+            task.cancel()
 
     async def _live(self, _: web.Request) -> web.StreamResponse:
         return web.json_response({"live": True})
@@ -137,19 +146,31 @@ class HttpServer:
         return _health("active", _why_not_ready(self._status) or _why_not_active(self._status), self._status)
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
-        statistics = await self._status.gather_statistics()
-        body, content_type = await asyncio.to_thread(render, statistics)
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        body, content_type = await self._written(_text)
+        return _long(body, content_type)
 
     async def _statistics(self, _: web.Request) -> web.StreamResponse:
-        statistics = await self._status.gather_statistics()
-        body = await asyncio.to_thread(_json, statistics)
-        return web.Response(body=body, content_type="application/json")
+        return _long(await self._written(_json), "application/json")
 
     async def _page(self, _: web.Request) -> web.StreamResponse:
-        statistics = await self._status.gather_statistics()
-        text = await asyncio.to_thread(_page, self._status.info(), statistics)
-        return web.Response(text=text, content_type="text/html")
+        return _long(await self._written(_page), "text/html; charset=utf-8")
+
+    async def _written(self, write: Writer) -> Any:
+        """Return the statistics, written out; all who ask before that has begun share it."""
+        task = self._shared.get(write)
+        if task is None:
+            task = self._shared[write] = asyncio.get_running_loop().create_task(self._write(write))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _write(self, write: Writer) -> Any:
+        async with self._writing:
+            try:
+                statistics = await self._status.gather_statistics()
+            finally:
+                del self._shared[write]  # who comes from now on is shown what is so then
+            return await asyncio.to_thread(write, self._status.info(), statistics)
 
 
 class _Guests:
@@ -285,6 +306,20 @@ def _requests_log() -> logging.Logger:
     return found
 
 
+def _long(body: bytes, content_type: str) -> web.Response:
+    """An answer of any size. Those who share one are answered at the same moment: whole, it would be copied for each of
+    them in one turn of the loop.
+    """
+    headers = {"Content-Type": content_type, "Content-Length": str(len(body))}
+    return web.Response(body=_slices(body), headers=headers)
+
+
+async def _slices(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), _SLICE_BYTES):
+        yield body[start : start + _SLICE_BYTES]
+        await asyncio.sleep(0)
+
+
 def _health(what: str, reason: str, status: Status) -> web.Response:
     """What is wrong without being a reason to go elsewhere is told as warnings."""
     answer: dict[str, Any] = {what: False, "reason": reason} if reason else {what: True}
@@ -324,7 +359,11 @@ def _cannot_listen(host: str, port: int, error: OSError) -> Exception:
     return InvalidArgument(f"Cannot serve HTTP on {host}:{port}: {error.strerror or error}.", operation="listen")
 
 
-def _json(statistics: BrokerStatistics) -> bytes:
+def _text(_: BrokerInfo, statistics: BrokerStatistics) -> tuple[bytes, str]:
+    return render(statistics)
+
+
+def _json(_: BrokerInfo, statistics: BrokerStatistics) -> bytes:
     """In pieces, so that the thread lets others run between them."""
     rows = statistics.partitions
     size = limits.STATISTICS_SLICE
@@ -333,14 +372,14 @@ def _json(statistics: BrokerStatistics) -> bytes:
     return begun + b",".join(pieces) + b"]}"
 
 
-def _page(info: BrokerInfo, statistics: BrokerStatistics) -> str:
+def _page(info: BrokerInfo, statistics: BrokerStatistics) -> bytes:
     """What a person sees who opens the broker in a browser."""
     rows = "".join(
         f"<tr><td>{html.escape(p.topic)}</td><td>{p.partition}</td><td>{p.log.start}</td>"
         f"<td>{p.replica.committed}</td><td>{p.messages_in}</td><td>{p.streams}</td></tr>"
         for p in statistics.partitions
     )
-    return (
+    text = (
         "<!doctype html><meta charset=utf-8><title>Stentor</title>"
         "<style>body{font:15px system-ui;margin:2em}td,th{padding:.2em 1em;text-align:right}"
         "td:first-child,th:first-child{text-align:left}</style>"
@@ -350,6 +389,7 @@ def _page(info: BrokerInfo, statistics: BrokerStatistics) -> str:
         "<table><tr><th>topic<th>partition<th>start<th>committed<th>messages in<th>streams</tr>"
         f"{rows}</table>{_queues(statistics.queues)}"
     )
+    return text.encode()
 
 
 def _queues(queues: list[QueueStatistics]) -> str:

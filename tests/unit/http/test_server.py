@@ -2,8 +2,10 @@ import asyncio
 import json
 import logging
 import socket
+import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -12,6 +14,8 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from stentor import limits
+from stentor.errors import StorageError
+from stentor.http import server as server_module
 from stentor.http.metrics import render
 from stentor.http.server import HttpServer, _Guests
 from stentor.security.permissions import Permissions
@@ -280,6 +284,105 @@ def test_a_scrape_lets_the_loop_look_at_others_between_slices():
             inner.partitions.update(kept)
         assert counted == (5 * limits.STATISTICS_SLICE, True)
         assert len(turns) >= 5
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/statistics", "/"])
+def test_who_asks_while_statistics_are_written_shares_the_next_writing(path, monkeypatch):
+    asked, gathered, writing, overlaps = threading.Semaphore(0), [], threading.Lock(), []
+    all_asked = threading.Event()
+
+    def counted(function):
+        def write(*args):
+            overlaps.append(not writing.acquire(blocking=False))
+            assert all_asked.wait(20)
+            try:
+                return function(*args)
+            finally:
+                writing.release()
+
+        return write
+
+    for name in ("_text", "_json", "_page"):
+        monkeypatch.setattr(server_module, name, counted(getattr(server_module, name)))
+    written = HttpServer._written
+
+    async def ask_for(self, write):
+        asked.release()
+        return await written(self, write)
+
+    monkeypatch.setattr(HttpServer, "_written", ask_for)
+
+    def wait_for_all():
+        for _ in range(60):
+            assert asked.acquire(timeout=20)
+        all_asked.set()
+
+    async def gather():
+        gathered.append(None)
+        return BrokerStatistics(broker=BrokerCounts(id="b0", uptime_s=len(gathered)), health=WELL)
+
+    async def serve():
+        status = a_status()
+        status.gather_statistics = gather
+        status.info = lambda: SimpleNamespace(id="b0", version="1", address="here")
+        server = HttpServer(status, permissions=Permissions())
+        await server.start("127.0.0.1", 0)
+        loop = asyncio.get_running_loop()
+        try:
+            with ThreadPoolExecutor(61) as threads:
+                url = f"http://127.0.0.1:{server.port}"
+                asked = [loop.run_in_executor(threads, fetch, url + (path, "/metrics")[each % 2]) for each in range(60)]
+                await loop.run_in_executor(threads, wait_for_all)
+                return await asyncio.gather(*asked)
+        finally:
+            await server.stop()
+
+    answers = asyncio.run(serve())
+    assert {code for code, _ in answers} == {200}
+    assert not any(overlaps)
+    assert len(gathered) <= 3, "of 60: the first, and the next one of each path"
+    assert len({body for _, body in answers}) <= len(gathered)
+
+
+def test_statistics_that_cannot_be_gathered_are_gathered_again_for_the_next():
+    async def fails():
+        raise StorageError("The disk is gone.")
+
+    async def serve():
+        status = a_status()
+        status.gather_statistics = fails
+        server = HttpServer(status, permissions=Permissions())
+        await server.start("127.0.0.1", 0)
+        try:
+            url = f"http://127.0.0.1:{server.port}/statistics"
+            return [(await asyncio.to_thread(fetch, url))[0] for _ in range(2)]
+        finally:
+            await server.stop()
+
+    assert asyncio.run(serve()) == [500, 500]
+
+
+def test_large_answers_are_sent_in_slices_and_whole(monkeypatch):
+    monkeypatch.setattr(server_module, "_SLICE_BYTES", 1_000)
+    shown = BrokerStatistics(broker=BrokerCounts(id="b0"), health=WELL)
+
+    async def gather():
+        return shown
+
+    async def serve():
+        status = a_status()
+        status.gather_statistics = gather
+        server = HttpServer(status, permissions=Permissions())
+        await server.start("127.0.0.1", 0)
+        try:
+            url = f"http://127.0.0.1:{server.port}/metrics"
+            return [await asyncio.to_thread(fetch, url, method) for method in ("GET", "HEAD")]
+        finally:
+            await server.stop()
+
+    body = render(shown)[0]
+    assert len(body) > 2_000
+    assert asyncio.run(serve()) == [(200, body), (200, b"")]
 
 
 def test_labels_of_metrics_are_escaped_and_the_text_can_be_parsed():
