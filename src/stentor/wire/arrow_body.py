@@ -17,6 +17,7 @@ import pyarrow as pa
 from stentor import limits
 from stentor.errors import CorruptData, InvalidArgument
 from stentor.wire.arrow_message import compressed, guard
+from stentor.wire.pieces import PIECE, spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +93,8 @@ def record_batch(
 
 def _binary(values: Sequence[bytes | None], what: str) -> Any:
     try:
+        if len(values) > PIECE:
+            return pa.concat_arrays([pa.array(values[start:end], pa.binary()) for start, end in spans(len(values))])
         return pa.array(values, pa.binary())
     except (pa.ArrowException, TypeError) as error:
         raise InvalidArgument(f"Every {what} must be bytes, str or None: {_first_line(error)}.") from error
@@ -143,10 +146,20 @@ def columns(batch: Any) -> Columns:
     headers = batch.column(3)
     return (
         times(batch),
-        batch.column(1).to_pylist(),
-        batch.column(2).to_pylist(),
+        _listed(batch.column(1)),
+        _listed(batch.column(2)),
         None if headers.null_count == len(headers) else header_lists(headers),
     )
+
+
+def _listed(column: Any) -> list[Any]:
+    """A column as a list, in pieces."""
+    if len(column) <= PIECE:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    found: list[Any] = []
+    for start, end in spans(len(column)):
+        found.extend(column.slice(start, end - start).to_pylist())
+    return found
 
 
 def times(batch: Any) -> Sequence[int]:
@@ -230,14 +243,17 @@ def _ends(column: Any) -> Any:
 
 def header_lists(headers: Any) -> list[Headers | None]:
     """The headers column as lists of pairs. All of its pairs are taken out at once: Arrow's own way is far slower."""
-    ends = headers.offsets.to_pylist()
+    ends = _listed(headers.offsets)
     inner = headers.values.slice(ends[0], ends[-1] - ends[0])
-    pairs = list(zip(inner.field(0).to_pylist(), inner.field(1).to_pylist(), strict=True))
+    names, values = _listed(inner.field(0)), _listed(inner.field(1))
+    pairs: Headers = []
+    for start, end in spans(len(names)):
+        pairs.extend(zip(names[start:end], values[start:end], strict=True))
     first = ends[0]
-    found: list[Headers | None] = [pairs[begin - first : end - first] for begin, end in pairwise(ends)]
-    if headers.null_count:
-        found = [each if there else None for each, there in zip(found, headers.is_valid().to_pylist(), strict=True)]
-    return found
+    if not headers.null_count:
+        return [pairs[begin - first : end - first] for begin, end in pairwise(ends)]
+    rows = zip(pairwise(ends), _listed(headers.is_valid()), strict=True)
+    return [pairs[begin - first : end - first] if there else None for (begin, end), there in rows]
 
 
 def _first_line(error: BaseException) -> str:

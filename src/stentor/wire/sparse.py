@@ -10,7 +10,6 @@ the head to fill in.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import compress
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +38,7 @@ from stentor.wire.header import (
     pack_sealed,
     unpack,
 )
+from stentor.wire.pieces import chosen, listed
 from stentor.wire.table_rows import TTL
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ class Rows(NamedTuple):
     def chosen(self, wanted: Sequence[bool]) -> Rows:
         """Those rows alone."""
         return Rows(
-            list(compress(self.offsets, wanted)),
-            list(compress(self.timestamps, wanted)),
-            list(compress(self.keys, wanted)),
-            list(compress(self.values, wanted)),
-            list(compress(self.headers, wanted)),
+            chosen(self.offsets, wanted),
+            chosen(self.timestamps, wanted),
+            chosen(self.keys, wanted),
+            chosen(self.values, wanted),
+            chosen(self.headers, wanted),
         )
 
     def size(self) -> int:
@@ -96,34 +96,34 @@ def rows_of(header: BatchHeader, body: bytes | memoryview) -> Rows:
     """The rows of a batch whose checksums hold. One that readers pass over has none for them."""
     if header.passed_over:
         return nothing()
-    offsets = list(deltas.offsets(header, body))
+    offsets = listed(deltas.offsets(header, body))
     timestamps, keys, values, headers = batch.body_columns(header, body)
-    return Rows(offsets, list(timestamps), keys, values, headers if headers is not None else [None] * len(offsets))
+    return Rows(offsets, listed(timestamps), keys, values, headers if headers is not None else [None] * len(offsets))
 
 
 def keep(header: BatchHeader, body: bytes | memoryview, wanted: Container[int]) -> bytes:
     """A batch with those of its rows alone whose indexes are wanted. LimitExceeded if the smaller batch is too large:
     a compressed one whose rows are nearly all wanted may be.
     """
-    chosen = [index in wanted for index in range(header.count)]
-    if all(chosen) or header.attributes & CONTROL:
+    flags = [index in wanted for index in range(header.count)]
+    if all(flags) or header.attributes & CONTROL:
         return bytes(pack(header)) + bytes(body)
     if header.count >= _TAKEN_FROM and header.encoding == ENCODING_ARROW and not header.attributes & HAS_HEADERS:
-        return _taken(header, body, chosen)
-    rows = rows_of(msgspec.structs.replace(header, attributes=header.attributes & ~REFUSED), body).chosen(chosen)
+        return _taken(header, body, flags)
+    rows = rows_of(msgspec.structs.replace(header, attributes=header.attributes & ~REFUSED), body).chosen(flags)
     return _encoded(header, rows)
 
 
-def _taken(header: BatchHeader, body: bytes | memoryview, chosen: list[bool]) -> bytes:
+def _taken(header: BatchHeader, body: bytes | memoryview, flags: list[bool]) -> bytes:
     """The same for a large batch without headers: its rows never become Python's. Making them takes a tenth of a
     second in which no other thread runs.
     """
     arrow = bodies.arrow()
     decoded = arrow.decode(deltas.rows(header, memoryview(body)), header.count)
-    kept = arrow.taken(decoded, list(compress(range(header.count), chosen)))
+    kept = arrow.taken(decoded, chosen(range(header.count), flags))
     if not kept.num_rows:
         return _encoded(header, nothing())
-    return _of_arrow(header, list(compress(deltas.of(header, body), chosen)), kept)
+    return _of_arrow(header, chosen(deltas.of(header, body), flags), kept)
 
 
 def _of_arrow(like: BatchHeader, deltas_kept: list[int], kept: Any) -> bytes:
