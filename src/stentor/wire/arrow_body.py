@@ -41,6 +41,7 @@ SCHEMA: Final = pa.schema(
 )
 _END_OF_STREAM_BYTES: Final = 8
 _I64: Final = struct.Struct("<q")
+_TIME_US_MAX: Final = 2**63 - 1
 
 _NO_PAIRS: Final = pa.nulls(0, HEADER_TYPE.value_type)  # unlike `pa.array`, this does not load pandas
 
@@ -170,6 +171,16 @@ def times(batch: Any) -> Sequence[int]:
 def _raw_times(column: Any) -> memoryview:
     # The buffer may be longer than its column, by any number of bytes.
     return memoryview(column.buffers()[1])[8 * column.offset : 8 * (column.offset + len(column))]
+
+
+def first_at(batch: Any, timestamp_us: int) -> int:
+    """Return the first row that is not older; -1: there is none."""
+    if timestamp_us > _TIME_US_MAX:
+        return -1
+    import pyarrow.compute as pc  # heavy, and rarely needed
+
+    column = batch.column(0)
+    return int(pc.index(pc.greater_equal(column, pa.scalar(timestamp_us, column.type)), True).as_py())
 
 
 def time_range(batch: Any) -> tuple[int, int]:

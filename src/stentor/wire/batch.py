@@ -216,14 +216,15 @@ def columns(buffer: Buffer, position: int, header: BatchHeader) -> Columns:
     return body_columns(header, memoryview(buffer)[position + HEADER_BYTES : position + header.length])
 
 
-def timestamps(buffer: Buffer, position: int, header: BatchHeader) -> Sequence[int]:
-    """The times of the messages at `position`, and nothing else of them."""
+def first_at(buffer: Buffer, position: int, header: BatchHeader, timestamp_us: int) -> int:
+    """Return which message of the batch at `position` is the first that is not older; -1: there is none."""
     body = _rows(buffer, position, header)
     if header.encoding == ENCODING_ROWS:
-        return rows.decode(body, header.count)[0]
+        times = enumerate(rows.decode(body, header.count)[0])
+        return next((index for index, time_us in times if time_us >= timestamp_us), -1)
     arrow_body = bodies.arrow()
-    times: Sequence[int] = arrow_body.times(arrow_body.decode(body, header.count))
-    return times
+    found: int = arrow_body.first_at(arrow_body.decode(body, header.count), timestamp_us)
+    return found
 
 
 def _rows(buffer: Buffer, position: int, header: BatchHeader) -> memoryview:

@@ -1,12 +1,15 @@
 """Positions, bounds, order and flow: what a reader gets, and what it costs the broker."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from stentor import Last, limits
+from stentor import Last, connect, limits
+from stentor.broker.sessions import requests
 from stentor.client.places import Places
 from stentor.client.reader import Reader
 from stentor.errors import DeadlineExceeded, InvalidArgument, OffsetOutOfRange, SlowSubscriber
@@ -59,6 +62,24 @@ def publish_batch(client, topic, values, **options):
 def test_a_read_starts_where_it_is_told_to(ten, read, start, expected):
     assert read(ten, "t", start=start) == [b"%d" % number for number in range(expected, 10)]
     assert ten.offsets("t", start) == {0: expected}
+
+
+def test_messages_are_found_by_their_time_one_search_at_a_time(ten, local, monkeypatch):
+    """Each may look at a million of them, in a thread: many such threads keep the loop from the interpreter."""
+    search, running, another = requests._offset_at, threading.Semaphore(1), threading.Event()
+
+    def watched(*args):
+        if not running.acquire(blocking=False):
+            another.set()
+        another.wait(0.1)  # the others have time to come
+        running.release()
+        return search(*args)
+
+    monkeypatch.setattr(requests, "_offset_at", watched)
+    with connect(local.url) as other, ThreadPoolExecutor(4) as threads:
+        found = [threads.submit(each.offsets, "t", T0 + 4 * SECOND) for each in (ten, other, ten, other)]
+        assert [each.result() for each in found] == [{0: 4}] * 4
+    assert not another.is_set()
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,16 @@ def test_messages_come_back_as_they_were_sent(makes, sent, compression):
 
 
 @settings(deadline=None, max_examples=100)
+@given(messages, st.sampled_from(["", "lz4", "zstd"]), st.integers(0, 2**64 - 1) | st.none())
+def test_the_first_message_that_is_not_older_is_found(makes, sent, compression, asked):
+    times = [each[0] for each in sent]
+    asked = times[-1] if asked is None else asked
+    expected = next((index for index, time_us in enumerate(times) if time_us >= asked), -1)
+    data = makes.batch(*map(list, zip(*sent, strict=True)), compression=compression)
+    assert batch.first_at(data, 0, check_header(data), asked) == expected
+
+
+@settings(deadline=None, max_examples=100)
 @given(messages, st.sampled_from(["", "lz4", "zstd"]))
 def test_arrow_readers_and_python_readers_see_the_same(makes, sent, compression):
     timestamps, keys, values, headers = map(list, zip(*sent, strict=True))

@@ -133,6 +133,7 @@ class ClientSession(BatchSession):
         self._tasks: set[asyncio.Task[None]] = set()
         self._polls: set[asyncio.Task[None]] = set()  # requests that wait for news
         self._transactions: set[asyncio.Task[None]] = set()
+        self.searching = asyncio.Lock()  # a message by its time: one at a time
         self._responding = asyncio.Lock()  # one answer to a request is encoded at a time
         self._has_room = asyncio.Event()
         self._has_room.set()

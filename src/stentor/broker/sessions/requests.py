@@ -101,6 +101,9 @@ class Requests:
         self._connected = Shared(sights.connected)
         self._long_requests = long_requests
         self._after_delete = after_delete
+        # A batch that is searched may have a million rows: many threads that do so would share the interpreter with the
+        # loop (C35). Those of one client wait for each other first, so that other clients have their turns.
+        self._searching = asyncio.Lock()
 
     async def serve(self, client: ClientSession, request: Any) -> Any:
         """Answer one request."""
@@ -282,7 +285,7 @@ class Requests:
 
     # --- partitions -----------------------------------------------------------------------------
 
-    async def _find_offset(self, _: ClientSession, request: messages.FindOffset) -> messages.OffsetFound:
+    async def _find_offset(self, client: ClientSession, request: messages.FindOffset) -> messages.OffsetFound:
         partition = self._serving.partition(request.topic_id, request.partition)
         committed, sure = self._serving.check_reader(partition), True
         decisions.check_seen(partition.replica, partition.name, seen=request.seen, epoch=request.seen_epoch)
@@ -294,7 +297,9 @@ class Requests:
         elif request.last is not None:
             offset = max(start, committed - request.last)
         elif request.timestamp_us is not None:
-            offset = await _read(partition, partial(_offset_at, partition, request.timestamp_us, committed))
+            search = partial(_offset_at, partition, request.timestamp_us, committed)
+            async with client.searching, self._searching:
+                offset = await _read(partition, search)
         else:
             raise InvalidArgument("A position is missing.", hint="Name 'earliest', 'latest', a time or a number.")
         epoch = partition.replica.epoch
@@ -393,11 +398,9 @@ def _offset_at(partition: Partition, timestamp_us: int, committed: int) -> int:
         header = unpack(found.data, position)
         if header.passed_over:
             continue
-        times = batch.timestamps(found.data, position, header)
-        offsets = deltas.offsets(header, memoryview(found.data)[position + HEADER_BYTES : position + length])
-        for offset, time_us in zip(offsets, times, strict=True):
-            if time_us >= timestamp_us:
-                return offset
+        index = batch.first_at(found.data, position, header, timestamp_us)
+        if index >= 0:
+            return deltas.offsets(header, memoryview(found.data)[position + HEADER_BYTES : position + length])[index]
     return base
 
 
