@@ -100,7 +100,8 @@ class MetricsPublisher:
             listening = asyncio.create_task(self._listen(subscription))
             plan = RecordPlan()
             while not listening.done():  # it ends with the topic; then everything begins anew
-                found = plan.next(broker.statistics(limits.METRICS_PARTITIONS_MAX), time.monotonic())
+                statistics = await broker.gather_statistics(limits.METRICS_PARTITIONS_MAX)
+                found = plan.next(statistics, time.monotonic())
                 if found is not None:
                     await self._make_topic(client)
                     await client.publish(METRICS_TOPIC, self._record(*found), key=broker.broker_id)

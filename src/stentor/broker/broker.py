@@ -284,13 +284,13 @@ class Broker:
         """What is wrong with it, if anything."""
         return self.parts.health.now()
 
-    def statistics(self, partitions_max: int | None = None) -> BrokerStatistics:
-        """Everything that metrics, dashboard and CLI show; of so many partitions."""
-        return self.parts.overview.statistics(partitions_max)
+    def statistics(self) -> BrokerStatistics:
+        """Everything that metrics, dashboard and CLI show, at one moment: where few subscribers and partitions are."""
+        return self.parts.overview.statistics()
 
-    async def gather_statistics(self) -> BrokerStatistics:
-        """The same, without holding up the loop."""
-        return await self.parts.overview.gather()
+    async def gather_statistics(self, partitions_max: int | None = None) -> BrokerStatistics:
+        """The same of all partitions, or of some, without holding up the loop."""
+        return await self.parts.overview.gather(partitions_max)
 
 
 class _Doors:

@@ -67,20 +67,21 @@ class Overview:
         self._started_at = environment.clock.monotonic()
         self._gathering: asyncio.Task[BrokerStatistics] | None = None
 
-    def statistics(self, partitions_max: int | None = None) -> BrokerStatistics:
-        """Everything that metrics, dashboard and CLI show; of so many partitions."""
-        shown = list(self._partitions.values())[:partitions_max]
+    def statistics(self) -> BrokerStatistics:
+        """Everything that metrics, dashboard and CLI show, at one moment: where few subscribers and partitions are."""
         behind, queues = MostBehind(), QueueFigures(self._clock.now_us())
         found = []
-        for partition in shown:
+        for partition in self._partitions.values():
             lag = PartitionLag()
             _look_at(partition, list(partition.followers.streams), lag, behind)
             queues.look_at(partition)
             found.append(partition.statistics_with(lag))
         return self._told(found, behind, queues)
 
-    async def gather(self) -> BrokerStatistics:
-        """The same, a few partitions at a time; who asks meanwhile shares what is being gathered."""
+    async def gather(self, partitions_max: int | None = None) -> BrokerStatistics:
+        """The same of all partitions, or of some, a few at a time; who asks for all shares what is being gathered."""
+        if partitions_max is not None:
+            return await self._gather(partitions_max)
         if self._gathering is None:
             self._gathering = asyncio.get_running_loop().create_task(self._gather())
             self._gathering.add_done_callback(self._gathered)
@@ -89,9 +90,9 @@ class Overview:
     def _gathered(self, _: object) -> None:
         self._gathering = None
 
-    async def _gather(self) -> BrokerStatistics:
+    async def _gather(self, partitions_max: int | None = None) -> BrokerStatistics:
         found, behind, queues = [], MostBehind(), QueueFigures(self._clock.now_us())
-        for number, partition in enumerate(list(self._partitions.values()), 1):
+        for number, partition in enumerate(list(self._partitions.values())[:partitions_max], 1):
             lag, streams = PartitionLag(), list(partition.followers.streams)
             for first in range(0, len(streams), limits.STATISTICS_STREAMS_SLICE):
                 if first:

@@ -98,6 +98,37 @@ def test_changes_add_up_to_what_there_is(local, client, wait_until):
         asyncio.run_coroutine_threadsafe(publisher.stop(), local.inner.loop).result(10)
 
 
+def test_records_hold_up_no_loop(local, client, wait_until, monkeypatch):
+    """There may be a hundred thousand subscribers to look at: statistics are gathered in slices (C35)."""
+    monkeypatch.setattr(limits, "METRICS_PARTITIONS_MAX", 2)
+    client.create_topic("t", partitions=3)
+    gathered = []
+
+    def at_once(*_):
+        raise AssertionError("All of it in one turn of the loop.")
+
+    gather = local.inner.parts.overview.gather
+
+    async def in_slices(partitions_max=None):
+        gathered.append(partitions_max)
+        return await gather(partitions_max)
+
+    monkeypatch.setattr(local.inner.parts.overview, "statistics", at_once)
+    monkeypatch.setattr(local.inner.parts.overview, "gather", in_slices)
+
+    async def start():
+        return MetricsPublisher(local.inner, 0.02)
+
+    publisher = asyncio.run_coroutine_threadsafe(start(), local.inner.loop).result(10)
+    try:
+        wait_until(lambda: client.topics(METRICS_TOPIC), "the topic is there")
+        found = wait_until(lambda: list(client.read(METRICS_TOPIC)), "a record was published")
+        assert len(json.loads(found[0].value)["statistics"]["partitions"]) == 2
+        assert gathered[0] == 2
+    finally:
+        asyncio.run_coroutine_threadsafe(publisher.stop(), local.inner.loop).result(10)
+
+
 def test_the_topic_of_an_older_version_gets_a_bound_and_a_chosen_one_stays(local, client, wait_until):
     def publish_once():
         async def start():
