@@ -54,7 +54,7 @@ _BLOCKS: Final = tuple(bytes([ENDED]) * size for size in (65_536, 1_024))
 _OPEN: Final = re.compile(b"[^\x01]")
 _TAKEN: Final = re.compile(b"[^\x00]")
 _WORK: Final = re.compile(b"[\x02\x04]")
-_MAYBE_HELD: Final = re.compile(b"[\x02-\x04]")
+_HELD_STRETCH: Final = re.compile(b"[\x02\x04]+|\x03")  # first attempts next to each other, or a job with more to note
 _HAND_SPARE: Final = 1_024  # offsets that a hand may name in vain, beyond as many as its holder holds
 _SPARE: Final = 32  # numbers that are kept of a holder in vain, beyond twice as many as it holds (S7)
 
@@ -213,24 +213,28 @@ class QueueState:
 
     def held_by(self, holder: Holder) -> Iterator[int]:
         """The jobs that somebody holds, in the order of the log. Nothing may change meanwhile."""
-        runs = sorted(pairs(list(self._hands[holder.number].runs)))
-        following = self._base  # nothing below is looked at again
-        for first, count in runs:
-            end = first + count - self._base
-            place = max(first, following) - self._base
-            while place < end and (found := _MAYBE_HELD.search(self._marks, place, end)) is not None:
-                place = found.start() + 1
-                if self._holder_of(self._base + place - 1) == holder.number:
-                    yield self._base + place - 1
-            following = max(following, first + count)
+        for first, count in self._runs_of(holder):
+            yield from range(first, first + count)
 
-    def _holder_of(self, offset: int) -> int:
-        """The number of who has a job; 0: nobody."""
-        place = offset - self._base
-        mark = self._marks[place]
-        if mark == NOTED:
-            return self.jobs[offset].holder
-        return self._numbers[place] if mark in (HELD, BEGUN) else 0
+    def _runs_of(self, holder: Holder) -> Iterator[tuple[int, int]]:
+        """Yield the jobs that somebody holds as first and count, in the order of the log.
+
+        Who works quickly holds many jobs next to each other: a stretch of them is one comparison.
+        """
+        base, marks, numbers, number = self._base, self._marks, self._numbers, holder.number
+        following = base  # nothing below is looked at again
+        for first, count in sorted(pairs(list(self._hands[number].runs))):
+            place, end = max(first, following) - base, first + count - base
+            while place < end and (found := _HELD_STRETCH.search(marks, place, end)) is not None:
+                begin, place = found.span()
+                if marks[begin] == NOTED:
+                    if self.jobs[base + begin].holder == number:
+                        yield base + begin, 1
+                elif numbers[begin:place] == array("I", [number]) * (place - begin):
+                    yield base + begin, place - begin
+                else:
+                    yield from ((base + each, 1) for each in range(begin, place) if numbers[each] == number)
+            following = max(following, first + count)
 
     def uses(self, name: bytes, now_us: int) -> bool:
         """Whether the name of a unique job is in use."""
@@ -470,7 +474,7 @@ class QueueState:
             given = (offset for first, count in pairs(holder.fresh) for offset in range(first, first + count))
             holder.fresh = queue_jobs.ranges([offset for offset in given if self.holder_at(offset, 1) == number])
         if len(hand.runs) // 2 > most:
-            hand.replace(list(self.held_by(holder)))
+            hand.replace(list(self._runs_of(holder)))
         self._weigh(holder)
 
     def _took(self, step: r.Took) -> None:
@@ -495,7 +499,7 @@ class QueueState:
             hand.add(offset, 1)
             self._number(offset - base, 1, holder.number)
         if hand.span > 2 * holder.held + _HAND_SPARE:
-            hand.replace(list(self.held_by(holder)))
+            hand.replace(list(self._runs_of(holder)))
         self._weigh(holder)
 
     def _number(self, place: int, count: int, number: int) -> None:

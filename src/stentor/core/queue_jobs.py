@@ -116,11 +116,11 @@ class Hand:
             runs.extend((first, count))
         self.span += count
 
-    def replace(self, offsets: Iterable[int]) -> None:
-        """Forget what the holder holds no more: these rising offsets are left."""
+    def replace(self, runs: Iterable[tuple[int, int]]) -> None:
+        """Forget what the holder holds no more: these are left, as first and count, in the order of the log."""
         self.runs, self.span = array("q"), 0
-        for offset in offsets:
-            self.add(offset, 1)
+        for first, count in runs:
+            self.add(first, count)
 
 
 class Holder(msgspec.Struct, array_like=True):
