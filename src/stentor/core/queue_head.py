@@ -30,7 +30,7 @@ clients), all attempts count; so do they below the feature level HOLDERS.
 Slices (C35). A turn decides about `JOBS_AT_ONCE` jobs and answers `ANSWERS_AT_ONCE` requests; what is left waits for
 the next turn, which comes soon while the head is `unfinished`. Holders whose leases are over, or who leave with many
 jobs, part in turns of their own, every other one: some of their jobs are handed back each time (`Returned`), and with
-the last of them the holder goes (`HolderLeft`).
+the last of them the holder goes (`HolderLeft`). A purge goes on over several turns.
 
 Crowds (S7). One client may have as many holders as all others may still add. When there is no room for a client that
 has far fewer than another one, an idle holder of the largest client goes. Nobody loses jobs by that.
@@ -88,6 +88,9 @@ STEPS_BYTES: Final = 4 * MIB
 
 LOST_AT_ONCE: Final = JOBS_AT_ONCE // 2
 """How many attempts are ended at once because of time: each says why, and the next turn can hand all of them out."""
+
+PURGED_AT_ONCE: Final = 10_000
+"""Jobs with terms that a purge ends in one step: every broker of the chain applies it in one turn of its loop."""
 
 PARTING_AT_ONCE: Final = 200
 """Holders that go in one turn, each with a step of its own, and with requests that are refused."""
@@ -171,6 +174,8 @@ class QueueHead:
         self._end = 0  # everything below is committed, as far as this head heard
         self._buried: list[q.JobsBuried] = []
         self._purging: list[q.PurgeJobs] = []
+        self._purging_now: list[q.PurgeJobs] = []  # whose purge has begun
+        self._purged, self._purge_until = 0, 0  # up to where it is done, and goes
         self._stuck: list[int] = []  # jobs that cannot be kept
         self._appending: list[QueueAnswer] | None = None  # what to tell when the steps under way are committed
         self._ending: list[int] = []  # jobs that those steps end
@@ -196,7 +201,7 @@ class QueueHead:
     def waits(self) -> bool:
         """Whether somebody waits for jobs, or for a decision."""
         asked = self._wanted or self._settling or self._leaving or self._buried or self._purging
-        return bool(asked or self._stuck or self._parting)
+        return bool(asked or self._stuck or self._parting or self._purging_now)
 
     @property
     def unfinished(self) -> bool:
@@ -361,7 +366,7 @@ class QueueHead:
             return []
         self._ready.refresh(turn.committed, turn.wall_us, now_us)
         self._end, self._more = max(self._end, turn.committed), False
-        if self._purging:
+        if self._purging or self._purging_now:
             return self._purge()
         if self._parting and self._parts_next:
             return self._part()
@@ -427,11 +432,18 @@ class QueueHead:
         return room
 
     def _purge(self) -> list[QueueEffect]:
-        """A purge has a turn of its own: other steps beside it would speak of jobs that it ends."""
-        telling: list[QueueAnswer] = [q.AnswerDone(asked.ticket) for asked in self._purging]
-        self._purging = []
-        self._appending = telling
-        return [q.AppendSteps([Purged(self._state.end)])]
+        """A purge has turns of its own: other steps beside it would speak of jobs that it ends."""
+        state = self._state
+        if not self._purging_now:
+            self._purging_now, self._purging = self._purging, []
+            self._purged, self._purge_until = 0, state.end
+        self._purged = state.purge_end(self._purged, self._purge_until, PURGED_AT_ONCE)
+        if self._purged < self._purge_until:
+            self._appending, self._more = [], True
+        else:
+            self._appending = [q.AnswerDone(asked.ticket) for asked in self._purging_now]
+            self._purging_now = []
+        return [q.AppendSteps([Purged(self._purged)])]
 
     # --- holders that go ------------------------------------------------------------------------
 
@@ -504,7 +516,8 @@ class QueueHead:
     def _not_appended(self) -> list[QueueEffect]:
         """Nothing happened; whoever asked asks again. What was taken out of the index is found anew."""
         telling, self._appending, self._ending = self._appending or [], None, []
-        given_up, self._parting = self._parting, OrderedDict()
+        telling += [q.AnswerDone(asked.ticket) for asked in self._purging_now]
+        given_up, self._parting, self._purging_now = self._parting, OrderedDict(), []
         for parting in given_up.values():
             telling += [q.AnswerDone(ticket) for ticket in (*parting.refused, *parting.telling)]
         self._ready, self._more = QueueReady(self._state), False  # who asked asks again; nothing is tried at once

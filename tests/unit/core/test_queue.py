@@ -1,6 +1,7 @@
 """The state of a queue: a function of its log."""
 
 import time
+import zlib
 from itertools import combinations
 
 import pytest
@@ -131,6 +132,27 @@ def test_the_same_state_comes_from_the_log_and_from_a_snapshot():
         assert state.first_open() == 0
         assert list(state.dead) == [6]
         assert state.holders[A].refused == [1, 1]
+
+
+def test_a_snapshot_of_many_keys_does_not_try_to_compress_them(monkeypatch):
+    """They are hashes: it would take a tenth of a second of the loop, for nothing."""
+    log = QueueLog(ordered=True)
+    for start in range(0, 20_000, 1_000):
+        log.put(*[b"job"] * 1_000, keys=[b"%d" % number for number in range(start, start + 1_000)])
+    compressed, compress = [], zlib.compress
+    monkeypatch.setattr(
+        zlib, "compress", lambda data, level: compressed.append(len(data) * level) or compress(data, level)
+    )
+    taken = log.state.snapshot()
+    assert sum(compressed) < 200_000
+    restored = new_state(ordered=True)
+    restored.restore(taken)
+    assert [restored.key_hash(offset) for offset in range(20_000)] == [
+        log.state.key_hash(each) for each in range(20_000)
+    ]
+    few = QueueLog(ordered=True)
+    few.put(*[b"job"] * 20_000, keys=[b"%d" % (number % 3) for number in range(20_000)])
+    assert len(few.state.snapshot()) < 10_000
 
 
 def test_a_snapshot_that_cannot_be_read_is_corrupt():

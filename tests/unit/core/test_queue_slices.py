@@ -4,6 +4,7 @@ import pytest
 from tests.queue_log import WALL, QueueLog, S
 
 from stentor.core import queue_events as q
+from stentor.core import queue_head
 from stentor.core.queue_head import ANSWERS_AT_ONCE, PARTING_AT_ONCE, SERVED_AT_ONCE, QueuePolicy
 from stentor.core.queue_ready import EXPIRED_AT_ONCE, JOBS_AT_ONCE
 from stentor.core.queue_records import HolderLeft, Returned, Settled, Took
@@ -268,3 +269,54 @@ def test_what_a_holder_has_is_found_however_often_it_took_and_gave_back(log):
     again = log.rederived()
     again.restore(kept)
     again.check_invariants()
+
+
+def test_a_purge_ends_some_jobs_with_terms_at_a_time(monkeypatch):
+    monkeypatch.setattr(queue_head, "PURGED_AT_ONCE", 10)
+    log = QueueLog()
+    log.lead()
+    log.hear(A)
+    log.put(*[b"taken"] * 5)
+    log.commit()
+    log.take(A, 1, 5)
+    log.settle(A, 1, back=[q.GivenBack(offset, 1, 0) for offset in range(5)])
+    assert len(log.take(A, 2, 5)) == 5, "noted jobs that somebody holds"
+    for _ in range(7):
+        log.put(*[b"late"] * 5, delay_us=60 * S)
+        log.put(b"fresh")
+    log.commit()
+    last = log.end
+    before = len(log.batches)
+    asked = log.ask(q.PurgeJobs, turn=False)
+    log.turn_once()
+    assert 25 <= len(log.state.jobs) - 5 < 35
+    assert asked not in log.answers
+    assert log.head.waits
+    assert log.head.unfinished
+    log.put(b"later", delay_us=60 * S)
+    log.turn()
+    assert isinstance(log.answers[asked], q.AnswerDone)
+    assert len(log.batches) - before == 4 + 1
+    assert [offset for offset in log.state.jobs if offset >= 5] == [
+        offset for offset in log.state.jobs if offset > last
+    ]
+    assert len(log.state.jobs) == 5 + 1, "what is held, and what came after it was asked for"
+    assert log.rederived().snapshot() == log.state.snapshot()
+
+
+def test_a_purge_that_the_log_did_not_take_is_asked_again(monkeypatch):
+    monkeypatch.setattr(queue_head, "PURGED_AT_ONCE", 10)
+    log = QueueLog()
+    log.lead()
+    log.put(*[b"late"] * 25, delay_us=60 * S)
+    log.commit()
+    asked = log.ask(q.PurgeJobs, turn=False)
+    log.turn_once()
+    log.takes = False
+    log.turn()
+    assert log.answers[asked].why == "not_now"
+    assert not log.head.waits
+    log.takes = True
+    again = log.ask(q.PurgeJobs)
+    assert isinstance(log.answers[again], q.AnswerDone)
+    assert not log.state.jobs

@@ -198,3 +198,14 @@ def test_a_lack_of_memory_is_none_of_the_bytes_either(monkeypatch):
     monkeypatch.setattr(batch, "body_columns", fails)
     with pytest.raises(MemoryError):
         log.put(b"job", priority=1)
+
+
+def test_a_purge_ends_jobs_with_terms_whose_marks_are_wrong():
+    log = begun()
+    log.put(b"late", delay_us=S)
+    late = log.end - 1
+    write(log, r.Took(B, 2, [late, 1], []))  # as if it had none; no head writes this
+    write(log, r.Purged(log.end))
+    assert late not in log.state.jobs
+    assert 20 in log.state.jobs, "somebody holds it"
+    again(log)
