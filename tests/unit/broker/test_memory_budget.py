@@ -54,7 +54,7 @@ def test_a_memory_topic_that_has_its_share_goes_on_while_the_budget_is_used_up()
         client.create_topic("ring", durability="memory", retention_bytes=1 * MIB)
         fill(client, "ring", 40, 64 * KIB)
         client.create_topic("greedy", durability="memory", retention_bytes=64 * MIB)
-        with pytest.raises(PublishError):
+        with pytest.raises((PublishError, DeadlineExceeded)):  # whichever is late first: a message, or room for one
             fill(client, "greedy", 128, 64 * KIB)
         fill(client, "ring", 40, 64 * KIB)
 

@@ -81,7 +81,8 @@ def test_a_broker_that_answers_is_the_only_one_asked(there, dialled, monkeypatch
 def test_a_silent_broker_has_a_head_start_only(there, dialled):
     with silent() as other:
         assert race([other, there]) == there
-    assert dialled == [other, there]
+    # A client that another test has left behind may dial its own broker meanwhile.
+    assert [address for address in dialled if address in (other, there)] == [other, there]
 
 
 def test_a_broker_that_refuses_has_no_head_start(there, monkeypatch):
