@@ -72,7 +72,7 @@ TimeLimit = Annotated[
     float | None, typer.Option(metavar="SECONDS", min=0.001, help="How long the function may take with a message.")
 ]
 Prefetch = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Of a queue: how many jobs to hold at most. 500 unless given.")
+    int | None, typer.Option(metavar="N", min=1, help="Of a queue: how many jobs to hold at most. 1,000 unless given.")
 ]
 
 _OF_GROUPS: Final = {  # options that a queue has no use for, and what says the same there

@@ -55,7 +55,7 @@ _OPEN: Final = re.compile(b"[^\x01]")
 _TAKEN: Final = re.compile(b"[^\x00]")
 _WORK: Final = re.compile(b"[\x02\x04]")
 _HELD_STRETCH: Final = re.compile(b"[\x02\x04]+|\x03")  # first attempts next to each other, or a job with more to note
-_HAND_SPARE: Final = 1_024  # offsets that a hand may name in vain, beyond as many as its holder holds
+_HAND_SPARE: Final = 16_384  # offsets that a hand may name in vain, beyond as many as its holder holds
 _SPARE: Final = 32  # numbers that are kept of a holder in vain, beyond twice as many as it holds (S7)
 
 

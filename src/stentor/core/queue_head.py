@@ -647,7 +647,8 @@ class QueueHead:
         share = max(1, IN_FLIGHT_MAX // max(1, len(self._heard)))
         buries = (not state.dead and state.burial is None) or any(isinstance(step, Buried) for step in steps)
         served = self._served_first(turn, all_of_them=not buries)
-        level = self._level(served, self._ready.available(turn.committed))
+        # To count what there is takes as long as to hand it out, and who is alone may have all of it.
+        level = self._level(served, self._ready.available(turn.committed)) if len(served) > 1 else 0
         count, some_left = 0, True
         for name in served:
             if count == SERVED_AT_ONCE or self._ready.unfinished:
@@ -683,7 +684,7 @@ class QueueHead:
         waiting = self._wanted
         again = [name for name in self._again if name in waiting]
         self._again.intersection_update(again)
-        if all_of_them:
+        if all_of_them or len(waiting) == 1:
             return list(dict.fromkeys((*again, *sorted(waiting, key=self._reserve))))
         wanting = [name for name, asked in waiting.items() if asked.jobs_max]
         most = min(len(wanting), self._ready.available(turn.committed))

@@ -9,8 +9,10 @@ POLLS_UNDER_WAY_MAX: Final = 4_096
 jobs and one that hears what others need, and a heartbeat for each member of a group.
 """
 
-QUEUE_PREFETCH: Final = 500
-"""Jobs that a consumer holds, unless it is told otherwise: enough to keep it busy while it asks for more."""
+QUEUE_PREFETCH: Final = 1_000
+"""Jobs that a consumer holds at most, unless it is told otherwise. It holds what it does in half a second (`JobShare`),
+so only one that does thousands of jobs a second comes to as many; each request costs its head as much as 300 jobs.
+"""
 
 QUEUE_PREFETCH_MAX: Final = 20_000
 """The most: what a consumer holds nobody else can work on."""
