@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 SLICE_S: Final = 0.002
 """What one connection gets at a time. A single frame may take longer, and is the last of its slice."""
 
+SLICE_MIN_S: Final = 0.0005
+"""The same while many wait, so that each of them comes by soon; and by how much more than the others one may have used.
+Without that bound, whoever had the loop to itself for a while would wait until all others have had as much.
+"""
+
 TURN_S: Final = 0.008
 """What all connections get in one turn of the loop; half of it goes to those who wait, the rest to new reads. With what
 else a turn does it stays well below the 50 ms of C35, and parking is rare enough to cost nothing."""
@@ -70,6 +75,7 @@ class Turns:
         self._begun = False  # this turn; its end is scheduled
         self._turn_ends = self._round_ends = 0.0  # for all, and for those who wait
         self._served_s = 0.0  # what those who are served now have used
+        self._charged_s = 0.0  # what is to be done later for the one who is served now
         self.now = now
         self.until = 0.0  # when the slice that is under way ends
         self.parked = 0  # slices after which frames were left
@@ -81,7 +87,9 @@ class Turns:
         now = self.now()
         if not self._begun:
             self._begin(now)
-        guest.used_s = max(guest.used_s, self._served_s - SLICE_S)
+        # Those who are served at once may be far ahead of those who wait, so the first of these says how much is usual.
+        usual_s = self._waiting[0][1] if self._waiting else self._served_s
+        guest.used_s = min(max(guest.used_s, usual_s - SLICE_S), usual_s + SLICE_MIN_S)
         if guest.favoured or (now < self._turn_ends and (not self._waiting or guest.used_s < self._waiting[0][1])):
             self._serve(guest, now, self._turn_ends)
         else:
@@ -96,7 +104,8 @@ class Turns:
             self._begin(self.now())
 
     def charge(self, seconds: float) -> None:
-        """The frame that is being handled makes work for later in this turn."""
+        """The frame that is being handled makes work for later in this turn, which is its connection's as well."""
+        self._charged_s += seconds
         self.until -= seconds
         self._turn_ends -= seconds
         self._round_ends -= seconds
@@ -123,10 +132,14 @@ class Turns:
 
     def _serve(self, guest: Guest, now: float, ends: float) -> None:
         self._served_s = max(self._served_s, guest.used_s)
-        self.until = now + SLICE_S if guest.favoured else min(now + SLICE_S, ends)
+        if guest.favoured:
+            self.until = now + SLICE_S
+        else:
+            self.until = min(now + max(SLICE_MIN_S, min(SLICE_S, TURN_S / (len(self._waiting) + 1))), ends)
+        self._charged_s = 0.0
         left = guest.take_turn()
         took = self.now() - now
-        guest.used_s += took
+        guest.used_s += took + self._charged_s
         if took > _NOTED_S:
             self._note(took, guest.whose)
         if left and not guest.closed:

@@ -174,6 +174,40 @@ def test_requests_that_are_begun_count_for_the_work_that_they_make(room):
     assert len(room.turn()) <= FRAMES_PER_TURN_MAX
 
 
+def test_who_asks_for_much_work_is_not_served_before_who_does_its_own_at_once(room):
+    """A publish is done when its frame is; a request is answered later, and costs its connection as much."""
+    askers = [room.sender(f"asker {number}", 3_000, frame_s=FRAME_S / 100) for number in range(20)]
+
+    def begin_of(asker):
+        def begin(*_):
+            asker.frame()
+            room.turns.charge(FRAME_S / 10)
+
+        return begin
+
+    for asker in askers:
+        asker.owner.on_frame = begin_of(asker)
+    publisher = room.sender("publisher", 0, frame_s=FRAME_S / 2)
+    for _ in range(30):
+        publisher.unread += frames.frame(Kind.PING, 1)
+        waited = [room.turn() for _ in range(4)]
+        assert any("publisher" in turn for turn in waited), "it waited for others"
+
+
+def test_who_had_the_loop_alone_for_a_while_does_not_pay_for_it(room):
+    alone = room.sender("alone", 500)
+    for number in range(20):
+        room.sender(f"asker {number}", 0)
+    while alone.unread or len(room.handled) < 500:
+        room.turn()
+    for other in room.senders[1:]:
+        other.unread += frames.frame(Kind.PING, 1) * 1_000
+    room.turn()
+    alone.unread += frames.frame(Kind.PING, 1)
+    waited = [room.turn() for _ in range(6)]
+    assert any("alone" in turn for turn in waited), "it waited until the others had had as much"
+
+
 def test_a_parked_connection_that_breaks_is_passed_over(room):
     gone, stays = room.sender("gone", 100), room.sender("stays", 100)
     room.turn()
