@@ -86,7 +86,7 @@ class HeldPartitions:
         return any(self._topics.values())
 
 
-class MemberBeat(msgspec.Struct, frozen=True):
+class MemberBeat(msgspec.Struct, frozen=True, gc=False):
     """What a member says with each heartbeat."""
 
     member: str

@@ -45,7 +45,9 @@ Generation = tuple[int, int]
 """Epoch of the internal partition, and counter: (3, 17)."""
 
 
-class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
+# There may be ten thousand groups, and Python's collector stops the loop while it walks over them (C35). What a group
+# consists of refers to nothing that refers to it, so the collector need not know it, nor the dictionaries of it.
+class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A member of a group."""
 
     topics: list[str]  # names and patterns that it reads
@@ -72,14 +74,14 @@ class GroupStep(msgspec.Struct, frozen=True, tag="group", tag_field="type", omit
     room: int | None = None  # for how many partitions the group has room from now on; None: as before
 
 
-class PartitionOwner(msgspec.Struct, frozen=True, array_like=True):
+class PartitionOwner(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who owns a partition."""
 
     member: str
     since: Generation
 
 
-class HeldGroup(msgspec.Struct, frozen=True, array_like=True):
+class HeldGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A group, as of a step."""
 
     generation: Generation
