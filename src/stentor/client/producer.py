@@ -154,8 +154,8 @@ class _ProducerFace:
             rows: list[list[Any]] = [[] for _ in lanes]
             part, part_keys = values[start : start + step], keys[start : start + step]
             hashes = map(crc32, cast("Sequence[bytes]", part_keys))
-            for value, key, hashed in zip(part, part_keys, hashes, strict=True):
-                rows[hashed % count] += value, key
+            for row, hashed in zip(zip(part, part_keys, strict=True), hashes, strict=True):
+                rows[hashed % count].extend(row)
             for lane, some in zip(lanes, rows, strict=True):
                 if some:
                     yield self._extend(lane, some)
