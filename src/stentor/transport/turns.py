@@ -91,7 +91,10 @@ class Turns:
             self._begin(now)
         # Those who are served at once may be far ahead of those who wait, so the first of these says how much is usual.
         usual_s = self._waiting[0][1] if self._waiting else self._served_s
-        guest.used_s = min(max(guest.used_s, usual_s - SLICE_S), usual_s + SLICE_MIN_S)
+        if guest.used_s < usual_s - SLICE_S:
+            guest.used_s = usual_s - SLICE_S
+        elif guest.used_s > usual_s + SLICE_MIN_S:
+            guest.used_s = usual_s + SLICE_MIN_S
         if guest.favoured or (now < self._turn_ends and (not self._waiting or guest.used_s < self._waiting[0][1])):
             self._serve(guest, now, self._turn_ends)
         else:
@@ -141,7 +144,8 @@ class Turns:
         if guest.favoured:
             self.until = now + SLICE_S
         else:
-            self.until = min(now + max(SLICE_MIN_S, min(SLICE_S, TURN_S / (len(self._waiting) + 1))), ends)
+            slice_s = max(SLICE_MIN_S, min(SLICE_S, TURN_S / (len(self._waiting) + 1))) if self._waiting else SLICE_S
+            self.until = min(ends, now + slice_s)
         self._charged_s = 0.0
         left = guest.take_turn()
         took = self.now() - now
