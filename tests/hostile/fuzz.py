@@ -458,11 +458,6 @@ class TurnLoop:
 
     def __init__(self) -> None:
         self.soon: list[Any] = []
-        self.turns = 0
-
-    def time(self) -> float:
-        """Stands still in a turn, as uvloop's does."""
-        return float(self.turns)
 
     def call_soon(self, work: Any) -> None:
         self.soon.append(work)
@@ -471,7 +466,6 @@ class TurnLoop:
         return DoneTask(work)
 
     def turn(self) -> None:
-        self.turns += 1
         while self.soon:
             now, self.soon = self.soon, []
             for work in now:

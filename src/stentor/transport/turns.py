@@ -72,8 +72,7 @@ class Turns:
         self._note = note
         self._waiting: list[tuple[bool, float, int, Guest]] = []  # a heap: other brokers, then who used least
         self._number = 0
-        self._stamp = -1.0  # the loop's own time as this turn began, which stands still in a turn
-        self._scheduled = False  # a turn for those who wait
+        self._begun = False  # this turn; its end is scheduled
         self._turn_ends = self._round_ends = 0.0  # for all, and for those who wait
         self._served_s = 0.0  # what those who are served now have used
         self._charged_s = 0.0  # what is to be done later for the one who is served now
@@ -86,8 +85,7 @@ class Turns:
     def arrived(self, guest: Guest) -> None:
         """Frames have arrived: handle them now, or when it is this connection's turn."""
         now = self.now()
-        # Nothing is scheduled while nobody waits: that would be another round of the loop for every read.
-        if not self._scheduled and self._loop.time() != self._stamp:
+        if not self._begun:
             self._begin(now)
         # Those who are served at once may be far ahead of those who wait, so the first of these says how much is usual.
         usual_s = self._waiting[0][1] if self._waiting else self._served_s
@@ -105,8 +103,8 @@ class Turns:
         guest.park()
         self._number += 1
         heappush(self._waiting, (not guest.favoured, guest.used_s, self._number, guest))
-        if not self._scheduled:
-            self._schedule()
+        if not self._begun:
+            self._begin(self.now())
 
     def charge(self, seconds: float) -> None:
         """The frame that is being handled makes work for later in this turn, which is its connection's as well."""
@@ -118,19 +116,15 @@ class Turns:
     # --- the turn -------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> None:
-        self._stamp = self._loop.time()
+        self._begun = True
         self._turn_ends, self._round_ends = now + TURN_S, now + TURN_S / 2
-
-    def _schedule(self) -> None:
-        self._scheduled = True
         self._loop.call_soon(self._next)
 
     def _next(self) -> None:
         """A new turn begins with those who wait."""
-        self._scheduled = False
+        self._begun = False
         if not self._waiting:
             return
-        self._schedule()  # for those who still wait then; new reads of this turn belong to it
         now = self.now()
         self._begin(now)
         while self._waiting and now < self._round_ends:

@@ -20,18 +20,12 @@ class Loop:
 
     def __init__(self):
         self.now = 0.0
-        self.turns = 0
         self.soon = []
-
-    def time(self):
-        """Stands still in a turn, as uvloop's does."""
-        return self.turns
 
     def call_soon(self, work):
         self.soon.append(work)
 
     def turn(self):
-        self.turns += 1
         soon, self.soon = self.soon, []
         for work in soon:
             work()
