@@ -148,7 +148,7 @@ def print_messages(
 
 
 class _Missed:
-    """What a subscription did not show, on standard error: nothing that is missing must go unnoticed."""
+    """Reports on standard error which messages a subscription could not show."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription

@@ -34,7 +34,7 @@ def budget_of(machine: int) -> int:
 
 
 class TailBudget:
-    """What all tail caches of one broker together hold. Only the broker's loop uses it."""
+    """The memory budget that all tail caches of one broker share. Only the broker's loop uses it."""
 
     def __init__(self, limit: int = limits.TAIL_CACHES_BYTES) -> None:
         self.limit = limit
